@@ -1,0 +1,21 @@
+"""Configuration options, one module a group.
+
+``register(conf)`` is called with Nova's own ``CONF`` by the plug-ins and with
+a private one by the command; ``list_opts`` feeds ``oslo-config-generator``.
+"""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from nova_hpc.conf import hpc
+
+
+def register(conf: cfg.ConfigOpts) -> None:
+    """Register every group of this project on *conf* (idempotent)."""
+    hpc.register(conf)
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """Entry point of ``oslo.config.opts``."""
+    return [(hpc.GROUP.name, list(hpc.OPTS))]

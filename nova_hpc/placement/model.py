@@ -1,0 +1,147 @@
+"""What the placement engine is asked, and what it answers. Data only.
+
+A *request* is a flavor in the engine's words, a *host* is what one node has
+free, and an *answer* is the best device sets with their level, or the nearest
+miss. Nothing here knows Nova; identifiers are opaque strings to the engine.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import attrs
+
+from nova_hpc.topology.level import Distance, Level, Location
+
+
+class Policy(enum.Enum):
+    """``hpc:affinity_policy``: what to do when the level cannot be reached."""
+
+    REQUIRED = "required"
+    PREFERRED = "preferred"
+
+
+@attrs.frozen
+class Want:
+    """One alias of the flavor: *count* devices of one kind."""
+
+    key: str  # Nova's PCI request id; opaque here
+    name: str  # what people call it: the alias
+    count: int
+
+
+@attrs.frozen
+class Group:
+    """Devices that must be co-located: how many of each want, by its key."""
+
+    counts: Mapping[str, int] = attrs.field(converter=dict, hash=False)
+
+    @property
+    def size(self) -> int:
+        """Number of devices in the group."""
+        return sum(self.counts.values())
+
+
+@attrs.frozen
+class Cell:
+    """One NUMA cell of the guest, which takes one host NUMA node."""
+
+    id: int
+    dedicated_cpus: int = 0
+    memory_kib: int = 0
+    page_kib: int | None = None  # None: no explicit page size
+    host_node: int | None = None  # set when the mapping is already fixed
+
+
+@attrs.frozen
+class Request:
+    """A flavor with ``hpc:`` keys, validated, in the engine's words."""
+
+    wants: tuple[Want, ...]
+    groups: tuple[Group, ...]
+    level: Level
+    policy: Policy
+    #: () when the guest has no NUMA topology: its memory floats.
+    cells: tuple[Cell, ...] = ()
+    #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
+    on_cells: bool = False
+
+
+@attrs.frozen
+class Pool:
+    """Free devices that are alike to Nova: one resource provider.
+
+    A physical device is a pool of one; all virtual functions of a physical
+    function are one pool.
+    """
+
+    id: str  # resource provider UUID in the scheduler, PCI address on a node
+    name: str  # PCI address, for people
+    location: Location
+    free: int
+    serves: frozenset[str]  # keys of the wants that it can serve
+    unit: str | None = None  # IOMMU unit that is given whole or not at all
+
+
+@attrs.frozen
+class HostNode:
+    """What one host NUMA node has free. None: unknown, not checked here."""
+
+    id: int
+    socket: int | None = None
+    dedicated_cpus: int | None = None
+    #: page size in KiB -> free pages
+    pages: Mapping[int, int] | None = attrs.field(default=None, hash=False)
+
+
+@attrs.frozen
+class Host:
+    """The free devices, CPUs and pages of one node."""
+
+    name: str
+    pools: tuple[Pool, ...]
+    nodes: tuple[HostNode, ...] = ()
+
+
+@attrs.frozen
+class Pick:
+    """One device of a set."""
+
+    want: str  # Want.key
+    pool: str  # Pool.id
+    group: int  # index into Request.groups
+    cell: int | None  # Cell.id of the guest; None without guest cells
+
+
+@attrs.frozen
+class DeviceSet:
+    """A choice of devices for the whole server."""
+
+    picks: tuple[Pick, ...]
+    level: Level  # the widest of its groups' levels
+    distance: Distance  # the longest path inside a group
+    #: guest cell id -> host NUMA node
+    cells: Mapping[int, int] = attrs.field(factory=dict, hash=False)
+    #: smaller is better, compared as a tuple; comparable between hosts
+    score: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@attrs.frozen
+class Miss:
+    """Why a host does not fit: the nearest it came."""
+
+    #: For operators: "4 gpu free, but at most 2 under one switch". The
+    #: caller puts the host's name in front.
+    operator: str
+    #: For the server's fault: counts and levels only, no host, no address.
+    user: str
+
+
+@attrs.frozen
+class Answer:
+    """Ranked device sets, best first; empty with a miss when none fits."""
+
+    sets: tuple[DeviceSet, ...] = ()
+    miss: Miss | None = None
