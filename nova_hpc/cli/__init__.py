@@ -1,0 +1,1 @@
+"""The ``nova-hpc`` command."""

@@ -1,0 +1,1 @@
+"""A node as data: model, readers and writers."""

@@ -1,0 +1,1 @@
+"""What a node reports: device_spec, health, statistics."""

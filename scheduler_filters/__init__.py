@@ -1,0 +1,1 @@
+"""What Nova's scheduler loads: filters, weighers, extra-spec validators."""

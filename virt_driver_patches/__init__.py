@@ -1,0 +1,1 @@
+"""What nova-compute loads: the libvirt driver subclass."""
