@@ -1,0 +1,276 @@
+"""One compute node as immutable data.
+
+Every reader of this package (sysfs, lstopo XML) makes a :class:`Node`, and
+every writer takes one. Nothing here reads files. A value that could not be
+read is None, never a guess; a function of which something essential could not
+be read carries the reason in :attr:`Function.unknown`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.level import Location
+
+#: Domain (4 digits, up to 8 behind VMD or Hyper-V), bus, device, function.
+ADDRESS: Final = re.compile(
+    r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([01][0-9a-fA-F])\.([0-7])", re.ASCII
+)
+
+
+class InventoryError(Exception):
+    """An input that cannot be read at all; the text names the file and the cure."""
+
+
+class AddressError(ValueError):
+    """A text that is no PCI address."""
+
+
+def normalise_address(text: str) -> str:
+    """Write a PCI address the way the kernel does: ``0000:17:00.0``.
+
+    Lower case; the domain has four digits, and more only where it needs them.
+
+    :raises AddressError: *text* is not ``domain:bus:device.function``.
+    """
+    match = ADDRESS.fullmatch(text)
+    if match is None:
+        raise AddressError(f"{text[:40]!r} is not a PCI address like 0000:17:00.0")
+    domain, bus, device, function = (int(part, 16) for part in match.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+
+
+def address_key(address: str) -> tuple[int, ...]:
+    """Sort key of a normalised address: numeric, so 10000:.. follows ffff:.."""
+    return tuple(int(part, 16) for part in re.split("[:.]", address))
+
+
+class BridgeKind(enum.Enum):
+    """What a PCI-to-PCI bridge is."""
+
+    ROOT_PORT = "root-port"
+    UPSTREAM = "switch-upstream"
+    DOWNSTREAM = "switch-downstream"
+    #: Conventional PCI bridge, or one between PCIe and PCI.
+    PCI = "pci-bridge"
+
+
+@attrs.frozen
+class HugePages:
+    """The pool of one page size, in pages."""
+
+    size_kib: int
+    total: int
+    free: int | None = None
+
+
+@attrs.frozen
+class NumaNode:
+    """One NUMA node; it may have memory only, or CPUs only."""
+
+    id: int
+    #: Physical package of its CPUs; None when unknown, without CPUs, or several.
+    socket: int | None = None
+    #: Online CPUs.
+    cpus: frozenset[int] = frozenset()
+    #: The CPUs of each core, ordered by their lowest; together they are `cpus`.
+    smt_siblings: tuple[frozenset[int], ...] = ()
+    memory_kib: int | None = None
+    hugepages: tuple[HugePages, ...] = ()
+
+
+@attrs.frozen
+class Link:
+    """State of a PCIe link. Speed in GT/s per lane, width in lanes."""
+
+    speed: float | None = None
+    width: int | None = None
+    max_speed: float | None = None
+    max_width: int | None = None
+
+    @property
+    def degraded(self) -> bool | None:
+        """Slower or narrower than the device can; None when not known.
+
+        An idle device may lower its *speed* to save power, so for a healthy
+        node look at :attr:`narrow` first.
+        """
+        slow = _less(self.speed, self.max_speed)
+        if slow or self.narrow:
+            return True
+        return None if slow is None or self.narrow is None else False
+
+    @property
+    def narrow(self) -> bool | None:
+        """Fewer lanes than the device has; None when not known."""
+        return _less(self.width, self.max_width)
+
+
+def _less(now: float | None, most: float | None) -> bool | None:
+    return None if now is None or most is None else now < most
+
+
+@attrs.frozen
+class Bar:
+    """One base address register that is in use. Size in bytes."""
+
+    index: int  # 0-5 the BARs, 6 the expansion ROM, 7-12 those of the VFs
+    size: int
+    io: bool = False
+    prefetchable: bool = False
+    wide: bool = False  # 64-bit
+
+
+@attrs.frozen
+class RdmaPort:
+    """A port of an RDMA device."""
+
+    number: int
+    #: EUI-64 in the kernel's form, ``0002:c903:0041:2d21``; None: all zero or unknown.
+    guid: str | None = None
+    link_layer: str | None = None  # InfiniBand, Ethernet
+    state: str | None = None  # ACTIVE, DOWN, ...
+    rate: str | None = None  # "100 Gb/sec (4X EDR)"
+
+
+@attrs.frozen
+class RdmaDevice:
+    """An RDMA device of a PCI function, e.g. ``mlx5_0``."""
+
+    name: str
+    node_guid: str | None = None
+    ports: tuple[RdmaPort, ...] = ()
+
+
+@attrs.frozen
+class Function:
+    """One PCI function."""
+
+    address: str  # normalised, see normalise_address()
+    vendor_id: str | None = None  # four lower-case hex digits, without 0x
+    product_id: str | None = None
+    subsystem_vendor_id: str | None = None
+    subsystem_id: str | None = None
+    #: Base class and sub-class, and the programming interface: six hex digits.
+    class_code: str | None = None
+    revision: str | None = None
+    driver: str | None = None  # None: bound to no driver (or not readable)
+    #: NUMA node, where there is exactly one; see also `local_numa_nodes`.
+    numa_node: int | None = None
+    #: Every NUMA node that is local (several below a host bridge that is
+    #: wired to a whole socket or machine); empty when unknown.
+    local_numa_nodes: frozenset[int] = frozenset()
+    socket: int | None = None
+    #: Root complex (host bridge) as the kernel names it, ``pci0000:17``.
+    root: str | None = None
+    #: Addresses of the bridges above, outermost first; () directly below the root.
+    path: tuple[str, ...] = ()
+    #: The points of the path that devices share; see Location.switches.
+    switches: tuple[str, ...] = ()
+    bridge: BridgeKind | None = None  # None: an endpoint
+    iommu_group: int | None = None
+    #: The function's own ACS control register (PCIe 7.7.11); 0 when it has
+    #: none, None when the extended configuration space could not be read.
+    acs_control: int | None = None
+    #: ACS isolates peers at every root port and switch downstream port above.
+    #: False: at least one does not; None: not known.
+    acs_on_path: bool | None = None
+    #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
+    #: () none at all; None not known.
+    reset_methods: tuple[str, ...] | None = None
+    bars: tuple[Bar, ...] = ()
+    link: Link | None = None
+    physical_function: str | None = None  # set on a virtual function: its PF
+    virtual_functions: tuple[str, ...] = ()  # set on a PF: its enabled VFs
+    total_vfs: int | None = None  # set on a PF: the most that it can have
+    rdma: tuple[RdmaDevice, ...] = ()
+    #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.
+    os_devices: tuple[str, ...] = ()
+    #: Why this function must not be relied on; None: everything essential
+    #: (address, ids, class, place) was read and makes sense.
+    unknown: str | None = None
+
+    @property
+    def is_bridge(self) -> bool:
+        """A PCI-to-PCI bridge of any kind: never given to a guest."""
+        return self.bridge is not None
+
+    @property
+    def dev_type(self) -> str:
+        """The kind in Nova's words: ``type-PF``, ``type-VF`` or ``type-PCI``."""
+        if self.physical_function is not None:
+            return "type-VF"
+        return "type-PF" if self.total_vfs else "type-PCI"
+
+    @property
+    def location(self) -> Location:
+        """Where it sits, for comparison with other functions."""
+        return Location(
+            numa=self.numa_node, socket=self.socket, root=self.root, switches=self.switches
+        )
+
+
+@attrs.frozen
+class IommuGroup:
+    """An IOMMU group with all its members, PCI or not, assignable or not."""
+
+    id: int
+    #: PCI addresses (normalised, in order), then names of other devices.
+    members: tuple[str, ...]
+
+
+def _index(node: Node) -> dict[str, Function]:
+    return {function.address: function for function in node.functions}
+
+
+def _group_index(node: Node) -> dict[int, IommuGroup]:
+    return {group.id: group for group in node.iommu_groups}
+
+
+@attrs.frozen
+class Node:
+    """One machine: its NUMA nodes and every PCI function."""
+
+    source: str  # what was read, for people: "/", "dgx2.xml"
+    hostname: str | None = None
+    numa_nodes: tuple[NumaNode, ...] = ()  # by id
+    functions: tuple[Function, ...] = ()  # by address
+    iommu_groups: tuple[IommuGroup, ...] = ()  # by id
+    #: Pools of the whole machine; those of a node are in its NumaNode.
+    hugepages: tuple[HugePages, ...] = ()
+    #: What could not be read or made no sense, apart from single functions.
+    problems: tuple[str, ...] = ()
+    _functions: dict[str, Function] = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_index, takes_self=True)
+    )
+    _groups: dict[int, IommuGroup] = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_group_index, takes_self=True)
+    )
+
+    def function(self, address: str) -> Function | None:
+        """The function at a normalised *address*, if there is one."""
+        return self._functions.get(address)
+
+    def iommu_group(self, group: int) -> IommuGroup | None:
+        """The IOMMU group with that number, if there is one."""
+        return self._groups.get(group)
+
+    def group_members(self, function: Function) -> tuple[str, ...]:
+        """All members of *function*'s IOMMU group, itself included; () without one."""
+        if function.iommu_group is None:
+            return ()
+        group = self.iommu_group(function.iommu_group)
+        return (function.address,) if group is None else group.members
+
+    def numa_node(self, number: int) -> NumaNode | None:
+        """The NUMA node with that number, if there is one."""
+        return next((node for node in self.numa_nodes if node.id == number), None)
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """Online CPUs of all NUMA nodes."""
+        return frozenset().union(*(node.cpus for node in self.numa_nodes))
