@@ -1,0 +1,160 @@
+"""``stats['hpc']``: what a node says about itself beyond its PCI pools.
+
+Nova carries the ``stats`` of ``get_available_resource`` to the scheduler's
+``HostState.stats`` in one TEXT column. The document holds the exceptions
+only (a healthy node's is a few bytes), grouped by reason, because the virtual
+functions of one physical function usually fail together::
+
+    {"v": 1,
+     "withheld": {"IOMMU group 17 is not viable: ...": ["0000:22:10.0", ...]},
+     "in_use": {"link is x8, the device can do x16": ["0000:41:00.0"]},
+     "notes": ["the quarantine file cannot be read"],
+     "left_out": 3}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+#: Version of the document; a reader ignores documents of other versions.
+VERSION: Final = 1
+
+#: The document is smaller than this, in bytes of UTF-8.
+LIMIT: Final = 16 * 1024
+
+#: The key of the document in the statistics of the compute node.
+KEY: Final = "hpc"
+
+_LONGEST_REASON: Final = 240
+_MOST_NOTES: Final = 8
+
+
+def _plain(text: str) -> str:
+    """Printable ASCII of bounded length: a driver's name may hold anything."""
+    text = text[:_LONGEST_REASON]
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)
+
+
+def _reasons(value: Mapping[str, str]) -> dict[str, str]:
+    return {_plain(address): _plain(value[address]) for address in sorted(value)}
+
+
+def _notes(value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_plain(note) for note in value[:_MOST_NOTES])
+
+
+@attrs.frozen
+class StatsDocument:
+    """The exceptions of one node."""
+
+    #: PCI address -> why the device is not offered to anybody.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    #: PCI address -> what is wrong with a device that a server has; it stays
+    #: with that server and will be withheld when it is free.
+    in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    #: What is wrong with the node as a whole.
+    notes: tuple[str, ...] = attrs.field(default=(), converter=_notes)
+    #: Devices that are withheld or ailing but did not fit in the document.
+    left_out: int = 0
+
+    def dumps(self) -> str:
+        """The document as JSON, ASCII only, shorter than :data:`LIMIT`.
+
+        What does not fit is left out from the end (withheld devices come
+        first) and counted in ``left_out``.
+        """
+        text = _encode(self._body(self.withheld, self.in_use, self.left_out))
+        if len(text) < LIMIT:
+            return text
+        kept: dict[str, dict[str, str]] = {"withheld": {}, "in_use": {}}
+        # The closing brackets and the digits of the count, with a margin.
+        room = LIMIT - 128 - len(_encode(self._body({}, {}, 0)))
+        known: set[tuple[str, str]] = set()
+        left = self.left_out
+        for kind, address, reason in self._entries():
+            cost = len(json.dumps(address)) + 1
+            if (kind, reason) not in known:
+                cost += len(json.dumps(reason)) + 4
+            if cost > room:
+                left += 1
+                continue
+            room -= cost
+            known.add((kind, reason))
+            kept[kind][address] = reason
+        return _encode(self._body(kept["withheld"], kept["in_use"], left))
+
+    def _entries(self) -> Iterator[tuple[str, str, str]]:
+        for address, reason in self.withheld.items():
+            yield "withheld", address, reason
+        for address, reason in self.in_use.items():
+            yield "in_use", address, reason
+
+    def _body(
+        self, withheld: Mapping[str, str], in_use: Mapping[str, str], left_out: int
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {"v": VERSION}
+        if withheld:
+            body["withheld"] = _by_reason(withheld)
+        if in_use:
+            body["in_use"] = _by_reason(in_use)
+        if self.notes:
+            body["notes"] = list(self.notes)
+        if left_out:
+            body["left_out"] = left_out
+        return body
+
+
+def loads(text: object) -> StatsDocument | None:
+    """Read a document; None when it is absent, broken or of another version.
+
+    Never raises: it runs in the scheduler on whatever a node has sent.
+    """
+    if not isinstance(text, str) or len(text) > 4 * LIMIT:
+        return None
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    # True == 1, hence the test of the type.
+    if not isinstance(body, dict) or type(body.get("v")) is not int or body["v"] != VERSION:
+        return None
+    withheld = _by_address(body.get("withheld", {}))
+    in_use = _by_address(body.get("in_use", {}))
+    notes = body.get("notes", [])
+    left_out = body.get("left_out", 0)
+    if withheld is None or in_use is None or not isinstance(notes, list):
+        return None
+    if type(left_out) is not int or left_out < 0:
+        return None
+    if not all(isinstance(note, str) for note in notes):
+        return None
+    return StatsDocument(withheld=withheld, in_use=in_use, notes=tuple(notes), left_out=left_out)
+
+
+def _encode(body: Mapping[str, Any]) -> str:
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=True)
+
+
+def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for address, reason in reasons.items():
+        grouped.setdefault(reason, []).append(address)
+    return grouped
+
+
+def _by_address(value: object) -> dict[str, str] | None:
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, str] = {}
+    for reason, addresses in value.items():
+        if not isinstance(addresses, list):
+            return None
+        for address in addresses:
+            if not isinstance(address, str):
+                return None
+            found[address] = reason
+    return found
