@@ -1,0 +1,7 @@
+"""What goes wrong in the lab, told to the person who typed the command."""
+
+from __future__ import annotations
+
+
+class LabError(RuntimeError):
+    """A failure that the user can act on; the text names the thing and the cure."""
