@@ -1,0 +1,136 @@
+"""Run Nova's own suites without us, with us, and with ``hpc:affinity=host``
+in every flavor; print the results side by side; fail on a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+
+import nova
+from nova import version
+
+SUITES = ("test_numa_servers", "test_pci_in_placement", "test_pci_sriov_servers")
+EXPLAINED = pathlib.Path(__file__).with_name("explained.json")
+
+Outcomes = dict[str, str]
+
+
+def run(name: str, suites: tuple[str, ...], out: pathlib.Path, jobs: int, **env: str) -> Outcomes:
+    """Run *suites* in a process of their own; test id -> passed/failed/skipped."""
+    folder = pathlib.Path(nova.__file__).parent / "tests" / "functional" / "libvirt"
+    junit = out / f"{name}.xml"
+    plugin = ["-p", "tests.functional.nova_suites.switched_on"] if env else []
+    print(f"--- {name}: {', '.join(suites)}", flush=True)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
+            *("-p", "no:cacheprovider", "-p", "no:warnings", "--show-capture=no"),
+            *("-c", os.devnull, "--rootdir", str(folder), f"--junitxml={junit}"),
+            *(("-n", str(jobs)) if jobs > 1 else ()),
+            *plugin,
+            *(str(folder / f"{suite}.py") for suite in suites),
+        ],
+        # Nova's fixtures swallow the output of passing tests only if told so.
+        env={
+            **os.environ,
+            **{"OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1", "OS_LOG_CAPTURE": "1"},
+            **{"OS_TEST_TIMEOUT": "300", "PYTHONPATH": str(pathlib.Path.cwd())},
+            **env,
+        },
+        check=False,
+    )
+    outcomes: Outcomes = {}
+    for case in ET.parse(junit).getroot().iter("testcase"):  # noqa: S314  our own file
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "passed"
+        outcomes[f"{case.get('classname')}.{case.get('name')}"] = (
+            "skipped" if "skipped" in tags else outcome
+        )
+    return outcomes
+
+
+def summary(outcomes: Outcomes) -> str:
+    """Counts as pytest words them."""
+    return ", ".join(f"{n} {k}" for k, n in sorted(collections.Counter(outcomes.values()).items()))
+
+
+def calls(out: pathlib.Path) -> dict[str, int]:
+    """How often each of ours was called, all worker processes together."""
+    total: collections.Counter[str] = collections.Counter()
+    for path in out.glob("calls-*.json"):
+        total.update(json.loads(path.read_text()))
+    return dict(total)
+
+
+def differences(stock: Outcomes, ours: Outcomes) -> dict[str, str]:
+    """Test id -> "stock outcome -> our outcome" where they are not the same."""
+    return {
+        test: f"{stock.get(test, 'absent')} -> {ours.get(test, 'absent')}"
+        for test in sorted(stock.keys() | ours.keys())
+        if stock.get(test) != ours.get(test)
+    }
+
+
+def main() -> int:
+    """Exit status 0 when the results are the same, or differ as explained."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--suites", nargs="+", default=list(SUITES))
+    parser.add_argument("--no-affinity", action="store_true", help="leave the third run out")
+    args = parser.parse_args()
+    suites = tuple(args.suites)
+    release = version.version_string().split(".")[0]
+    wrong = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        out = pathlib.Path(scratch)
+        stock = run("without", suites, out, args.jobs)
+        report = out / "with.calls"
+        ours = run("with", suites, out, args.jobs, NOVA_HPC_SUITES_REPORT=str(report))
+        print(f"\nNova {version.version_string()}, its own tests")
+        print(f"  without us: {summary(stock)}")
+        print(f"  with us:    {summary(ours)}")
+        for test, change in differences(stock, ours).items():
+            print(f"  DIFFERS {test}: {change}")
+            wrong += 1
+        counted = calls(report)
+        for name, count in sorted(counted.items()):
+            print(f"  called {name}: {count}")
+        never = {"HpcTopologyFilter.host_passes", "HpcPackingWeigher._weigh_object"} - {
+            name for name, count in counted.items() if count
+        }
+        never |= set() if any("HpcLibvirtDriver" in name for name in counted) else {"the driver"}
+        for name in sorted(never):
+            print(f"  NEVER CALLED {name}")
+        wrong += len(never) + (not stock)
+        if not args.no_affinity and "test_pci_in_placement" in suites:
+            report = out / "host.calls"
+            host = run(
+                "affinity-host",
+                ("test_pci_in_placement",),
+                out,
+                args.jobs,
+                NOVA_HPC_SUITES_REPORT=str(report),
+                NOVA_HPC_SUITES_AFFINITY="host",
+            )
+            explained = json.loads(EXPLAINED.read_text()).get(release, {})
+            found = differences({k: v for k, v in stock.items() if k in host}, host)
+            print(f"  with hpc:affinity=host in every flavor: {summary(host)}")
+            for test, change in found.items():
+                why = explained.get(test.rsplit(".", 1)[-1])
+                print(f"  {'differs' if why else 'DIFFERS'} {test}: {change}: {why or 'UNEXPLAINED'}")
+                wrong += why is None
+            for name, count in sorted(calls(report).items()):
+                print(f"  called {name}: {count}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# Install what the lab and the tests need on Debian 12: packages, and one
+# virtual environment in the user's cache. Idempotent; run as root.
+#
+#   . tools/setup.sh        exports NOVA_HPC_VENV and puts it first on PATH
+set -euo pipefail
+
+_top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+_cache=${XDG_CACHE_HOME:-$HOME/.cache}/nova-hpc
+export NOVA_HPC_VENV=${NOVA_HPC_VENV:-$_cache/venv}
+export DEBIAN_FRONTEND=noninteractive
+
+_packages=(
+    python3 python3-venv python3-dev gcc pkg-config git   # the environment
+    libvirt-dev libvirt-clients                           # libvirt-python, virsh
+    rabbitmq-server mariadb-server                        # the control plane
+    mmdebstrap e2fsprogs cpio zstd busybox-static openssh-client  # virtual nodes
+    hwloc-nox                                             # lstopo, the oracle of the inventory
+)
+# The virtual node needs SR-IOV emulation, which came with QEMU 8.
+_backports=(qemu-system-x86 qemu-utils)
+
+die() { printf 'setup: %s\n' "$*" >&2; exit 2; }
+say() { printf '\033[1m%s\033[0m\n' "$*"; }
+
+[ "$(id -u)" = 0 ] || die "needs root (packages, and the lab's own services run as root)"
+# shellcheck disable=SC1091
+. /etc/os-release
+[ "${VERSION_CODENAME:-}" = bookworm ] || die "needs Debian 12 (bookworm), this is ${PRETTY_NAME:-unknown}"
+
+# The mirror that this machine already uses, whatever it is.
+debian_mirror() {
+    apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(CREATED_BY)' 2>/dev/null |
+        awk '$2 == "bookworm" && $3 == "Packages" { print $1; exit }'
+}
+
+# A service that a package starts on install would take the lab's place.
+policy_on=
+no_services() {
+    [ -e /usr/sbin/policy-rc.d ] && return
+    printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+    chmod 755 /usr/sbin/policy-rc.d
+    policy_on=1
+}
+services_again() { [ -z "$policy_on" ] || rm -f /usr/sbin/policy-rc.d; policy_on=; }
+
+missing=()
+for package in "${_packages[@]}" "${_backports[@]}"; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed ||
+        missing+=("$package")
+done
+qemu=$(dpkg-query -W -f '${Version}' qemu-system-x86 2>/dev/null || true)
+if [ ${#missing[@]} -gt 0 ] || dpkg --compare-versions "${qemu:-0}" lt 1:10; then
+    say "Installing Debian packages: ${missing[*]:-qemu-system-x86}"
+    trap services_again EXIT
+    no_services
+    apt-get update -q
+    if ! apt-cache policy | grep -q 'n=bookworm-backports'; then
+        mirror=$(debian_mirror)
+        [ -n "$mirror" ] || die "no Debian mirror in this machine's apt configuration"
+        printf '%s\n' "Types: deb" "URIs: $mirror" "Suites: bookworm-backports" "Components: main" \
+            "Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg" \
+            >/etc/apt/sources.list.d/nova-hpc-backports.sources
+        apt-get update -q
+    fi
+    apt-get install -y -q --no-install-recommends "${_packages[@]}"
+    apt-get install -y -q --no-install-recommends -t bookworm-backports "${_backports[@]}"
+    services_again
+    trap - EXIT
+fi
+
+# One environment for the cloud's services, the command and the tests' driver.
+# Debian's own interpreter: a copy of this environment runs inside the node.
+_want=$(cat "$_top"/{setup.cfg,requirements.txt,nova_hpc/lab/constraints.txt} | sha256sum)
+if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
+    say "Making the Python environment in $NOVA_HPC_VENV"
+    /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
+    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" \
+        wheel "setuptools<80" pbr tox pytest
+    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" -e "$_top[lab]"
+    printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
+fi
+# The checkout may have moved since.
+"$NOVA_HPC_VENV/bin/python" -c "import nova_hpc, sys; sys.exit(not nova_hpc.__file__.startswith('$_top/'))" 2>/dev/null ||
+    "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top"
+export PATH=$NOVA_HPC_VENV/bin:$PATH
