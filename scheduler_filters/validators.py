@@ -1,0 +1,104 @@
+"""Validators of the ``hpc:`` extra specs, for Nova's API.
+
+Nova loads this module through the entry point ``nova.api.extra_spec_validators``
+and calls :func:`register`. The validators run from compute API 2.86 on and see
+one key at a time: rules across keys are the filter's and the driver's.
+
+A module of validators that cannot be imported takes nova-api down with it, so
+this one imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nova import exception
+from nova.api.validation.extra_specs import base
+
+from nova_hpc.topology.level import Level
+
+_GROUP: Final = r"[^\s:,]+:[1-9][0-9]{0,3}(,[^\s:,]+:[1-9][0-9]{0,3})*"
+
+
+class HpcExtraSpecValidator(base.ExtraSpecValidator):
+    """One ``hpc:`` key; its refusal names the key, the value and the cure."""
+
+    def validate(self, name: str, value: str) -> None:
+        """Check one extra spec.
+
+        :raises nova.exception.ValidationError: answered as 400 by the API.
+        """
+        enum = self.value.get("enum")
+        if enum is not None and value not in enum:
+            legal = ", ".join(enum)
+            raise exception.ValidationError(
+                f"Validation failed; {name} is '{value}', which is not one of: {legal}."
+            )
+        pattern = self.value.get("pattern")
+        if pattern is not None and not re.fullmatch(pattern, value):
+            raise exception.ValidationError(
+                f"Validation failed; {name} is '{value}', which is not a list of "
+                "name:count, for example 'gpu:1,vf:1'."
+            )
+
+
+def register() -> list[base.ExtraSpecValidator]:
+    """Entry point of ``nova.api.extra_spec_validators``."""
+    return [
+        HpcExtraSpecValidator(
+            name="hpc:affinity",
+            description=(
+                "The tightest common ancestor that the devices of every group must "
+                "have: a PCIe switch, a PCIe root, a NUMA node, a socket or only the host."
+            ),
+            value={
+                "type": str,
+                "description": "The level of locality.",
+                "enum": [level.word for level in Level],
+            },
+        ),
+        HpcExtraSpecValidator(
+            name="hpc:affinity_policy",
+            description=(
+                "What to do where the level of ``hpc:affinity`` cannot be reached: "
+                "``required`` (the default) refuses the host, ``preferred`` takes the "
+                "next best devices and records the level that was reached."
+            ),
+            value={
+                "type": str,
+                "description": "The policy.",
+                "enum": ["required", "preferred"],
+            },
+        ),
+        HpcExtraSpecValidator(
+            name="hpc:group",
+            description=(
+                "The unit of devices that must sit together, by alias or role. A server "
+                "of four GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups."
+            ),
+            value={
+                "type": str,
+                "description": "Names and counts, for example ``gpu:1,vf:1``.",
+                "pattern": _GROUP,
+            },
+        ),
+        HpcExtraSpecValidator(
+            name="hpc:nvlink",
+            description="Whether only whole sets of NVLink-connected GPUs are given.",
+            value={
+                "type": str,
+                "description": "The policy.",
+                "enum": ["required", "preferred", "none"],
+            },
+        ),
+        HpcExtraSpecValidator(
+            name="hpc:guest_topology",
+            description="What PCIe tree the guest gets.",
+            value={
+                "type": str,
+                "description": "The kind of tree.",
+                "enum": ["mirror", "numa", "flat"],
+            },
+        ),
+    ]

@@ -1,0 +1,233 @@
+"""The base of this project's functional tests: Nova's own stack in one process.
+
+API, conductor, scheduler, a real Placement and real compute managers with the
+real libvirt driver code run in the test process; only libvirt itself and the
+other services are Nova's fakes. The classes that Nova ships for its own PCI
+tests do the work, so the same file runs on every supported release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import nova.virt
+from lxml import etree
+from nova import context as nova_context
+from nova import objects
+from nova.tests.functional.libvirt import test_pci_sriov_servers
+from oslo_config import cfg
+from oslo_serialization import jsonutils
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.topology.level import Level, Location, common_level
+from tests.functional import fixtures
+
+CONF = cfg.CONF
+
+TOPOLOGY_FILTER = "scheduler_filters.hpc_topology_filter.HpcTopologyFilter"
+PACKING_WEIGHER = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+STOCK_DRIVER = "libvirt.LibvirtDriver"
+HPC_DRIVER = "hpc.HpcLibvirtDriver"
+
+
+def put_shim_in_place() -> None:
+    """Make ``nova.virt.hpc`` importable, as an installation would."""
+    import virt_driver_patches
+
+    shim = os.path.join(os.path.dirname(virt_driver_patches.__file__), "shim")  # noqa: PTH118,PTH120
+    if shim not in nova.virt.__path__:
+        nova.virt.__path__.append(shim)
+
+
+class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
+    """Servers with ``hpc:`` flavors on hosts of a given shape."""
+
+    microversion = "latest"
+    ADMIN_API = True
+
+    #: Set by every host before it starts.
+    PCI_DEVICE_SPEC: Sequence[str] = ()
+    PCI_ALIAS: Sequence[str] = [jsonutils.dumps(each) for each in fixtures.CLASS_ALIASES]
+
+    #: The driver of the compute services.
+    DRIVER = STOCK_DRIVER
+    #: Whether the scheduler has the filter and the weigher.
+    WITH_FILTER = True
+    #: Filters of ours and Nova's, in their order, after Nova's defaults.
+    FILTERS: Sequence[str] = ("HpcTopologyFilter", "NUMATopologyFilter", "PciPassthroughFilter")
+
+    def setUp(self) -> None:
+        hpc_conf.register(CONF)
+        etc = fixtures.nova_etc()
+        if etc is not None:
+            self.flags(api_paste_config=str(etc / "api-paste.ini"), group="wsgi")
+        self.flags(pci_in_placement=True, group="filter_scheduler")
+        self.flags(disable_fallback_pcpu_query=True, group="workarounds")
+        if self.DRIVER == HPC_DRIVER:
+            put_shim_in_place()
+        self.shapes: dict[str, fixtures.Shape] = {}
+        super().setUp()
+        self.flags(report_in_placement=True, group="pci")
+        placement = self.placement_fixture.conf_fixture
+        placement.config(group="workarounds", optimize_for_wide_provider_trees=True)
+        placement.config(
+            group="placement", allocation_candidates_generation_strategy="breadth-first"
+        )
+        self.domains = self.useFixture(fixtures.DomainRecorder())
+        # These tests must not depend on the sysfs of the machine they run on.
+        patch = fixtures.fixtures.MockPatch
+        self.useFixture(patch("nova.pci.utils.is_physical_function"))
+        self.useFixture(
+            patch("nova.pci.utils.get_function_by_ifname", return_value=(None, False))
+        )
+
+    # -- services ---------------------------------------------------------
+
+    def _setup_compute_service(self) -> None:
+        self.flags(compute_driver=self.DRIVER)
+
+    def _setup_scheduler_service(self):
+        self._stock_filters = list(CONF.filter_scheduler.enabled_filters)
+        return self._start_scheduler(self.WITH_FILTER)
+
+    def _start_scheduler(self, with_filter: bool):
+        filters = list(self.FILTERS)
+        available = ["nova.scheduler.filters.all_filters"]
+        weighers = ["nova.scheduler.weights.all_weighers"]
+        if with_filter:
+            available.append(TOPOLOGY_FILTER)
+            weighers.append(PACKING_WEIGHER)
+        else:
+            filters = [name for name in filters if name != "HpcTopologyFilter"]
+        self.flags(
+            available_filters=available,
+            enabled_filters=self._stock_filters + filters,
+            weight_classes=weighers,
+            group="filter_scheduler",
+        )
+        return self.start_service("scheduler")
+
+    def restart_scheduler(self, with_filter: bool = True) -> None:
+        """Start the scheduler anew, with or without the filter and weigher."""
+        self.scheduler.stop()
+        self.scheduler = self._start_scheduler(with_filter)
+        self.addCleanup(self.scheduler.stop)
+
+    def topology_filter(self):
+        """The running scheduler's own filter object."""
+        return self.scheduler.manager.host_manager.filter_obj_map["HpcTopologyFilter"]
+
+    def start_host(
+        self,
+        name: str,
+        shape: fixtures.Shape,
+        device_spec: Iterable[Mapping[str, str]] | None = None,
+        **options: object,
+    ) -> str:
+        """Start a compute service on a host of *shape*.
+
+        :param device_spec: other than the one that the shape yields.
+        :param options: options of Nova's group ``[compute]``.
+        """
+        entries = shape.device_spec() if device_spec is None else device_spec
+        self.flags(device_spec=[jsonutils.dumps(each) for each in entries], group="pci")
+        for key, value in options.items():
+            self.flags(**{key: value}, group="compute")
+        self.shapes[name] = shape
+        self.start_compute(name, host_info=shape.host_info(), pci_info=shape.pci_info())
+        return name
+
+    # -- flavors and servers ----------------------------------------------
+
+    def make_flavor(self, specs: Mapping[str, str], **keywords: object) -> str:
+        """A small flavor with these extra specs; returns its id.
+
+        The microversion of the ordinary client is used, at which Nova does
+        not validate extra specs.
+        """
+        keywords = {"vcpu": 1, "memory_mb": 256, "disk": 1, "ephemeral": 0} | keywords
+        admin = self.api_fixture.admin_api
+        with self.at_microversion(admin, "2.61"):
+            return self._create_flavor(extra_spec=dict(specs), **keywords)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def at_microversion(api, version: str | None) -> Iterator[None]:
+        """Use another microversion of the API for a while."""
+        before = api.microversion
+        api.microversion = version
+        try:
+            yield
+        finally:
+            api.microversion = before
+
+    def boot(self, flavor: str, state: str = "ACTIVE", **keywords: object) -> dict:
+        """Create a server without ports and wait for *state*."""
+        keywords.setdefault("networks", "none")
+        server = self._create_server(flavor_id=flavor, expected_state=state, **keywords)
+        return self.api.get_server(server["id"])
+
+    def fault(self, server: Mapping[str, object]) -> str:
+        """The message of the server's fault, as its user reads it."""
+        return self.api.get_server(server["id"])["fault"]["message"]
+
+    # -- the truth ---------------------------------------------------------
+
+    def host_of(self, server: Mapping[str, object]) -> str:
+        return self.admin_api.get_server(server["id"])["OS-EXT-SRV-ATTR:host"]
+
+    def devices_of(self, server: Mapping[str, object]) -> list[objects.PciDevice]:
+        """Nova's own records of what the server was given."""
+        found = objects.PciDeviceList.get_by_instance_uuid(
+            nova_context.get_admin_context(), server["id"]
+        )
+        return sorted(found, key=lambda device: device.address)
+
+    def locations_of(self, server: Mapping[str, object]) -> list[Location]:
+        """Where the server's devices sit, by the shape of its host."""
+        truth = self.shapes[self.host_of(server)].locations()
+        return [truth[device.address] for device in self.devices_of(server)]
+
+    def level_of(self, server: Mapping[str, object]) -> Level:
+        """The tightest level that all devices of the server share."""
+        return common_level(self.locations_of(server))
+
+    def scattered(self, servers: Iterable[Mapping[str, object]]) -> int:
+        """How many of *servers* have devices of more than one switch."""
+        return sum(self.level_of(server) is not Level.SWITCH for server in servers)
+
+    def assert_given_once(self) -> None:
+        """No device belongs to two servers, and Placement agrees with Nova."""
+        seen: dict[tuple[int, str], str] = {}
+        for server in self.admin_api.get_servers(detail=False):
+            for device in self.devices_of(server):
+                key = (device.compute_node_id, device.address)
+                self.assertNotIn(key, seen)
+                seen[key] = server["id"]
+        for host in self.shapes:
+            self.assert_no_pci_healing(host)
+
+    def domain_of(self, server: Mapping[str, object]) -> etree._Element:
+        """The last domain that libvirt was given for the server."""
+        return etree.fromstring(self.domains.given[server["id"]][-1])
+
+    def domain_devices(self, server: Mapping[str, object]) -> list[str]:
+        """Addresses of the passed-through functions in the domain."""
+        found = []
+        for source in self.domain_of(server).findall("devices/hostdev/source/address"):
+            parts = [int(source.get(key), 16) for key in ("domain", "bus", "slot", "function")]
+            found.append("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
+        return sorted(found)
+
+    def domain_nodes(self, server: Mapping[str, object]) -> dict[int, int]:
+        """Guest cell -> host NUMA node, from the domain's ``numatune``."""
+        nodes = self.domain_of(server).findall("numatune/memnode")
+        return {int(each.get("cellid")): int(each.get("nodeset")) for each in nodes}
+
+    def log_lines(self, pattern: str) -> list[str]:
+        """Lines of the log (INFO and above) that match *pattern*."""
+        lines = self.stdlog.logger.output.splitlines()
+        return [line for line in lines if re.search(pattern, line)]
