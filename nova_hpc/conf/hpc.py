@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oslo_config import cfg
+from oslo_config import cfg, types
 
 GROUP: Final = cfg.OptGroup(
     "hpc",
@@ -102,6 +102,30 @@ The file in which the compute node keeps the devices that must not be given to
 any server until an operator releases them. It is a JSON object of PCI
 addresses to reasons; a file that cannot be read withholds nothing by itself,
 but is reported in the log and in the node's statistics.
+""",
+    ),
+    cfg.ListOpt(
+        "health_checks",
+        item_type=types.String(choices=["link", "reset"]),
+        default=["link", "reset"],
+        help="""
+Which of the optional health checks of passthrough devices the compute node
+makes. A device that fails a check is not offered to any server; a server that
+already has it keeps it.
+
+* ``link``: the PCIe link is narrower than both of its ends can be.
+* ``reset``: the kernel knows no way to reset the device, so the next server
+  would find it as the last one left it.
+
+Always checked, and not to be switched off, are: that the device can be read,
+that it is not in quarantine, that its IOMMU group is viable and goes to one
+server as a whole, and that it is bound to vfio-pci where ``device_spec`` says
+``managed: no``.
+
+Related options:
+
+* ``[hpc]quarantine_file``
+* ``[pci]device_spec``
 """,
     ),
 ]

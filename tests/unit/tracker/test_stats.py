@@ -71,17 +71,36 @@ def test_other_versions_and_garbage_are_not_read():
     assert stats.loads(good[: len(good) // 2]) is None
     assert stats.loads(good.replace('"v":1', '"v":2')) is None
     assert stats.loads(good.replace('"v":1', '"v":true')) is None
-    for value in (None, 3, "", "[]", "null", "[" * 100000, '{"v":1,"withheld":[]}',
-                  '{"v":1,"withheld":{"x":[1]}}', '{"v":1,"withheld":{"x":"y"}}',
-                  '{"v":1,"notes":[1]}', '{"v":1,"notes":{}}', '{"v":1,"left_out":-1}',
-                  '{"v":1,"left_out":"2"}', " " * 10**6):
+    for value in (
+        None,
+        3,
+        "",
+        "[]",
+        "null",
+        "[" * 100000,
+        '{"v":1,"withheld":[]}',
+        '{"v":1,"withheld":{"x":[1]}}',
+        '{"v":1,"withheld":{"x":"y"}}',
+        '{"v":1,"notes":[1]}',
+        '{"v":1,"notes":{}}',
+        '{"v":1,"left_out":-1}',
+        '{"v":1,"left_out":"2"}',
+        " " * 10**6,
+    ):
         assert stats.loads(value) is None
 
 
-@given(st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(
-        st.sampled_from(["v", "withheld", "in_use", "notes", "left_out"]) | st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["v", "withheld", "in_use", "notes", "left_out"]) | st.text(), inner
+            )
+        ),
+    )
+)
 def test_reading_never_raises(body):
     if isinstance(body, dict):
         body["v"] = 1
