@@ -1,0 +1,135 @@
+"""Configuration files that this project owns: compare, then write whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+#: First line of every file; a file without it belongs to somebody else.
+MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again instead."
+
+_MODE: Final = 0o644
+
+
+class IncludeError(Exception):
+    """A file cannot be written or must not be; the text names it and the cure."""
+
+
+@attrs.frozen
+class Change:
+    """One file that has to be written."""
+
+    path: Path
+    old: str | None  # None: the file does not exist
+    new: str
+
+    def diff(self) -> str:
+        """The change as a unified diff."""
+        lines = difflib.unified_diff(
+            [] if self.old is None else self.old.splitlines(),
+            self.new.splitlines(),
+            "/dev/null" if self.old is None else str(self.path),
+            str(self.path),
+            lineterm="",
+        )
+        return "".join(f"{line}\n" for line in lines)
+
+
+def owned(text: str) -> str:
+    """Put the project's mark in front of *text*."""
+    return f"{MARKER}\n{text}"
+
+
+def compare(folder: Path, files: Mapping[str, str]) -> list[Change]:
+    """Find out what has to be written; looks at everything, writes nothing.
+
+    :param folder: where the files are or shall be; it need not exist yet.
+    :param files: file name -> content, see :func:`owned`.
+    :raises IncludeError: one of the files is there and is not the project's,
+        or cannot be read.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise IncludeError(f"{folder} is not a directory: name another one")
+    changes = []
+    for name, new in files.items():
+        path = folder / name
+        old = _read(path)
+        if old is not None and old.partition("\n")[0] != MARKER:
+            raise IncludeError(
+                f"{path} was not written by this command: move it away, or name another directory"
+            )
+        if old != new or stat.S_IMODE(path.stat().st_mode) != _MODE:
+            changes.append(Change(path, old, new))
+    return changes
+
+
+def write(changes: list[Change]) -> None:
+    """Write all *changes*: a reader sees the old file or the new one, whole.
+
+    All new files are on the disk before the first of them takes its name.
+
+    :raises IncludeError: something could not be written. Files that already
+        have their new content are complete; the others are as they were.
+    """
+    with contextlib.ExitStack() as leftovers:
+        ready = [(change.path, _draft(change, leftovers)) for change in changes]
+        for path, draft in ready:
+            with _explained(path):
+                draft.replace(path)
+        for folder in {path.parent for path, _ in ready}:
+            _flush(folder)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        kind = path.lstat().st_mode
+        if not stat.S_ISREG(kind):
+            raise IncludeError(f"{path} is not a plain file: move it away")
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path:
+    """The new content in a file beside its place."""
+    folder = change.path.parent
+    with _explained(change.path):
+        folder.mkdir(parents=True, exist_ok=True)
+        # The name does not end in .conf: services that read the directory
+        # right now must not see it.
+        handle, name = tempfile.mkstemp(prefix=f".{change.path.name}.", suffix=".new", dir=folder)
+        draft = Path(name)
+        leftovers.callback(draft.unlink, missing_ok=True)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(change.new)
+            os.fchmod(stream.fileno(), _MODE)
+            stream.flush()
+            os.fsync(stream.fileno())
+    return draft
+
+
+def _flush(folder: Path) -> None:
+    with _explained(folder):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise IncludeError(f"{path} cannot be written: {error.strerror}") from error

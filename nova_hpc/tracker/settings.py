@@ -1,0 +1,320 @@
+"""The settings of Nova and Placement that this project needs, as include files.
+
+Pure: an inventory in, texts out. The files are disjoint, so that a machine
+that runs several services can have all of them in one ``--config-dir``:
+
+=============================  ==============================================
+file                           read by
+=============================  ==============================================
+``nova-hpc-common.conf``       every Nova service: the names of the devices
+``nova-hpc-controller.conf``   nova-api, nova-scheduler, nova-conductor
+``nova-hpc-compute.conf``      nova-compute of this one node
+``nova-hpc-placement.conf``    the Placement API
+=============================  ==============================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.model import Node
+from nova_hpc.tracker.device_spec import DeviceSpec
+
+COMMON: Final = "common"
+CONTROLLER: Final = "controller"
+COMPUTE: Final = "compute"
+PLACEMENT: Final = "placement"
+PARTS: Final = (COMMON, CONTROLLER, COMPUTE, PLACEMENT)
+
+FILTER: Final = "HpcTopologyFilter"
+FILTER_CLASS: Final = f"scheduler_filters.hpc_topology_filter.{FILTER}"
+WEIGHER_CLASS: Final = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+DRIVER: Final = "hpc.HpcLibvirtDriver"
+
+#: Nova's default of ``[filter_scheduler]enabled_filters``, the same on 32-34.
+NOVA_FILTERS: Final = (
+    "ComputeFilter",
+    "ComputeCapabilitiesFilter",
+    "ImagePropertiesFilter",
+    "ServerGroupAntiAffinityFilter",
+    "ServerGroupAffinityFilter",
+)
+#: Filters that re-validate every candidate: ours goes before the first.
+AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
+
+#: Nova's default of ``[scheduler]max_placement_results``.
+FEWEST_CANDIDATES: Final = 1000
+
+
+@attrs.frozen
+class Options:
+    """What the operator wants that the inventory cannot know."""
+
+    #: Hosts that may match one request; the limits of Placement reach them all.
+    hosts: int = 1
+    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get.
+    housekeeping_cores: int = 1
+    #: The deployment's own filters, to which ours are added.
+    filters: Sequence[str] = NOVA_FILTERS
+    #: Always put the product id into the name of an alias.
+    product_names: bool = False
+    #: Values of ``[hpc]device_role`` that are not in a configuration file yet.
+    device_role: Sequence[str] = ()
+
+
+@attrs.frozen
+class Settings:
+    """The texts of the include files."""
+
+    #: Part -> text.
+    files: Mapping[str, str] = attrs.field(hash=False)
+    #: What the operator should know, each one sentence.
+    remarks: tuple[str, ...] = ()
+
+
+def file_name(part: str) -> str:
+    """Name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
+    return f"nova-hpc-{part}.conf"
+
+
+def render(
+    node: Node,
+    spec: DeviceSpec,
+    options: Options,
+    others: Iterable[DeviceSpec] = (),
+) -> Settings:
+    """Write the settings for *node* and for a cloud that has it.
+
+    :param spec: what *node* offers.
+    :param others: what nodes of other kinds offer: the aliases are one set of
+        names for the whole cloud.
+    """
+    remarks: list[str] = []
+    files = {
+        COMMON: _common(aliases([spec, *others], options.product_names)),
+        CONTROLLER: _controller(options),
+        COMPUTE: _compute(node, spec, options, remarks),
+        PLACEMENT: _placement(options),
+    }
+    return Settings(files=files, remarks=tuple(remarks))
+
+
+# --- the names of the devices -------------------------------------------------
+
+
+@attrs.frozen(order=True)
+class _Kind:
+    """Devices that one alias can name: Nova takes one specification each."""
+
+    role: str
+    resource_class: str  # "" stands for Nova's own, made of the ids
+    vendor_id: str  # "" with a resource class of the operator
+    product_id: str
+    dev_type: str
+
+
+def aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
+    """The values of ``[pci]alias`` that name everything that *specs* offer.
+
+    The name is the role where it has one kind of device only, else the role
+    and the product id (``gpu-2330``). Physical functions need their
+    ``device_type``, or Nova leaves them out: many GPUs are, and cannot be
+    told from others by their ids.
+    """
+    kinds = sorted({kind for spec in specs for kind in _kinds(spec)})
+    alone = Counter(kind.role for kind in kinds)
+    named: dict[_Kind, str] = {}
+    for kind in kinds:
+        name = kind.role
+        if kind.product_id and (product_names or alone[kind.role] > 1):
+            name += f"-{kind.product_id}"
+        named[kind] = name
+    for suffix in ("vendor_id", "resource_class", "dev_type"):
+        count = Counter(named.values())
+        for kind, name in named.items():
+            if count[name] > 1 and getattr(kind, suffix):
+                named[kind] = f"{name}-{_word(getattr(kind, suffix))}"
+    taken: Counter[str] = Counter()
+    for kind, name in named.items():
+        # Only a role that looks like another's alias comes here: gpu-2330.
+        taken[name] += 1
+        if taken[name] > 1:
+            named[kind] = f"{name}.{taken[name]}"
+    return [_alias(kind, name) for kind, name in named.items()]
+
+
+def _word(text: str) -> str:
+    return text.removeprefix("CUSTOM_").removeprefix("type-").lower()
+
+
+def _kinds(spec: DeviceSpec) -> Iterator[_Kind]:
+    for offer in spec.offers:
+        resource_class = offer.tags.resource_class or ""
+        own = bool(resource_class)
+        yield _Kind(
+            role=offer.tags.role or "",
+            resource_class=resource_class,
+            vendor_id="" if own else offer.vendor_id,
+            product_id="" if own else offer.product_id,
+            dev_type=offer.dev_type,
+        )
+
+
+def _alias(kind: _Kind, name: str) -> dict[str, str]:
+    pairs = {
+        "name": name,
+        "vendor_id": kind.vendor_id,
+        "product_id": kind.product_id,
+        "resource_class": kind.resource_class,
+        "device_type": kind.dev_type,
+    }
+    return {key: value for key, value in pairs.items() if value}
+
+
+# --- the files ----------------------------------------------------------------
+
+
+def _common(names: Sequence[Mapping[str, str]]) -> str:
+    lines = [
+        "# For every Nova service. A flavor asks for devices by these names:",
+        "# pci_passthrough:alias=NAME:COUNT",
+        "[pci]",
+        *(f"alias = {_literal(json.dumps(alias))}" for alias in names),
+        "",
+        "[filter_scheduler]",
+        "# Devices are claimed in Placement; aliases are read with that in mind.",
+        "pci_in_placement = true",
+    ]
+    return _text(lines)
+
+
+def _controller(options: Options) -> str:
+    limit = _limit(options)
+    lines = [
+        "# For nova-api, nova-scheduler and nova-conductor.",
+        "[filter_scheduler]",
+        "available_filters = nova.scheduler.filters.all_filters",
+        f"available_filters = {FILTER_CLASS}",
+        f"# {FILTER} puts the exact devices into the request before",
+        f"# {' and '.join(AFTER)} look at them.",
+        f"enabled_filters = {','.join(filters(options.filters))}",
+        f"weight_classes = nova.scheduler.weights.all_weighers,{WEIGHER_CLASS}",
+        "",
+        "[scheduler]",
+        "# A total for one request: it has to reach every host that can match.",
+        f"max_placement_results = {limit}",
+        "",
+        "[workarounds]",
+        "# Dedicated CPUs are PCPU inventory on every node: no second request.",
+        "disable_fallback_pcpu_query = true",
+    ]
+    return _text(lines)
+
+
+def filters(enabled: Sequence[str]) -> list[str]:
+    """Nova's (or the deployment's) filters with the project's in their place."""
+    names = [name for name in enabled if name != FILTER]
+    names += [name for name in AFTER if name not in names]
+    place = min(names.index(name) for name in AFTER)
+    return [*names[:place], FILTER, *names[place:]]
+
+
+def _limit(options: Options) -> int:
+    """Never below Nova's default: other flavors keep the choice they had."""
+    return max(FEWEST_CANDIDATES, options.hosts)
+
+
+def _placement(options: Options) -> str:
+    lines = [
+        "# For the Placement API.",
+        "[placement]",
+        "# One candidate of each host before the second of any; depth first would",
+        "# spend the whole limit on the first hosts.",
+        "allocation_candidates_generation_strategy = breadth-first",
+        f"max_allocation_candidates = {_limit(options)}",
+        "",
+        "[workarounds]",
+        "# Without it, 8 of 8 devices of one host take minutes.",
+        "optimize_for_wide_provider_trees = true",
+    ]
+    return _text(lines)
+
+
+def _compute(node: Node, spec: DeviceSpec, options: Options, remarks: list[str]) -> str:
+    shared, dedicated = _cpu_sets(node, options.housekeeping_cores, remarks)
+    lines = [
+        "# For nova-compute of this node only.",
+        "[DEFAULT]",
+        f"compute_driver = {DRIVER}",
+        "",
+        "[compute]",
+    ]
+    if shared:
+        lines += [
+            "# The host's own work, emulator threads and servers without dedicated CPUs.",
+            f"cpu_shared_set = {_ranges(shared)}",
+        ]
+    if dedicated:
+        lines += [f"cpu_dedicated_set = {_ranges(dedicated)}"]
+    lines += ["", "[pci]", "report_in_placement = true"]
+    if not spec.offers:
+        lines += ["# No function of this node has a role: nothing is offered."]
+        remarks.append("No device of this node is offered to servers.")
+    lines += [f"device_spec = {_literal(entry)}" for entry in spec.lines()]
+    if options.device_role:
+        lines += ["", "[hpc]"]
+        lines += [f"device_role = {_literal(entry)}" for entry in options.device_role]
+    return _text(lines)
+
+
+def _literal(text: str) -> str:
+    """Keep oslo.config from substituting anything in *text*."""
+    return text.replace("$", "$$")
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+# --- CPUs ---------------------------------------------------------------------
+
+
+def _cpu_sets(
+    node: Node, housekeeping: int, remarks: list[str]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Host CPUs and CPUs for servers; a core's threads are never separated."""
+    shared: set[int] = set()
+    for numa in node.numa_nodes:
+        cores = sorted(numa.smt_siblings or [frozenset({cpu}) for cpu in numa.cpus], key=min)
+        if not cores:
+            continue
+        # A node's last core stays with the servers: their memory is there.
+        keep = min(housekeeping, len(cores) - 1)
+        if keep < housekeeping:
+            remarks.append(
+                f"NUMA node {numa.id} has {len(cores)} core{'' if len(cores) == 1 else 's'}, so "
+                f"{keep or 'none'} of them {'is' if keep < 2 else 'are'} kept for the host."
+            )
+        shared.update(*cores[:keep])
+    everything = node.cpus
+    if not everything:
+        remarks.append(
+            "The CPUs of this node are not known: set [compute]cpu_dedicated_set yourself."
+        )
+    return frozenset(shared), everything - shared
+
+
+def _ranges(cpus: Iterable[int]) -> str:
+    """Write a set of CPUs the way Nova and the kernel read it: ``0-3,8``."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], cpu]
+        else:
+            parts.append([cpu])
+    return ",".join("-".join(map(str, part)) for part in parts)
