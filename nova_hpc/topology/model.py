@@ -81,6 +81,8 @@ class NumaNode:
     smt_siblings: tuple[frozenset[int], ...] = ()
     memory_kib: int | None = None
     hugepages: tuple[HugePages, ...] = ()
+    #: Address of the function (a GPU) whose own memory this node is.
+    memory_of: str | None = None
 
 
 @attrs.frozen
@@ -91,6 +93,8 @@ class Link:
     width: int | None = None
     max_speed: float | None = None
     max_width: int | None = None
+    #: What it carries now in one direction, GB/s after line coding.
+    bandwidth: float | None = None
 
     @property
     def degraded(self) -> bool | None:
@@ -176,8 +180,11 @@ class Function:
     #: The function's own ACS control register (PCIe 7.7.11); 0 when it has
     #: none, None when the extended configuration space could not be read.
     acs_control: int | None = None
-    #: ACS isolates peers at every root port and switch downstream port above.
-    #: False: at least one does not; None: not known.
+    #: A root port or switch downstream port that keeps what is below it apart
+    #: from its neighbours; None: not known, or not such a port.
+    acs_isolates: bool | None = None
+    #: Every root port and switch downstream port above isolates. False: at
+    #: least one does not; None: not known, or nothing above.
     acs_on_path: bool | None = None
     #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
     #: () none at all; None not known.
@@ -224,7 +231,7 @@ class IommuGroup:
 
 
 def _index(node: Node) -> dict[str, Function]:
-    return {function.address: function for function in node.functions}
+    return {function.address: function for function in (*node.inactive, *node.functions)}
 
 
 def _group_index(node: Node) -> dict[int, IommuGroup]:
@@ -239,6 +246,9 @@ class Node:
     hostname: str | None = None
     numa_nodes: tuple[NumaNode, ...] = ()  # by id
     functions: tuple[Function, ...] = ()  # by address
+    #: Bridges to which no bus numbers are assigned (an empty hot-plug port):
+    #: nothing can be below them, and lstopo does not list them either.
+    inactive: tuple[Function, ...] = ()
     iommu_groups: tuple[IommuGroup, ...] = ()  # by id
     #: Pools of the whole machine; those of a node are in its NumaNode.
     hugepages: tuple[HugePages, ...] = ()
@@ -252,7 +262,7 @@ class Node:
     )
 
     def function(self, address: str) -> Function | None:
-        """The function at a normalised *address*, if there is one."""
+        """The function (also an inactive bridge) at a normalised *address*, if any."""
         return self._functions.get(address)
 
     def iommu_group(self, group: int) -> IommuGroup | None:

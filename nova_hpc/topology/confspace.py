@@ -1,0 +1,157 @@
+"""The configuration space of a PCI function, as sysfs hands it out.
+
+Everybody may read the first 64 bytes, root 256 (conventional PCI) or 4096
+(PCI Express); captures often hold 64. So each value here is None where the
+bytes it needs are missing. Register layouts: PCI Local Bus 3.0 chapter 6, PCI
+Express Base 5.0 chapter 7; names as in the kernel's ``pci_regs.h``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.model import BridgeKind, Link
+
+SIZE: Final = 4096
+_HEADER: Final = 64
+_STANDARD: Final = 256
+
+_CAP_EXPRESS: Final = 0x10
+_EXTENDED_CAP_ACS: Final = 0x000D
+
+#: Source validation, request and completion redirect, upstream forwarding:
+#: what the kernel asks of a port before it splits IOMMU groups (REQ_ACS_FLAGS).
+ACS_NEEDED: Final = 0x01 | 0x04 | 0x08 | 0x10
+
+_SPEEDS: Final = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+_PORTS: Final = {
+    4: BridgeKind.ROOT_PORT,
+    5: BridgeKind.UPSTREAM,
+    6: BridgeKind.DOWNSTREAM,
+    7: BridgeKind.PCI,
+    8: BridgeKind.PCI,
+}
+
+
+@attrs.frozen
+class ConfigSpace:
+    """What could be read of a configuration space; None: not there."""
+
+    vendor_id: str | None = None
+    product_id: str | None = None
+    class_code: str | None = None
+    revision: str | None = None
+    #: 0 an endpoint, 1 a bridge to PCI, 2 a CardBus bridge.
+    header_type: int | None = None
+    #: Secondary and subordinate bus of a bridge.
+    buses: tuple[int, int] | None = None
+    #: Kind of port, from the PCI Express capability.
+    port: BridgeKind | None = None
+    express: bool | None = None
+    link: Link | None = None
+    flr: bool | None = None  # function level reset
+    acs_control: int | None = None
+    acs_isolates: bool | None = None
+
+
+def parse(data: bytes) -> ConfigSpace:
+    """Read a configuration space; never raises, whatever the bytes are.
+
+    A function that does not answer reads as all ones: then nothing is known.
+    """
+    if len(data) < _HEADER or data[:4] == b"\xff\xff\xff\xff":
+        return ConfigSpace()
+    header = data[0x0E] & 0x7F
+    express = _capability(data, _CAP_EXPRESS)
+    port = link = flr = None
+    if express:
+        port = _PORTS.get(data[express + 2] >> 4 & 0xF)
+        flr = bool(_word(data, express + 4, 4) >> 28 & 1)
+        link = _link(data, express)
+    control, isolates = _acs(data, express)
+    return ConfigSpace(
+        vendor_id=f"{_word(data, 0, 2):04x}",
+        product_id=f"{_word(data, 2, 2):04x}",
+        class_code=f"{_word(data, 8, 4) >> 8:06x}",
+        revision=f"{data[8]:02x}",
+        header_type=header,
+        buses=(data[0x19], data[0x1A]) if header == 1 else None,
+        port=port if header == 1 else None,
+        express=None if express is None else express > 0,
+        link=link,
+        flr=flr,
+        acs_control=control,
+        acs_isolates=isolates,
+    )
+
+
+def bandwidth(speed: float, width: int) -> float:
+    """One direction of a link in GB/s: GT/s times lanes less the line coding."""
+    if speed <= 5:
+        coding = 8 / 10
+    elif speed <= 32:
+        coding = 128 / 130
+    else:
+        coding = 242 / 256
+    return round(speed * coding * width / 8, 3)
+
+
+def _word(data: bytes, offset: int, size: int) -> int:
+    return int.from_bytes(data[offset : offset + size], "little")
+
+
+def _capability(data: bytes, wanted: int) -> int | None:
+    """Offset of a standard capability; 0: has none; None: cannot be seen."""
+    if not _word(data, 6, 2) & 0x10:
+        return 0
+    if len(data) < _STANDARD:
+        return None
+    seen: set[int] = set()
+    offset = data[0x34] & ~3
+    while offset >= _HEADER and offset not in seen:
+        seen.add(offset)
+        if data[offset] == wanted:
+            # The parts used here end 0x14 after the start.
+            return offset if offset + 0x14 <= _STANDARD else 0
+        offset = data[offset + 1] & ~3
+    return 0
+
+
+def _link(data: bytes, express: int) -> Link | None:
+    most = _word(data, express + 0x0C, 4)
+    now = _word(data, express + 0x12, 2)
+    speed, width = _SPEEDS.get(now & 0xF), now >> 4 & 0x3F or None
+    link = Link(
+        speed=speed,
+        width=width,
+        max_speed=_SPEEDS.get(most & 0xF),
+        max_width=most >> 4 & 0x3F or None,
+        bandwidth=bandwidth(speed, width) if speed and width else None,
+    )
+    return None if link == Link() else link
+
+
+def _acs(data: bytes, express: int | None) -> tuple[int | None, bool | None]:
+    """Control register of the ACS capability, and whether it isolates."""
+    if express is None:
+        return None, None
+    if express == 0:
+        return 0, False  # conventional PCI has no ACS
+    if len(data) < SIZE:
+        return None, None
+    seen: set[int] = set()
+    offset = _STANDARD
+    while offset >= _STANDARD and offset not in seen:
+        seen.add(offset)
+        head = _word(data, offset, 4)
+        if head in (0, 0xFFFFFFFF):
+            break
+        if head & 0xFFFF == _EXTENDED_CAP_ACS and offset + 8 <= SIZE:
+            can, does = _word(data, offset + 4, 2), _word(data, offset + 6, 2)
+            # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
+            needed = ACS_NEEDED & can
+            return does, does & needed == needed
+        offset = head >> 20 & ~3
+    return 0, False

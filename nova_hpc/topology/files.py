@@ -1,0 +1,198 @@
+"""Files below a root directory: the live system, or a capture of another one.
+
+A capture keeps the symbolic links of the machine it was taken from, so
+``/sys/bus/pci`` in it may point to ``/sys/devices`` of *that* machine: every
+link, absolute or relative, is followed inside the root and never leaves it.
+Nothing here trusts a file to be what it should be: a pipe would block, a
+directory or a loop of links may sit in its place, and it may hold anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+#: As many as the kernel follows (MAXSYMLINKS).
+MOST_LINKS: Final = 40
+#: No text file that is read here is longer than a few pages.
+LONGEST: Final = 1 << 18
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.:@+!-]{1,255}", re.ASCII)
+
+
+class FileError(Exception):
+    """A file that is there but cannot be used; the text names it and says why."""
+
+
+class Tree:
+    """Read files below *root*. Paths are absolute, as on the machine itself.
+
+    An instance remembers where links lead, so it serves one reading of a
+    system and is then thrown away.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.path.realpath(root).rstrip("/")
+        self._targets: dict[str, str | None] = {}
+        self._resolved: dict[str, str | None] = {}
+
+    def resolve(self, path: str) -> str | None:
+        """Follow every link in *path*; None when it leads to nothing.
+
+        :raises FileError: a loop of links, or a part that cannot be looked at.
+        """
+        if path not in self._resolved:
+            self._resolved[path] = self._walk(path)
+        return self._resolved[path]
+
+    def _walk(self, path: str) -> str | None:
+        left = path.split("/")[::-1]
+        place = ""
+        links = 0
+        while left:
+            part = left.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                place = place.rpartition("/")[0]
+                continue
+            place = f"{place}/{part}"
+            try:
+                target = self._target(place)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except (OSError, ValueError) as error:
+                raise FileError(f"{_show(path)}: {_why(error)}") from error
+            if target is None:
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise FileError(f"{_show(path)}: a loop of symbolic links")
+            place = "" if target.startswith("/") else place.rpartition("/")[0]
+            left.extend(target.split("/")[::-1])
+        return place or "/"
+
+    def _target(self, place: str) -> str | None:
+        if place not in self._targets:
+            real = self._root + place
+            is_link = stat.S_ISLNK(os.lstat(real).st_mode)
+            self._targets[place] = os.readlink(real) if is_link else None  # noqa: PTH115
+        return self._targets[place]
+
+    def target(self, path: str) -> str | None:
+        """Where the link *path* itself leads, fully resolved; None: no such link.
+
+        :raises FileError: it is there but no link, or leads to nothing.
+        """
+        folder, _, name = path.rpartition("/")
+        parent = self.resolve(folder or "/")
+        if parent is None:
+            return None
+        try:
+            text = self._target(f"{parent.rstrip('/')}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{_show(path)}: {_why(error)}") from error
+        if text is None:
+            raise FileError(f"{_show(path)}: not a symbolic link")
+        # A capture often leaves out what a link leads to (drivers): then the
+        # text of the link is all there is, and it is enough.
+        found = self.resolve(path)
+        return found if found is not None else os.path.normpath(f"{parent}/{text}")
+
+    def read(self, path: str, limit: int = LONGEST) -> bytes | None:
+        """The first *limit* bytes of a file; None: there is no such file.
+
+        :raises FileError: anything but a readable regular file.
+        """
+        folder, _, name = path.rpartition("/")
+        parent = self.resolve(folder or "/")
+        if parent is None:
+            return None
+        real = f"{self._root}{parent.rstrip('/')}/{name}"
+        # O_NONBLOCK: a pipe in the place of a file must not hang the reader.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        try:
+            try:
+                handle = os.open(real, flags)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                found = self.resolve(path)
+                if found is None:
+                    return None
+                handle = os.open(self._root + found, flags)
+            try:
+                if not stat.S_ISREG(os.fstat(handle).st_mode):
+                    raise FileError(f"{_show(path)}: not a file")
+                return _read(handle, limit)
+            finally:
+                os.close(handle)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{_show(path)}: {_why(error)}") from error
+
+    def text(self, path: str) -> str | None:
+        """The stripped text of a file; None: there is no such file.
+
+        :raises FileError: unreadable, or not printable ASCII text.
+        """
+        data = self.read(path)
+        if data is None:
+            return None
+        try:
+            # Some captures keep a page as long as the kernel's buffer was.
+            text = data.rstrip(b"\0").decode("ascii").strip()
+        except UnicodeDecodeError:
+            text = "\0"
+        if not all(char.isprintable() or char in "\n\t" for char in text):
+            raise FileError(f"{_show(path)}: not text")
+        return text
+
+    def names(self, path: str) -> list[str]:
+        """What a directory holds, sorted; [] when there is no such directory.
+
+        Names that no kernel object has are left out.
+
+        :raises FileError: it cannot be listed.
+        """
+        found = self.resolve(path)
+        if found is None:
+            return []
+        try:
+            return sorted(filter(_NAME.fullmatch, os.listdir(self._root + found)))  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except (OSError, ValueError) as error:
+            raise FileError(f"{_show(path)}: {_why(error)}") from error
+
+    def exists(self, path: str) -> bool:
+        """Whether *path* leads to anything; a loop of links does not."""
+        try:
+            return self.resolve(path) is not None
+        except FileError:
+            return False
+
+
+def _read(handle: int, limit: int) -> bytes:
+    data = b""
+    # sysfs hands out binary files in pieces.
+    while len(data) < limit and (piece := os.read(handle, limit - len(data))):
+        data += piece
+    return data
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno).lower()
+    return "no possible path"
+
+
+def _show(path: str) -> str:
+    return path if path.isprintable() else ascii(path)

@@ -1,0 +1,223 @@
+"""NUMA nodes, CPUs, memory and hugepages, from sysfs and procfs.
+
+Rules, which are also hwloc's, so that both see the same machine:
+
+* only CPUs that are online count, and only NUMA nodes that are online;
+* a node whose CPUs overlap those of an earlier one is a firmware error and is
+  left out;
+* a kernel without NUMA support has no ``node`` directory: then the machine is
+  one node 0 with all CPUs and all memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+import attrs
+
+from nova_hpc.topology import cpuset
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import AddressError, HugePages, NumaNode, normalise_address
+
+_CPUS: Final = "/sys/devices/system/cpu"
+_NODES: Final = "/sys/devices/system/node"
+_GPUS: Final = "/proc/driver/nvidia/gpus"
+
+_MEMINFO: Final = re.compile(r"^(?:Node\s+\d+\s+)?(\w+):\s+(\d{1,15})\b", re.ASCII | re.MULTILINE)
+_POOL: Final = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
+_NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
+
+_T = TypeVar("_T")
+
+
+@attrs.define
+class _Reader:
+    tree: Tree
+    problems: list[str]
+
+    def attempt(self, read: Callable[[], _T], default: _T) -> _T:
+        """What *read* gives; its failure is a problem of the node, no more."""
+        try:
+            return read()
+        except (FileError, ValueError) as error:
+            self.problems.append(str(error))
+            return default
+
+    def text(self, path: str) -> str | None:
+        return self.attempt(lambda: self.tree.text(path), None)
+
+    def names(self, path: str) -> list[str]:
+        return self.attempt(lambda: self.tree.names(path), [])
+
+    def number(self, path: str) -> int | None:
+        text = self.text(path)
+        if text is None:
+            return None
+        if _NUMBER.fullmatch(text) is None:
+            self.problems.append(f"{path}: {text[:40]!r} is not a number")
+            return None
+        return int(text)
+
+    def cpus(self, listed: str, masked: str = "") -> frozenset[int] | None:
+        """A set of CPUs or nodes from a list file or, without it, a mask file."""
+        for path, parse in ((listed, cpuset.parse_list), (masked, cpuset.parse_mask)):
+            text = self.text(path) if path else None
+            if text is not None:
+                try:
+                    return parse(text)
+                except ValueError as error:
+                    self.problems.append(f"{path}: {error}")
+        return None
+
+
+def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[str]]:
+    """NUMA nodes by id, the hugepages of the whole machine, and problems."""
+    reader = _Reader(tree, [])
+    online = _online(reader)
+    siblings, packages = _cores(reader, online)
+    machine = _hugepages(reader, "/sys/kernel/mm/hugepages")
+    memory = _memory(reader, "/proc/meminfo")
+    found = _nodes(reader, online)
+    if found is None:
+        found = {0: online}
+        single = True
+    else:
+        single = False
+    owners = _gpu_memory(reader)
+    nodes = []
+    for number, cpus in sorted(found.items()):
+        folder = f"{_NODES}/node{number}"
+        sockets = {packages[cpu] for cpu in cpus if cpu in packages}
+        nodes.append(
+            NumaNode(
+                id=number,
+                socket=sockets.pop() if len(sockets) == 1 else None,
+                cpus=cpus,
+                smt_siblings=tuple(
+                    sorted({siblings.get(cpu, frozenset({cpu})) & cpus for cpu in cpus}, key=min)
+                ),
+                memory_kib=memory if single else _memory(reader, f"{folder}/meminfo"),
+                hugepages=machine if single else _hugepages(reader, f"{folder}/hugepages"),
+                memory_of=owners.get(number),
+            )
+        )
+    return tuple(nodes), machine, reader.problems
+
+
+def _online(reader: _Reader) -> frozenset[int]:
+    """Online CPUs, by the best of the sources that a system has."""
+    listed = _numbered(reader.names(_CPUS), "cpu")
+    online = reader.cpus(f"{_CPUS}/online")
+    if online is not None:
+        # A capture may hold fewer CPUs than the machine has: hwloc then knows
+        # those that it can see.
+        return online & listed if listed else online
+    if listed:
+        return frozenset(
+            cpu for cpu in listed if reader.text(f"{_CPUS}/cpu{cpu}/online") in (None, "1")
+        )
+    text = reader.text("/proc/cpuinfo") or ""
+    found = re.findall(r"^processor\s*:\s*(\d{1,5})\s*$", text, re.ASCII | re.MULTILINE)
+    return frozenset(int(cpu) for cpu in found)
+
+
+def _numbered(names: Iterable[str], word: str) -> frozenset[int]:
+    found = (re.fullmatch(rf"{word}(\d{{1,5}})", name, re.ASCII) for name in names)
+    return frozenset(int(match[1]) for match in found if match)
+
+
+def _cores(
+    reader: _Reader, online: frozenset[int]
+) -> tuple[dict[int, frozenset[int]], dict[int, int]]:
+    """The SMT siblings and the physical package of each CPU, where known."""
+    siblings: dict[int, frozenset[int]] = {}
+    packages: dict[int, int] = {}
+    for cpu in sorted(online):
+        folder = f"{_CPUS}/cpu{cpu}/topology"
+        if cpu not in siblings:
+            core = reader.cpus(f"{folder}/core_cpus_list", f"{folder}/core_cpus")
+            if core is None:  # before Linux 5.3
+                core = reader.cpus(f"{folder}/thread_siblings_list", f"{folder}/thread_siblings")
+            # A core without its own CPU is nonsense; it then is alone.
+            core = core & online if core and cpu in core else frozenset({cpu})
+            for sibling in core - siblings.keys():
+                siblings[sibling] = core
+        package = reader.number(f"{folder}/physical_package_id")
+        if package is not None and package >= 0:
+            packages[cpu] = package
+    return siblings, packages
+
+
+def _nodes(reader: _Reader, online: frozenset[int]) -> dict[int, frozenset[int]] | None:
+    """The CPUs of each online NUMA node; None: the kernel has no NUMA nodes."""
+    names = reader.names(_NODES)
+    listed = _numbered(names, "node")
+    if not listed:
+        return None
+    wanted = reader.cpus(f"{_NODES}/online")
+    found: dict[int, frozenset[int]] = {}
+    taken: dict[int, int] = {}
+    for number in sorted(listed if wanted is None else listed & wanted):
+        folder = f"{_NODES}/node{number}"
+        cpus = reader.cpus(f"{folder}/cpulist", f"{folder}/cpumap")
+        if cpus is None:
+            reader.problems.append(f"{folder}: its CPUs are not known, so it is left out")
+            continue
+        clash = sorted({taken[cpu] for cpu in cpus if cpu in taken})
+        if clash:
+            reader.problems.append(f"{folder}: shares CPUs with node {clash[0]}, so it is left out")
+            continue
+        taken.update(dict.fromkeys(cpus, number))
+        found[number] = cpus & online if online else cpus
+    return found or None
+
+
+def _memory(reader: _Reader, path: str) -> int | None:
+    """``MemTotal`` of a meminfo file, in KiB."""
+    for key, value in _MEMINFO.findall(reader.text(path) or ""):
+        if key == "MemTotal":
+            return int(value)
+    return None
+
+
+def _hugepages(reader: _Reader, folder: str) -> tuple[HugePages, ...]:
+    pools = []
+    for name in reader.names(folder):
+        match = _POOL.fullmatch(name)
+        total = match and reader.number(f"{folder}/{name}/nr_hugepages")
+        if match is None or total is None or total < 0:
+            continue
+        free = reader.number(f"{folder}/{name}/free_hugepages")
+        if free is not None and not 0 <= free <= total:
+            reader.problems.append(f"{folder}/{name}: {free} of {total} pages free is impossible")
+            free = None
+        pools.append(HugePages(size_kib=int(match[1]), total=total, free=free))
+    if not pools and folder.startswith("/sys/kernel"):
+        pools = _hugepages_of_meminfo(reader)
+    return tuple(sorted(pools, key=lambda pool: pool.size_kib))
+
+
+def _hugepages_of_meminfo(reader: _Reader) -> list[HugePages]:
+    """The pool of the default size: all that kernels before 2.6.27 have."""
+    text = reader.text("/proc/meminfo") or ""
+    values = {key: int(value) for key, value in _MEMINFO.findall(text)}
+    size, total = values.get("Hugepagesize"), values.get("HugePages_Total")
+    if not size or total is None:
+        return []
+    return [HugePages(size_kib=size, total=total, free=values.get("HugePages_Free"))]
+
+
+def _gpu_memory(reader: _Reader) -> dict[int, str]:
+    """NUMA nodes that are the memory of a GPU, by what NVIDIA's driver says."""
+    owners: dict[int, str] = {}
+    for name in reader.names(_GPUS):
+        text = reader.text(f"{_GPUS}/{name}/numa_status") or ""
+        match = re.search(r"^Node:\s*(\d{1,5})\s*$", text, re.ASCII | re.MULTILINE)
+        if match is not None:
+            try:
+                owners[int(match[1])] = normalise_address(name)
+            except AddressError as error:
+                reader.problems.append(f"{_GPUS}: {error}")
+    return owners

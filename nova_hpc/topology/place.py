@@ -1,0 +1,246 @@
+"""From single functions to a tree: paths, kinds of bridges, locality, groups.
+
+A reader hands over one :class:`Raw` for each function with what its source
+says about it, and gets back finished functions. All rules about places are
+here, so that two readers of the same machine cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.topology.model import (
+    BridgeKind,
+    Function,
+    IommuGroup,
+    NumaNode,
+    address_key,
+    normalise_address,
+)
+
+BRIDGE_CLASS = "0604"  # PCI-to-PCI bridge
+_SUBTRACTIVE = "060401"  # only conventional PCI bridges decode so
+
+
+@attrs.define
+class Raw:
+    """A function, and what its source says about where it sits."""
+
+    function: Function
+    #: Addresses above, outermost first; None: the source does not say.
+    above: tuple[str, ...] | None = None
+    #: Secondary and subordinate bus of a bridge.
+    buses: tuple[int, int] | None = None
+    port: BridgeKind | None = None
+    is_bridge: bool = False
+    #: CPUs that are near; None: not stated.
+    local_cpus: frozenset[int] | None = None
+    #: None: not stated; -1: stated to be near to no node in particular.
+    numa_node: int | None = None
+    reasons: list[str] = attrs.Factory(list)
+
+    @property
+    def address(self) -> str:
+        """Its normalised address."""
+        return self.function.address
+
+    @property
+    def bus(self) -> tuple[int, int]:
+        """Domain and bus."""
+        key = address_key(self.address)
+        return key[0], key[1]
+
+    @property
+    def has_bus_numbers(self) -> bool:
+        """The buses behind a bridge are possible ones: beyond its own."""
+        return self.buses is not None and self.bus[1] < self.buses[0] <= self.buses[1]
+
+
+def place(
+    raws: Iterable[Raw],
+    nodes: Sequence[NumaNode],
+    groups: Mapping[int, frozenset[str]],
+) -> tuple[list[Function], list[Function]]:
+    """Finish *raws*: functions, and bridges without bus numbers, by address.
+
+    :param groups: the members of each IOMMU group.
+    """
+    known = {raw.address: raw for raw in raws}
+    paths = {address: _path(raw, known) for address, raw in known.items()}
+    used = {bridge for path in paths.values() for bridge in path}
+    kinds = _kinds(known, paths)
+    belongs = {member: group for group, members in groups.items() for member in members}
+    active: list[Function] = []
+    inactive: list[Function] = []
+    for address in sorted(known, key=address_key):
+        raw = known[address]
+        path = paths[address]
+        local, numa, socket = _locality(raw, nodes)
+        function = attrs.evolve(
+            raw.function,
+            root=raw.function.root or _root(path[0] if path else address),
+            path=path,
+            switches=_switches(path, kinds),
+            bridge=kinds.get(address),
+            local_numa_nodes=local,
+            numa_node=numa,
+            socket=socket,
+            iommu_group=belongs.get(address, raw.function.iommu_group),
+            acs_isolates=raw.function.acs_isolates if address in kinds else None,
+            acs_on_path=_isolated(path, kinds, known),
+        )
+        function = attrs.evolve(function, unknown="; ".join(raw.reasons) or None)
+        # Bus numbers that were read and are impossible, and nothing below: a
+        # port to which the firmware gave no buses. lstopo leaves it out.
+        idle = raw.is_bridge and raw.buses is not None and not raw.has_bus_numbers
+        (inactive if idle and address not in used else active).append(function)
+    return active, inactive
+
+
+def _path(raw: Raw, known: Mapping[str, Raw]) -> tuple[str, ...]:
+    if raw.above is not None:
+        # What is above but not itself a function of this reading is left out:
+        # a capture may have been thinned.
+        return tuple(address for address in raw.above if address in known)
+    # The source has no tree: every bridge says which buses are behind it.
+    # Bus numbers grow downwards, so this cannot loop.
+    path: list[str] = []
+    below = raw.bus
+    while True:
+        around = [
+            bridge
+            for bridge in known.values()
+            if bridge.is_bridge
+            and bridge.buses is not None
+            and bridge.has_bus_numbers
+            and bridge.bus[0] == below[0]
+            and bridge.buses[0] <= below[1] <= bridge.buses[1]
+        ]
+        if not around:
+            return tuple(reversed(path))
+        nearest = max(around, key=lambda bridge: address_key(bridge.address))
+        path.append(nearest.address)
+        below = nearest.bus
+
+
+def _root(topmost: str) -> str:
+    """The kernel's name for the host bridge above a function of the top bus."""
+    domain, bus, _ = topmost.split(":")
+    return f"pci{domain}:{bus}"
+
+
+def _kinds(known: Mapping[str, Raw], paths: Mapping[str, tuple[str, ...]]) -> dict[str, BridgeKind]:
+    """What each bridge is.
+
+    Where the PCI Express capability cannot be read, its place tells: PCI
+    Express alternates root port, upstream port, downstream port, upstream
+    port, ...; an upstream port is the one with bridges below it.
+    """
+    parents = {path[-1] for address, path in paths.items() if path and known[address].is_bridge}
+    kinds: dict[str, BridgeKind] = {}
+    for address, raw in sorted(known.items(), key=lambda item: len(paths[item[0]])):
+        if not raw.is_bridge:
+            continue
+        above = kinds.get(paths[address][-1]) if paths[address] else None
+        if raw.port is not None:
+            kind = raw.port
+        elif raw.function.class_code == _SUBTRACTIVE or above is BridgeKind.PCI:
+            kind = BridgeKind.PCI
+        elif above is None:
+            kind = BridgeKind.ROOT_PORT
+        elif above is BridgeKind.UPSTREAM:
+            kind = BridgeKind.DOWNSTREAM
+        else:
+            kind = BridgeKind.UPSTREAM if address in parents else BridgeKind.PCI
+        kinds[address] = kind
+    return kinds
+
+
+def _switches(path: tuple[str, ...], kinds: Mapping[str, BridgeKind]) -> tuple[str, ...]:
+    upstream = tuple(address for address in path if kinds.get(address) is BridgeKind.UPSTREAM)
+    return upstream or path[:1]
+
+
+def _isolated(
+    path: tuple[str, ...], kinds: Mapping[str, BridgeKind], known: Mapping[str, Raw]
+) -> bool | None:
+    """Whether ACS isolates on the whole *path*; upstream ports need none."""
+    states = [
+        False if kinds[address] is BridgeKind.PCI else known[address].function.acs_isolates
+        for address in path
+        if address in kinds and kinds[address] is not BridgeKind.UPSTREAM
+    ]
+    if False in states:
+        return False
+    return None if None in states or not states else True
+
+
+def _locality(raw: Raw, nodes: Sequence[NumaNode]) -> tuple[frozenset[int], int | None, int | None]:
+    """Local NUMA nodes, the one NUMA node, and the socket of a function.
+
+    ``local_cpus`` goes first, because lstopo goes by it and because it can
+    name several nodes; in a present kernel it follows from ``numa_node``,
+    which decides where the former is missing or empty (a node without CPUs).
+    """
+    ids = frozenset(node.id for node in nodes)
+    with_cpus = [node for node in nodes if node.cpus]
+    stated = None if raw.numa_node == -1 else raw.numa_node
+    if stated is not None and stated not in ids:
+        raw.reasons.append(f"numa_node is {stated}, and there is no such NUMA node")
+        stated = None
+    cpus = raw.local_cpus
+    if cpus is not None and with_cpus:
+        # CPUs that are offline belong to no node and say nothing.
+        cpus &= frozenset().union(*(node.cpus for node in with_cpus))
+    if cpus:
+        touched = [node for node in with_cpus if node.cpus & cpus]
+        whole = [node for node in touched if node.cpus <= cpus]
+        if len(touched) > 1 and len(whole) < len(touched):
+            # Parts of several nodes: no hardware is wired so. hwloc gives up
+            # on such a set too, and takes the whole machine.
+            touched = with_cpus
+        local = frozenset(node.id for node in touched)
+        if stated is not None and stated not in local:
+            owner = next(node for node in nodes if node.id == stated)
+            if owner.cpus:
+                raw.reasons.append(
+                    f"numa_node is {stated}, but local_cpus are those of {_numbers(local)}"
+                )
+            else:
+                local = frozenset({stated})
+    elif stated is not None:
+        local = frozenset({stated})
+    elif len(with_cpus) == 1 or raw.numa_node == -1:
+        # On a machine with one node everything is local to it.
+        local = frozenset(node.id for node in with_cpus)
+    else:
+        if with_cpus:
+            raw.reasons.append("NUMA node: neither local_cpus nor numa_node says it")
+        local = frozenset()
+    sockets = {node.socket for node in nodes if node.id in local}
+    return (
+        local,
+        next(iter(local)) if len(local) == 1 else None,
+        sockets.pop() if len(sockets) == 1 else None,
+    )
+
+
+def _numbers(found: frozenset[int]) -> str:
+    return "node " + ", ".join(str(number) for number in sorted(found))
+
+
+def make_groups(groups: Mapping[int, frozenset[str]]) -> tuple[IommuGroup, ...]:
+    """IOMMU groups in order, PCI members before others."""
+    found = []
+    for number, members in sorted(groups.items()):
+        pci: list[str] = []
+        other: list[str] = []
+        for member in members:
+            try:
+                pci.append(normalise_address(member))
+            except ValueError:
+                other.append(member)
+        found.append(IommuGroup(number, (*sorted(pci, key=address_key), *sorted(other))))
+    return tuple(found)
