@@ -104,13 +104,13 @@ class Process:
         return None
 
     def stop(self, grace: float = 30.0) -> bool:
-        """End the process and its whole session; True if anything was running.
+        """End the process and all that it started; True if anything was running.
 
         :param grace: seconds from the request (SIGTERM) to the end by force.
         """
         pid = self.pid()
         if pid is not None:
-            end(_session(pid), first=pid, grace=grace)
+            end(_family(pid), first=pid, grace=grace)
         self.pid_file.unlink(missing_ok=True)
         return pid is not None
 
@@ -145,25 +145,35 @@ def end(processes: Iterable[psutil.Process], first: int | None, grace: float) ->
     psutil.wait_procs(alive, timeout=10.0)
 
 
-def strays(paths: Paths) -> list[psutil.Process]:
-    """All running processes that carry this lab's marker, but this one."""
+def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
+    """Running processes that carry this lab's marker.
+
+    :param known: pids that are accounted for; they, their sessions and all that
+        they have started are left out, as is the calling process.
+    """
+    ours = {os.getpid(), *known}
     found = []
     for process in psutil.process_iter():
-        if process.pid == os.getpid():
-            continue
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARKER) == str(paths.state):
+            if process.environ().get(MARKER) != str(paths.state):
+                continue
+            family = {process.pid, os.getsid(process.pid)}
+            family.update(parent.pid for parent in process.parents())
+            if not family & ours:
                 found.append(process)
     return found
 
 
-def _session(pid: int) -> list[psutil.Process]:
-    members = []
+def _family(pid: int) -> list[psutil.Process]:
+    """A process, its session, and all its descendants."""
+    members = set()
+    with contextlib.suppress(psutil.Error):
+        members.update(psutil.Process(pid).children(recursive=True))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid == pid or os.getsid(process.pid) == pid:
-                members.append(process)
-    return members
+                members.add(process)
+    return list(members)
 
 
 def _ticks(pid: int) -> int | None:
@@ -188,7 +198,8 @@ class Tools:
     paths: Paths
     _running: set[subprocess.Popen[bytes]] = attrs.field(factory=set, init=False)
     _guard: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    _aborted: bool = attrs.field(default=False, init=False)
+    #: Set once everything is to end as soon as it can.
+    aborted: threading.Event = attrs.field(factory=threading.Event, init=False)
 
     def run(
         self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None
@@ -200,7 +211,7 @@ class Tools:
         process = Process(name, self.paths)
         with process.log.open("ab") as log:
             with self._guard:
-                if self._aborted:
+                if self.aborted.is_set():
                     raise LabError("interrupted")
                 try:
                     child = subprocess.Popen(
@@ -227,8 +238,8 @@ class Tools:
 
     def abort(self) -> None:
         """End everything that :meth:`run` is running now, and refuse to run more."""
+        self.aborted.set()
         with self._guard:
-            self._aborted = True
             for child in self._running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
