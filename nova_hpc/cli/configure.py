@@ -1,0 +1,313 @@
+"""``nova-hpc configure``: the settings of a node and of its cloud."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from cliff.command import Command
+from oslo_config import cfg
+
+from nova_hpc import conf
+from nova_hpc.cli import include_files
+from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
+from nova_hpc.tracker import device_spec, roles, settings
+
+NOVA_CONF = Path("/etc/nova/nova.conf")
+
+
+class _UsageError(Exception):
+    """An option makes no sense; the text is for the user."""
+
+
+class Configure(Command):
+    """Write the settings of Nova and Placement that this node needs.
+
+    Reads the inventory of this machine (or of a capture) and prints include
+    files for Nova and Placement; with --write, shows how they differ from
+    those in a directory and writes them there. Running it again changes
+    nothing.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        source = parser.add_argument_group("where the inventory comes from")
+        one = source.add_mutually_exclusive_group()
+        one.add_argument(
+            "--root",
+            type=Path,
+            default=Path("/"),
+            metavar="DIR",
+            help="directory that holds sys and proc of the node (default: /)",
+        )
+        one.add_argument(
+            "--xml",
+            type=Path,
+            metavar="FILE",
+            help="an lstopo XML instead; it does not tell physical from virtual functions",
+        )
+        source.add_argument(
+            "--also",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="PATH",
+            help="capture (a directory like --root, or an lstopo XML) of a node of another kind, "
+            "whose devices the aliases have to name, too; may be repeated",
+        )
+        offer = parser.add_argument_group("what is offered to servers")
+        offer.add_argument(
+            "--config-file",
+            type=Path,
+            action="append",
+            metavar="FILE",
+            help=f"configuration with [hpc]device_role (default: {NOVA_CONF} where it exists); "
+            "may be repeated",
+        )
+        offer.add_argument(
+            "--device-role",
+            action="append",
+            metavar="JSON",
+            help="a value of [hpc]device_role; given once or more, these replace those of the "
+            "configuration and are written to the file of the node",
+        )
+        offer.add_argument(
+            "--whole-pf",
+            action="append",
+            default=[],
+            metavar="ADDRESS|all",
+            help="give this physical function as a whole although virtual functions are switched "
+            "on, which are then not offered; may be repeated",
+        )
+        offer.add_argument(
+            "--resource-class",
+            action="append",
+            default=[],
+            metavar="ROLE=NAME",
+            help="count the devices of a role as this resource class, whatever their ids (default: "
+            "Nova's CUSTOM_PCI_<vendor>_<product>); may be repeated",
+        )
+        offer.add_argument(
+            "--trait",
+            action="append",
+            default=[],
+            metavar="ROLE=NAME",
+            help="give the devices of a role this trait; may be repeated",
+        )
+        offer.add_argument(
+            "--alias-names",
+            choices=("auto", "product"),
+            default="auto",
+            help="auto: an alias is called as its role where that has one kind of device; "
+            "product: always role and product id, e.g. gpu-2330 (default: auto)",
+        )
+        cloud = parser.add_argument_group("the node and its cloud")
+        cloud.add_argument(
+            "--housekeeping-cores",
+            type=_count(0),
+            default=1,
+            metavar="N",
+            help="physical cores of each NUMA node that stay with the host, with all of their "
+            "threads (default: 1)",
+        )
+        cloud.add_argument(
+            "--hosts",
+            type=_count(1),
+            default=1,
+            metavar="N",
+            help="number of hosts that can match one request: the limits of Placement become at "
+            f"least that, and never less than {settings.FEWEST_CANDIDATES}",
+        )
+        cloud.add_argument(
+            "--enabled-filters",
+            metavar="LIST",
+            help="the deployment's filters, separated by commas, to which those of this project "
+            "are added in their place (default: Nova's)",
+        )
+        output = parser.add_argument_group("what is written")
+        output.add_argument(
+            "--part",
+            choices=settings.PARTS,
+            action="append",
+            help="only this file; may be repeated (default: all of them)",
+        )
+        output.add_argument(
+            "--write",
+            type=Path,
+            metavar="DIR",
+            help="show the differences to the files in DIR, then write them there",
+        )
+        output.add_argument(
+            "--dry-run", action="store_true", help="with --write: show the differences only"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Print or write the files; 0, or 1 after a message."""
+        try:
+            return self._run(parsed_args)
+        except (
+            _UsageError,
+            InventoryError,
+            include_files.IncludeError,
+            roles.RoleError,
+            device_spec.TermsError,
+        ) as error:
+            print(f"nova-hpc configure: {error}", file=sys.stderr)
+            return 1
+
+    def _run(self, args: argparse.Namespace) -> int:
+        if args.dry_run and args.write is None:
+            raise _UsageError("--dry-run needs --write: without it nothing is written anyway")
+        table = roles.strict(args.device_role or _configured_roles(args.config_file))
+        terms = device_spec.Terms(
+            whole=frozenset(_whole(args.whole_pf)),
+            resource_classes=_resource_classes(args.resource_class),
+            traits=_traits(args.trait),
+        )
+        node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
+        terms.check(node, table)
+        # The others are only named, so terms about single devices are not theirs.
+        named = device_spec.Terms(resource_classes=terms.resource_classes, traits=terms.traits)
+        spec = device_spec.build(node, table, terms)
+        result = settings.render(
+            node,
+            spec,
+            settings.Options(
+                hosts=args.hosts,
+                housekeeping_cores=args.housekeeping_cores,
+                filters=_filters(args.enabled_filters),
+                product_names=args.alias_names == "product",
+                # On one line each, however they were typed.
+                device_role=[json.dumps(json.loads(text)) for text in args.device_role or ()],
+            ),
+            others=[device_spec.build(_read(path), table, named) for path in args.also],
+        )
+        files = {
+            settings.file_name(part): include_files.owned(result.files[part])
+            for part in settings.PARTS
+            if not args.part or part in args.part
+        }
+        _tell(node, spec, result.remarks)
+        if args.write is None:
+            _show(files)
+            return 0
+        return _write(args.write, files, args.dry_run)
+
+
+def _write(folder: Path, files: Mapping[str, str], dry_run: bool) -> int:
+    changes = include_files.compare(folder, files)
+    if not changes:
+        print("Nothing to do.")
+        return 0
+    for change in changes:
+        print(change.diff() or f"{change.path}: permissions become 0644\n", end="")
+    if dry_run:
+        print(f"Nothing written: --dry-run. {len(changes)} of {len(files)} files differ.")
+        return 0
+    include_files.write(changes)
+    for change in changes:
+        print(f"Wrote {change.path}")
+    return 0
+
+
+def _show(files: Mapping[str, str]) -> None:
+    for number, (name, text) in enumerate(files.items()):
+        print(f"{'' if number == 0 else chr(10)}### {name}\n{text}", end="")
+
+
+def _tell(node: Node, spec: device_spec.DeviceSpec, remarks: Sequence[str]) -> None:
+    """Say on standard error what the files do not show."""
+    lines = [f"The inventory: {problem}" for problem in node.problems]
+    lines += [f"Not offered: {item.address} ({item.role}): {item.reason}" for item in spec.omitted]
+    for line in [*lines, *remarks]:
+        print(line, file=sys.stderr)
+
+
+def _read(path: Path) -> Node:
+    return sysfs.read(path) if path.is_dir() else lstopo.read(path)
+
+
+def _configured_roles(files: Sequence[Path] | None) -> list[str]:
+    """``[hpc]device_role`` as the services of this machine see it."""
+    if files is None:
+        files = [NOVA_CONF] if NOVA_CONF.exists() else []
+    options = cfg.ConfigOpts()
+    conf.register(options)
+    try:
+        options(
+            [],
+            project="nova",
+            default_config_files=[str(path) for path in files],
+            default_config_dirs=[],
+        )
+        return list(options.hpc.device_role)
+    except (cfg.Error, OSError) as error:
+        raise _UsageError(f"the configuration cannot be read: {error}") from error
+
+
+def _whole(values: Iterable[str]) -> Iterable[str]:
+    for value in values:
+        try:
+            yield value if value == device_spec.EVERY else normalise_address(value)
+        except AddressError as error:
+            raise _UsageError(f"--whole-pf: {error}") from error
+
+
+def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for value in values:
+        role, equals, name = value.partition("=")
+        if not (role and equals and name):
+            raise _UsageError(f"{option}: {value!r} is not ROLE=NAME")
+        yield role, name
+
+
+def _resource_classes(values: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for role, name in _pairs("--resource-class", values):
+        if found.setdefault(role, device_spec.check_resource_class(name)) != name:
+            raise _UsageError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
+    return found
+
+
+def _traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for role, name in _pairs("--trait", values):
+        found[role] = found.get(role, frozenset()) | {device_spec.check_trait(name)}
+    return found
+
+
+def _filters(text: str | None) -> Sequence[str]:
+    if text is None:
+        return settings.NOVA_FILTERS
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(name.isidentifier() for name in names):
+        raise _UsageError("--enabled-filters: write names of filters, separated by commas")
+    return names
+
+
+def _count(least: int) -> _Converter:
+    return _Converter(least)
+
+
+class _Converter:
+    """An argparse type: a whole number of at least *least*."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def __call__(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = self._least - 1
+        if value < self._least or value > 1_000_000:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {self._least} to 1000000"
+            )
+        return value
