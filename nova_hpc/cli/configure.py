@@ -171,6 +171,12 @@ class Configure(Command):
             traits=_traits(args.trait),
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
+        if not node.functions and not node.numa_nodes:
+            # Never replace good settings by those of an empty directory.
+            raise _UsageError(
+                f"no CPU and no PCI device found in {node.source}: name the directory that holds "
+                "sys and proc of the node"
+            )
         terms.check(node, table)
         # The others are only named, so terms about single devices are not theirs.
         named = device_spec.Terms(resource_classes=terms.resource_classes, traits=terms.traits)

@@ -16,7 +16,7 @@ file                           read by
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -135,9 +135,11 @@ def aliases(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[di
             name += f"-{kind.product_id}"
         named[kind] = name
     for suffix in ("vendor_id", "resource_class", "dev_type"):
-        count = Counter(named.values())
+        alike: dict[str, set[str]] = defaultdict(set)
         for kind, name in named.items():
-            if count[name] > 1 and getattr(kind, suffix):
+            alike[name].add(getattr(kind, suffix))
+        for kind, name in named.items():
+            if len(alike[name]) > 1 and getattr(kind, suffix):
                 named[kind] = f"{name}-{_word(getattr(kind, suffix))}"
     taken: Counter[str] = Counter()
     for kind, name in named.items():
@@ -297,8 +299,8 @@ def _cpu_sets(
         keep = min(housekeeping, len(cores) - 1)
         if keep < housekeeping:
             remarks.append(
-                f"NUMA node {numa.id} has {len(cores)} core{'' if len(cores) == 1 else 's'}, so "
-                f"{keep or 'none'} of them {'is' if keep < 2 else 'are'} kept for the host."
+                f"NUMA node {numa.id}: {keep} of {len(cores)} cores kept for the host, not "
+                f"{housekeeping}, so that servers have one."
             )
         shared.update(*cores[:keep])
     everything = node.cpus
