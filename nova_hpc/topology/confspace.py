@@ -54,15 +54,19 @@ class ConfigSpace:
     flr: bool | None = None  # function level reset
     acs_control: int | None = None
     acs_isolates: bool | None = None
+    #: All ones: the function does not answer (gone, or fallen off the bus).
+    silent: bool = False
 
 
 def parse(data: bytes) -> ConfigSpace:
     """Read a configuration space; never raises, whatever the bytes are.
 
-    A function that does not answer reads as all ones: then nothing is known.
+    The ids of a virtual function read as all ones; sysfs has them in files.
     """
-    if len(data) < _HEADER or data[:4] == b"\xff\xff\xff\xff":
+    if len(data) < _HEADER:
         return ConfigSpace()
+    if data.count(0xFF) == len(data):
+        return ConfigSpace(silent=True)
     header = data[0x0E] & 0x7F
     express = _capability(data, _CAP_EXPRESS)
     port = link = flr = None
@@ -72,8 +76,8 @@ def parse(data: bytes) -> ConfigSpace:
         link = _link(data, express)
     control, isolates = _acs(data, express)
     return ConfigSpace(
-        vendor_id=f"{_word(data, 0, 2):04x}",
-        product_id=f"{_word(data, 2, 2):04x}",
+        vendor_id=_identity(data, 0),
+        product_id=_identity(data, 2),
         class_code=f"{_word(data, 8, 4) >> 8:06x}",
         revision=f"{data[8]:02x}",
         header_type=header,
@@ -100,6 +104,11 @@ def bandwidth(speed: float, width: int) -> float:
 
 def _word(data: bytes, offset: int, size: int) -> int:
     return int.from_bytes(data[offset : offset + size], "little")
+
+
+def _identity(data: bytes, offset: int) -> str | None:
+    value = _word(data, offset, 2)
+    return None if value == 0xFFFF else f"{value:04x}"
 
 
 def _capability(data: bytes, wanted: int) -> int | None:

@@ -180,6 +180,11 @@ class Tree:
             return False
 
 
+def show(path: Path) -> str:
+    """A path for people: undecodable bytes of its name are written as escapes."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def _read(handle: int, limit: int) -> bytes:
     data = b""
     # sysfs hands out binary files in pieces.

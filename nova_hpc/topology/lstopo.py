@@ -18,6 +18,7 @@ import attrs
 from lxml import etree
 
 from nova_hpc.topology import cpuset
+from nova_hpc.topology.files import show
 from nova_hpc.topology.model import (
     AddressError,
     Function,
@@ -52,7 +53,6 @@ _OS_BITS: Final = {
     1: "memory",
     6: "dma",
 }
-_BASE_PAGES: Final = (4, 8, 16, 64)  # KiB; not hugepages
 _PACKAGES: Final = ("Package", "Socket")
 _NODES: Final = ("NUMANode", "Node")
 
@@ -71,7 +71,7 @@ def read(path: Path) -> Node:
     numa_nodes = reader.numa_nodes()
     functions, inactive = place(reader.raws.values(), numa_nodes, {})
     return Node(
-        source=str(path),
+        source=show(path),
         hostname=reader.hostname,
         numa_nodes=numa_nodes,
         functions=tuple(functions),
@@ -87,22 +87,28 @@ def _parse(path: Path) -> etree._Element:
     )
     try:
         if not path.is_file():
-            raise InventoryError(f"{path}: no such file; give a file that lstopo wrote")
+            raise InventoryError(f"{show(path)}: no such file; give a file that lstopo wrote")
         if path.stat().st_size > LARGEST:
-            raise InventoryError(f"{path}: larger than {LARGEST >> 20} MiB, so not lstopo's XML")
+            raise InventoryError(
+                f"{show(path)}: larger than {LARGEST >> 20} MiB, so not lstopo's XML"
+            )
         root = etree.fromstring(path.read_bytes(), parser)
     except OSError as error:
-        raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
+        raise InventoryError(f"{show(path)}: cannot be read: {error.strerror}") from error
     except (etree.LxmlError, ValueError) as error:
         detail = " ".join(str(error).split())[:200]
         raise InventoryError(
-            f"{path}: not well-formed XML ({detail}); write it again with: lstopo --of xml"
+            f"{show(path)}: not well-formed XML ({detail}); write it again with: lstopo --of xml"
         ) from error
     dtd: Any = root.getroottree().docinfo.internalDTD
     if dtd is not None and next(dtd.iterentities(), None) is not None:
-        raise InventoryError(f"{path}: declares XML entities, which lstopo never does; not read")
+        raise InventoryError(
+            f"{show(path)}: declares XML entities, which lstopo never does; not read"
+        )
     if root.tag not in ("topology", "root") or root.find("object") is None:
-        raise InventoryError(f"{path}: no hwloc topology in it; write it with: lstopo --of xml")
+        raise InventoryError(
+            f"{show(path)}: no hwloc topology in it; write it with: lstopo --of xml"
+        )
     return root
 
 
@@ -197,9 +203,10 @@ class _Reader:
             return
         memory = self.number(item, "local_memory")
         pools = []
-        for page in item.findall("page_type"):
+        # The first is the ordinary page.
+        for page in item.findall("page_type")[1:]:
             size, count = self.number(page, "size"), self.number(page, "count")
-            if size and count is not None and size >> 10 not in _BASE_PAGES:
+            if size and count is not None:
                 pools.append(HugePages(size_kib=size >> 10, total=count))
         self.nodes[index] = _Numa(
             cpus=around.cpus or frozenset(),
@@ -237,7 +244,7 @@ class _Reader:
         bridge: bool,
         buses: tuple[int, int] | None,
     ) -> Raw:
-        function = Function(address=address, root=around.root)
+        function = Function(address=address, root=around.root, model=_info(item, "PCIDevice"))
         reasons = []
         text = item.get("pci_type", "")
         match = _TYPE.fullmatch(text)
@@ -245,17 +252,19 @@ class _Reader:
             reasons.append(f"pci_type: {text[:60]!r} is not understood")
         else:
             code, vendor, product, sub_vendor, sub_product, revision, interface = match.groups()
-            if (code, vendor) == ("0000", "0000"):
-                reasons.append("pci_type: all zero")
+            # hwloc writes zeros for what it could not read.
+            if vendor == "0000":
+                reasons.append("pci_type: no vendor")
+                if code != "0000":
+                    function = attrs.evolve(function, class_code=code + (interface or ""))
             else:
                 function = attrs.evolve(
                     function,
                     vendor_id=vendor,
                     product_id=product,
-                    # hwloc writes zeros for a function without these.
                     subsystem_vendor_id=None if sub_vendor == "0000" else sub_vendor,
                     subsystem_id=None if sub_vendor == "0000" else sub_product,
-                    class_code=code + (interface or "00"),
+                    class_code=code + (interface or ""),
                     revision=revision,
                 )
         if bridge and buses is None:
@@ -322,8 +331,9 @@ def _children(item: etree._Element) -> Iterator[etree._Element]:
 
 def _info(item: etree._Element, name: str) -> str | None:
     for info in item.findall("info"):
-        if info.get("name") == name:
-            return info.get("value")
+        value = info.get("value", "")
+        if info.get("name") == name and value.isprintable():
+            return value[:120] or None
     return None
 
 

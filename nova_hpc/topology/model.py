@@ -159,7 +159,8 @@ class Function:
     product_id: str | None = None
     subsystem_vendor_id: str | None = None
     subsystem_id: str | None = None
-    #: Base class and sub-class, and the programming interface: six hex digits.
+    #: Base class and sub-class, four hex digits, and where it is known (lstopo
+    #: of hwloc 1 and 2 does not say) the programming interface, two more.
     class_code: str | None = None
     revision: str | None = None
     driver: str | None = None  # None: bound to no driver (or not readable)
@@ -197,6 +198,8 @@ class Function:
     rdma: tuple[RdmaDevice, ...] = ()
     #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.
     os_devices: tuple[str, ...] = ()
+    #: What people call it, from a database of names; never used to decide.
+    model: str | None = None
     #: Why this function must not be relied on; None: everything essential
     #: (address, ids, class, place) was read and makes sense.
     unknown: str | None = None
@@ -211,7 +214,7 @@ class Function:
         """The kind in Nova's words: ``type-PF``, ``type-VF`` or ``type-PCI``."""
         if self.physical_function is not None:
             return "type-VF"
-        return "type-PF" if self.total_vfs else "type-PCI"
+        return "type-PF" if self.total_vfs or self.virtual_functions else "type-PCI"
 
     @property
     def location(self) -> Location:

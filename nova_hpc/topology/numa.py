@@ -81,7 +81,7 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
     memory = _memory(reader, "/proc/meminfo")
     found = _nodes(reader, online)
     if found is None:
-        found = {0: online}
+        found = {0: online} if online else {}
         single = True
     else:
         single = False

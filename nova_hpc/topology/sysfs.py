@@ -16,7 +16,7 @@ import attrs
 
 from nova_hpc.topology import confspace, cpuset, numa, rdma
 from nova_hpc.topology.confspace import ConfigSpace
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError, Tree, show
 from nova_hpc.topology.model import (
     ADDRESS,
     Bar,
@@ -64,7 +64,7 @@ def read(root: Path) -> Node:
         if function.iommu_group is not None:
             by_group.setdefault(function.iommu_group, set()).add(function.address)
     return Node(
-        source=str(root),
+        source=show(root),
         hostname=_hostname(tree),
         numa_nodes=numa_nodes,
         functions=tuple(_with_virtual_functions(functions)),
@@ -157,13 +157,16 @@ class _Device:
         class_code = self.code("class", 6) or config.class_code
         vendor = self.code("vendor", 4) or config.vendor_id
         product = self.code("device", 4) or config.product_id
+        subsystem = (self.code("subsystem_vendor", 4), self.code("subsystem_device", 4))
+        if subsystem[0] == "0000":  # the header of a bridge has no such ids
+            subsystem = (None, None)
         place_of = self.attempt(self._place, None)
         function = Function(
             address=normalise_address(self.name),
             vendor_id=vendor,
             product_id=product,
-            subsystem_vendor_id=self.code("subsystem_vendor", 4),
-            subsystem_id=self.code("subsystem_device", 4),
+            subsystem_vendor_id=subsystem[0],
+            subsystem_id=subsystem[1],
             class_code=class_code,
             revision=self.code("revision", 2) or config.revision,
             driver=self.link("driver"),
@@ -183,6 +186,8 @@ class _Device:
         for value, what in ((vendor, "vendor"), (product, "device"), (class_code, "class")):
             if value is None:
                 self.reason(f"{what}: not known")
+        if config.silent:
+            self.reason("config: all ones, so the device does not answer")
         is_bridge = (class_code or "").startswith(BRIDGE_CLASS) and config.header_type in (1, None)
         return Raw(
             function=function,

@@ -1,0 +1,170 @@
+"""``nova-hpc inventory``: what a node has and where it sits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from cliff.command import Command
+from oslo_config import cfg
+from rich.console import Console
+from rich.highlighter import RegexHighlighter
+from rich.theme import Theme
+
+from nova_hpc import conf
+from nova_hpc.topology import document, live, lstopo, sysfs, text
+from nova_hpc.topology.model import InventoryError, Node
+
+NOVA_CONF: Final = Path("/etc/nova/nova.conf")
+
+#: Exit status of bad input; argparse uses the same for bad options.
+_BAD_INPUT: Final = 2
+
+_THEME: Final = Theme(
+    {
+        "node.numa": "bold",
+        "node.root": "bold cyan",
+        "node.address": "cyan",
+        "node.bad": "bold red",
+        "node.mark": "yellow",
+        "node.guide": "dim",
+    }
+)
+
+
+class _Colours(RegexHighlighter):
+    base_style = "node."
+    highlights = [
+        r"(?P<guide>^[│├└─ ]+)",
+        r"(?P<numa>NUMA node \d+)",
+        r"(?P<root>\bpci[0-9a-f]+:[0-9a-f]{2})",
+        r"(?P<address>\b[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7])",
+        r"(?P<bad>UNKNOWN: .*|^problem: .*)",
+        r"(?P<mark>(?<=[0-9a-z])[*!~](?= ·|$)|^[*!~])",
+    ]
+
+
+class Inventory(Command):
+    """Show what a node has: NUMA nodes, PCIe trees, devices, IOMMU groups.
+
+    Reads this machine, the captured sys and proc of another one, or the XML
+    of lstopo, and needs no privileges; root sees more (ACS, link registers).
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        source = parser.add_mutually_exclusive_group()
+        source.add_argument(
+            "--root",
+            type=Path,
+            default=Path("/"),
+            metavar="DIR",
+            help="directory that holds sys and proc of the node (default: /)",
+        )
+        source.add_argument("--xml", type=Path, metavar="FILE", help="XML that lstopo wrote")
+        parser.add_argument(
+            "--format",
+            choices=("tree", "json", "device-spec"),
+            default="tree",
+            help="tree for people, a JSON document with a version, or the entries of "
+            "[pci]device_spec (default: tree)",
+        )
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="tree: also draw chipset functions, ports of switches and virtual functions",
+        )
+        parser.add_argument(
+            "--config-file",
+            type=Path,
+            action="append",
+            metavar="FILE",
+            help="device-spec: configuration with [hpc]device_role "
+            f"(default: {NOVA_CONF} where it exists); may be repeated",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Print the inventory; 0, or 2 after one line that says what is wrong."""
+        try:
+            node = _read(parsed_args)
+            if parsed_args.format == "tree":
+                _draw(node, parsed_args.all)
+            elif parsed_args.format == "json":
+                sys.stdout.write(document.dumps(node))
+            else:
+                for line in _device_spec(node, parsed_args.config_file):
+                    print(line)
+            sys.stdout.flush()
+        except InventoryError as error:
+            print(f"nova-hpc inventory: {error}", file=sys.stderr)
+            return _BAD_INPUT
+        except BrokenPipeError:
+            # The reader (head, less) went away: that is no error, but Python
+            # would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _read(args: argparse.Namespace) -> Node:
+    if args.xml is not None:
+        return lstopo.read(args.xml)
+    root: Path = args.root
+    try:
+        there = root.is_dir()
+    except (OSError, ValueError):
+        there = False
+    if not there:
+        raise InventoryError(f"--root {root}: no such directory")
+    node = sysfs.read(root)
+    if not node.functions and not node.cpus:
+        raise InventoryError(
+            f"--root {root}: neither CPUs nor PCI functions below it; "
+            "give the directory that holds sys and proc of a node"
+        )
+    return live.with_names(node) if root.resolve() == Path("/") else node
+
+
+def _draw(node: Node, everything: bool) -> None:
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    plain = not encoding.startswith("utf")
+    console = Console(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
+    for line in text.lines(node, everything=everything, plain=plain):
+        if console.is_terminal:
+            console.print(line, markup=False, emoji=False)
+        else:
+            print(line)
+
+
+def _device_spec(node: Node, files: Sequence[Path] | None) -> Iterator[str]:
+    from nova_hpc.tracker import device_spec, roles
+
+    try:
+        table = roles.strict(_device_roles(files))
+    except (roles.RoleError, cfg.Error, OSError) as error:
+        detail = " ".join(str(error).split())
+        raise InventoryError(f"[hpc]device_role cannot be used: {detail}") from error
+    spec = device_spec.build(node, table)
+    for item in spec.omitted:
+        print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
+    for line in spec.lines():
+        yield f"device_spec = {line}"
+
+
+def _device_roles(files: Sequence[Path] | None) -> list[str]:
+    if files is None:
+        files = [NOVA_CONF] if NOVA_CONF.exists() else []
+    options = cfg.ConfigOpts()
+    conf.register(options)
+    options(
+        [],
+        project="nova",
+        default_config_files=[str(path) for path in files],
+        default_config_dirs=[],
+    )
+    return list(options.hpc.device_role)

@@ -1,0 +1,74 @@
+"""A node as a JSON document with a version.
+
+The schema is described in the contributor guide (inventory-schema). Within a
+version, keys may be added; a key is never removed and never changes meaning.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology.cpuset import format_list
+from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
+
+SCHEMA: Final = "nova-hpc/inventory"
+VERSION: Final = 1
+
+
+def build(node: Node) -> dict[str, Any]:
+    """The document as plain objects."""
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "source": node.source,
+        "hostname": node.hostname,
+        "problems": list(node.problems),
+        "hugepages": [_hugepages(pool) for pool in node.hugepages],
+        "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
+        "functions": [_function(function) for function in node.functions],
+        "inactive_bridges": [_function(function) for function in node.inactive],
+        "iommu_groups": [
+            {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
+        ],
+    }
+
+
+def dumps(node: Node) -> str:
+    """The document as text: UTF-8 safe, indented, ends with a newline."""
+    return json.dumps(build(node), indent=2) + "\n"
+
+
+def _hugepages(pool: HugePages) -> dict[str, Any]:
+    return {"size_kib": pool.size_kib, "total": pool.total, "free": pool.free}
+
+
+def _numa_node(numa: NumaNode) -> dict[str, Any]:
+    return {
+        "id": numa.id,
+        "socket": numa.socket,
+        "cpus": "" if not numa.cpus else format_list(numa.cpus),
+        "smt_siblings": [format_list(core) for core in numa.smt_siblings],
+        "memory_kib": numa.memory_kib,
+        "memory_of": numa.memory_of,
+        "hugepages": [_hugepages(pool) for pool in numa.hugepages],
+    }
+
+
+def _function(function: Function) -> dict[str, Any]:
+    document = attrs.asdict(function, value_serializer=_plain)
+    document["dev_type"] = function.dev_type
+    if function.link is not None:
+        document["link"]["degraded"] = function.link.degraded
+    return document
+
+
+def _plain(_owner: object, _field: object, value: object) -> object:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return value

@@ -1,0 +1,235 @@
+"""A node as a text tree, for people.
+
+Downstream ports of switches and empty ports are not drawn: what is below a
+switch is drawn right below its upstream port. The JSON document has it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import classes
+from nova_hpc.topology.cpuset import format_list
+from nova_hpc.topology.model import BridgeKind, Function, HugePages, Link, Node, NumaNode
+
+_DOT: Final = " · "
+_MOST_PROBLEMS: Final = 20
+_NARROW: Final = "!"
+_SLOW: Final = "~"
+_SHARED: Final = "*"
+_LEGEND: Final = {
+    _NARROW: "link with fewer lanes than it has",
+    _SLOW: "link slower than it can be (an idle device may save power)",
+    _SHARED: "IOMMU group shared with other devices: one guest gets all of it, or nobody",
+}
+_KINDS: Final = {
+    BridgeKind.ROOT_PORT: "Root port",
+    BridgeKind.UPSTREAM: "Switch",
+    BridgeKind.DOWNSTREAM: "Switch port",
+    BridgeKind.PCI: "PCI bridge",
+}
+
+
+@attrs.define
+class _Branch:
+    """A line and the branches below it."""
+
+    line: str
+    below: list[_Branch] = attrs.Factory(list)
+
+
+def lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator[str]:
+    """Draw *node* line by line.
+
+    :param everything: also what the chipset brings along, and empty ports.
+    :param plain: ASCII characters only.
+    """
+    marks: set[str] = set()
+    drawing = _Drawing(node, everything, marks)
+    trunk = drawing.trunk()
+    if plain:
+        for line in _draw(trunk, ("|- ", "`- ", "|  ", "   ")):
+            yield line.replace(_DOT, ", ").encode("ascii", "replace").decode("ascii")
+    else:
+        yield from _draw(trunk, ("├─ ", "└─ ", "│  ", "   "))
+    if marks or node.problems:
+        yield ""
+    for mark in sorted(marks):
+        yield f"{mark}  {_LEGEND[mark]}"
+    for problem in node.problems[:_MOST_PROBLEMS]:
+        yield f"problem: {problem}"
+    if len(node.problems) > _MOST_PROBLEMS:
+        yield f"problem: and {len(node.problems) - _MOST_PROBLEMS} more; the JSON has them all"
+
+
+def _draw(trunk: _Branch, guides: tuple[str, str, str, str]) -> Iterator[str]:
+    fork, last, bar, gap = guides
+    yield trunk.line
+    stack = [(child, "", child is trunk.below[-1]) for child in reversed(trunk.below)]
+    while stack:
+        branch, indent, is_last = stack.pop()
+        yield indent + (last if is_last else fork) + branch.line
+        deeper = indent + (gap if is_last else bar)
+        stack.extend((child, deeper, child is branch.below[-1]) for child in reversed(branch.below))
+
+
+@attrs.define
+class _Drawing:
+    node: Node
+    everything: bool
+    marks: set[str]
+
+    def trunk(self) -> _Branch:
+        """The machine, its NUMA nodes, and the roots near to each."""
+        homes: dict[int | None, list[str]] = {}
+        by_root: dict[str, list[Function]] = {}
+        for function in self.node.functions:
+            by_root.setdefault(function.root or "pci?", []).append(function)
+        for root, functions in by_root.items():
+            # As lstopo does: the first function of a root speaks for all.
+            homes.setdefault(functions[0].numa_node, []).append(root)
+        trunk = _Branch(self.node.hostname or self.node.source)
+        ids = {numa.id for numa in self.node.numa_nodes}
+        for numa in self.node.numa_nodes:
+            roots = homes.get(numa.id, [])
+            below = [self.root(root, by_root[root], numa.id) for root in roots]
+            trunk.below.append(_Branch(_numa(numa), below))
+        rest = [root for home, roots in homes.items() if home not in ids for root in roots]
+        if rest:
+            below = [self.root(root, by_root[root], None) for root in rest]
+            trunk.below.append(_Branch("near to no single NUMA node", below))
+        return trunk
+
+    def root(self, root: str, functions: list[Function], home: int | None) -> _Branch:
+        branch = _Branch(root)
+        branches: dict[str, _Branch] = {}
+        folded = 0
+        used = {bridge for function in functions for bridge in function.path}
+        # Those above come first, whatever the addresses are.
+        for function in sorted(functions, key=lambda item: len(item.path)):
+            if not self.everything and self.is_folded(function, function.address in used):
+                folded += function.bridge is None and function.physical_function is None
+                continue
+            line = self.describe(function)
+            if function.numa_node != home:
+                line += _home(function)
+            above = next((branches[b] for b in reversed(function.path) if b in branches), branch)
+            branches[function.address] = _Branch(line)
+            above.below.append(branches[function.address])
+        if folded:
+            branch.line += f" · {folded} chipset function{'s' if folded > 1 else ''}"
+        return branch
+
+    def is_folded(self, function: Function, used: bool) -> bool:
+        if function.bridge is not None:
+            return function.bridge is BridgeKind.DOWNSTREAM or not used
+        if function.physical_function is not None:
+            return self.node.function(function.physical_function) is not None
+        return not function.path and classes.is_chipset(function.class_code)
+
+    def describe(self, function: Function) -> str:
+        kind = _KINDS.get(function.bridge) if function.bridge else None
+        ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
+        parts = [f"{function.address} {kind or classes.name(function.class_code)} {ids}"]
+        if function.model:
+            parts[0] += f" {function.model}"
+        if function.link is not None and (text := self.link(function.link)):
+            parts.append(text)
+        if function.bridge is None:
+            parts.extend(self.use(function))
+        if function.unknown:
+            parts.append(f"UNKNOWN: {function.unknown}")
+        return _DOT.join(parts)
+
+    def use(self, function: Function) -> Iterator[str]:
+        """Driver, IOMMU group, virtual functions and kernel devices."""
+        if function.driver:
+            yield function.driver
+        if function.iommu_group is not None:
+            yield f"group {function.iommu_group}" + self.mark(_SHARED, self.shared(function))
+        if function.virtual_functions:
+            yield f"VF x{len(function.virtual_functions)}" + self.virtual(function)
+        elif function.total_vfs:
+            yield f"VF x0 of {function.total_vfs}"
+        names = [name.partition(" ")[2] for name in function.os_devices]
+        names += [f"{kind.name}" for kind in function.rdma if kind.name not in names]
+        if names:
+            yield " ".join(names)
+
+    def virtual(self, function: Function) -> str:
+        """The drivers of the VFs, and how many cannot be relied on."""
+        found = [self.node.function(address) for address in function.virtual_functions]
+        drivers = sorted({item.driver for item in found if item and item.driver})
+        shared = any(self.shared(item) for item in found if item)
+        unknown = sum(item is None or item.unknown is not None for item in found)
+        text = f" {'/'.join(drivers)}" if drivers else ""
+        text += self.mark(_SHARED, shared)
+        return text + (f" ({unknown} unknown)" if unknown else "")
+
+    def shared(self, function: Function) -> bool:
+        """Another member of the IOMMU group is more than a bridge."""
+        members = (self.node.function(name) for name in self.node.group_members(function))
+        return sum(item is None or item.bridge is None for item in members) > 1
+
+    def link(self, link: Link) -> str:
+        if link.width is None and link.speed is None:
+            return f"{link.bandwidth:.3g} GB/s" if link.bandwidth else ""
+        text = _lanes(link.speed, link.width)
+        slow = None not in (link.speed, link.max_speed) and link.speed != link.max_speed
+        if link.narrow:
+            return f"{text} of {_lanes(link.max_speed, link.max_width)}{self.mark(_NARROW, True)}"
+        if slow:
+            return f"{text} of {_lanes(link.max_speed, link.max_width)}{self.mark(_SLOW, True)}"
+        return text
+
+    def mark(self, mark: str, wanted: bool) -> str:
+        if not wanted:
+            return ""
+        self.marks.add(mark)
+        return mark
+
+
+def _home(function: Function) -> str:
+    if not function.local_numa_nodes:
+        return " · NUMA node unknown"
+    return " · near to NUMA node " + ",".join(map(str, sorted(function.local_numa_nodes)))
+
+
+def _lanes(speed: float | None, width: int | None) -> str:
+    return f"{speed or '?':g} GT/s x{width or '?'}" if speed else f"x{width or '?'}"
+
+
+def _numa(numa: NumaNode) -> str:
+    parts = [f"NUMA node {numa.id}"]
+    if numa.socket is not None:
+        parts.append(f"socket {numa.socket}")
+    if numa.cpus:
+        cores = len(numa.smt_siblings)
+        parts.append(f"CPUs {format_list(numa.cpus)} ({cores} core{'s' if cores != 1 else ''})")
+    elif numa.memory_of is None:
+        parts.append("no CPUs")
+    if numa.memory_of is not None:
+        parts.append(f"memory of {numa.memory_of}")
+    if numa.memory_kib is not None:
+        parts.append(_size(numa.memory_kib))
+    parts.extend(_pools(numa.hugepages))
+    return _DOT.join(parts)
+
+
+def _pools(pools: Iterable[HugePages]) -> Iterator[str]:
+    for pool in pools:
+        if pool.total:
+            free = "" if pool.free is None else f", {pool.free} free"
+            yield f"{pool.total} pages of {_size(pool.size_kib)}{free}"
+
+
+def _size(kib: int) -> str:
+    value, unit = float(kib), "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
