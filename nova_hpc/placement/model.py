@@ -31,11 +31,15 @@ class Want:
     count: int
 
 
+def _plain(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(counts)
+
+
 @attrs.frozen
 class Group:
     """Devices that must be co-located: how many of each want, by its key."""
 
-    counts: Mapping[str, int] = attrs.field(converter=dict, hash=False)
+    counts: Mapping[str, int] = attrs.field(converter=_plain, hash=False)
 
     @property
     def size(self) -> int:

@@ -1,0 +1,68 @@
+"""What was decided for a server, as it is stored with the server.
+
+The text goes to ``instance.system_metadata['hpc_decision']``, whose values
+hold at most 255 characters. The devices themselves are Nova's PCI records and
+are not repeated here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level
+
+#: Version of the text's meaning.
+VERSION: Final = 1
+
+#: Longest value of instance system metadata, in bytes.
+MAX_BYTES: Final = 255
+
+
+@attrs.frozen
+class Decision:
+    """What the flavor asked for, and what the server got."""
+
+    asked: Level
+    policy: Policy
+    reached: Level
+
+    def dumps(self) -> str:
+        """The text to store, at most MAX_BYTES bytes of ASCII."""
+        return json.dumps(
+            {
+                "v": VERSION,
+                "asked": self.asked.word,
+                "policy": self.policy.value,
+                "reached": self.reached.word,
+            },
+            separators=(",", ":"),
+        )
+
+
+def loads(text: object) -> Decision | None:
+    """Read a stored decision.
+
+    :returns: None where there is nothing that this release understands: no
+        text, damaged text, or a text of a newer version.
+    """
+    if not isinstance(text, str) or len(text) > MAX_BYTES:
+        return None
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    # True == 1 in Python, but true is no version.
+    if not isinstance(data, dict) or type(data.get("v")) is not int or data["v"] != VERSION:
+        return None
+    try:
+        return Decision(
+            asked=Level.from_word(data["asked"]),
+            policy=Policy(data["policy"]),
+            reached=Level.from_word(data["reached"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,174 @@
+"""The ``hpc:`` keys of flavors: their words, and the rules between them.
+
+Nova's own specs say what a server gets; the ``hpc:`` keys say only how it
+sits together. Nova validates extra specs one key at a time, and only for new
+clients, so check_flavor() is called again wherever a flavor is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nova_hpc.placement import grouping
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Cell, Policy, Request, Want
+from nova_hpc.topology.level import Level
+
+PREFIX: Final = "hpc:"
+AFFINITY: Final = "hpc:affinity"
+AFFINITY_POLICY: Final = "hpc:affinity_policy"
+GROUP: Final = grouping.GROUP
+NVLINK: Final = "hpc:nvlink"
+GUEST_TOPOLOGY: Final = "hpc:guest_topology"
+
+#: Nova's own key, and the policy that Nova follows where nobody sets it.
+NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
+LEGACY: Final = "legacy"
+
+#: The legal words of each key that takes one word.
+WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    AFFINITY: tuple(level.word for level in Level),
+    AFFINITY_POLICY: tuple(policy.value for policy in Policy),
+    NVLINK: ("required", "preferred", "none"),
+    GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
+}
+
+KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY)
+
+#: Words that mean something that this release can not do. They are refused
+#: rather than ignored: a server must not start with less than it asked for.
+_NOT_YET: Final = {
+    (NVLINK, "required"): (
+        "this release does not know the NVLink sets of its hosts; use preferred or none"
+    ),
+    (GUEST_TOPOLOGY, "mirror"): (
+        "this release shows guests their devices on a flat bus only; use flat or leave it out"
+    ),
+    (GUEST_TOPOLOGY, "numa"): (
+        "this release shows guests their devices on a flat bus only; use flat or leave it out"
+    ),
+}
+
+
+def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
+    """Whether the flavor is this project's business at all."""
+    return any(key.startswith(PREFIX) for key in extra_specs)
+
+
+def check_value(key: str, value: str) -> None:
+    """Check one key by itself.
+
+    :raises FlavorError: unknown ``hpc:`` key, or a value it can not have.
+    """
+    if key not in KEYS:
+        raise FlavorError(f"{key} is no known key; the hpc: keys are {', '.join(KEYS)}")
+    if not isinstance(value, str):
+        raise FlavorError(f"{key} must be a string, not {type(value).__name__}")
+    if key == GROUP:
+        grouping.parse(value)
+        return
+    if value not in WORDS[key]:
+        raise FlavorError(f"{key} is {_shown(value)}; it must be one of {', '.join(WORDS[key])}")
+    if (key, value) in _NOT_YET:
+        raise FlavorError(f"{key}={value} is not supported: {_NOT_YET[key, value]}")
+
+
+def check_flavor(
+    extra_specs: Mapping[str, str],
+    wants: Sequence[Want],
+    cells: Sequence[Cell],
+    roles: Mapping[str, str] | None = None,
+    numa_policy: str | None = None,
+) -> None:
+    """Check all keys, and the rules between them. See build_request()."""
+    build_request(extra_specs, wants, cells, roles, numa_policy)
+
+
+def build_request(
+    extra_specs: Mapping[str, str],
+    wants: Sequence[Want],
+    cells: Sequence[Cell],
+    roles: Mapping[str, str] | None = None,
+    numa_policy: str | None = None,
+) -> Request:
+    """Turn a flavor into a request.
+
+    :param extra_specs: of the flavor; keys other than ``hpc:`` ones and
+        ``hw:pci_numa_affinity_policy`` are not looked at
+    :param wants: the devices that Nova read from ``pci_passthrough:alias``
+    :param cells: the guest's NUMA cells, () where it has none
+    :param roles: Want.key -> role of its devices; a term of ``hpc:group``
+        names an alias first, otherwise a role
+    :param numa_policy: the policy that Nova will follow, where the caller
+        knows it (an image or an alias can set it, too); otherwise it is read
+        from *extra_specs*
+    :raises FlavorError: for the user: the key, its value, and the cure
+    """
+    for key in sorted(extra_specs):
+        if key.startswith(PREFIX):
+            check_value(key, extra_specs[key])
+    if AFFINITY not in extra_specs:
+        present = ", ".join(sorted(key for key in extra_specs if key.startswith(PREFIX)))
+        raise FlavorError(
+            f"{AFFINITY} is missing ({present or 'no hpc: key'} is set); "
+            f"add it, one of {', '.join(WORDS[AFFINITY])}"
+        )
+    level = Level.from_word(extra_specs[AFFINITY])
+    policy = Policy(extra_specs.get(AFFINITY_POLICY, Policy.REQUIRED.value))
+    if not wants:
+        raise FlavorError(
+            f"{AFFINITY}={level.word} places devices, but the flavor asks for none; add "
+            "pci_passthrough:alias, or remove the hpc: keys"
+        )
+    grouping.check_wants(wants)
+    effective = numa_policy or extra_specs.get(NUMA_POLICY) or LEGACY
+    _check_numa_policy(level, policy, effective, bool(cells))
+    return Request(
+        wants=tuple(wants),
+        groups=grouping.groups(
+            extra_specs.get(GROUP),
+            wants,
+            len(cells),
+            roles or {},
+            # Groups that span cells can not be near both of them.
+            strict=policy is Policy.REQUIRED and level <= Level.NUMA,
+            affinity=f"{AFFINITY}={level.word}",
+        ),
+        level=level,
+        policy=policy,
+        cells=tuple(cells),
+        on_cells=bool(cells) and effective == "required",
+    )
+
+
+def _check_numa_policy(level: Level, policy: Policy, effective: str, has_cells: bool) -> None:
+    """The table between ``hpc:affinity`` and Nova's own NUMA policy.
+
+    Nova drops devices off the guest's cells under ``legacy`` and ``required``
+    and those off its sockets under ``socket``; without cells it drops none, so
+    then only open contradictions are refused.
+    """
+    mine = f"{AFFINITY}={level.word}"
+    if policy is Policy.PREFERRED:
+        mine += f" with {AFFINITY_POLICY}=preferred"
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
+    if policy is Policy.PREFERRED or level is Level.HOST:
+        good, bad = ("preferred",), ("required",)
+    elif level is Level.SOCKET:
+        good, bad = ("socket", "preferred"), ("required",)
+    else:
+        good, bad = ("required", "preferred"), ("socket",)
+    if effective in bad or (has_cells and effective not in good):
+        default = " (Nova's default)" if effective == LEGACY else ""
+        raise FlavorError(
+            f"{mine} needs {NUMA_POLICY} to be {' or '.join(good)}, "
+            f"it is {_shown(effective)}{default}"
+        )
+
+
+def _shown(value: str) -> str:
+    """A value of a user in a message: readable, and not without end."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

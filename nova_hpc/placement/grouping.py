@@ -1,0 +1,206 @@
+"""``hpc:group``: which devices belong together.
+
+``gpu:1,vf:1`` says that one GPU and one virtual function are a unit; a server
+of four of each is then four such groups. Every alias of the flavor is named,
+and the groups use up the devices exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nova_hpc.placement.demand import MAX_NAMES
+from nova_hpc.placement.model import Group, Want
+
+GROUP: Final = "hpc:group"
+
+#: More devices of one alias than any host has.
+MAX_COUNT: Final = 1024
+
+
+class FlavorError(ValueError):
+    """A flavor that can not mean anything; the text is for its user."""
+
+
+def parse(value: str) -> dict[str, int]:
+    """Read ``name:count,name:count``.
+
+    :returns: name -> devices of it in one group, in the order of the text
+    :raises FlavorError: names the term that is wrong
+    """
+    terms: dict[str, int] = {}
+    if not value.strip():
+        raise FlavorError(f"{GROUP} is empty; write name:count,name:count, or leave it out")
+    for term in value.split(","):
+        name, colon, count = (part.strip() for part in term.partition(":"))
+        if not colon or not name or ":" in count:
+            raise FlavorError(
+                f"{GROUP} has the term {_shown(term)}; each must be name:count, e.g. gpu:1"
+            )
+        # isdigit() alone accepts the digits of other scripts, as int() does.
+        if not (count.isascii() and count.isdigit()) or not 1 <= _small(count) <= MAX_COUNT:
+            raise FlavorError(
+                f"{GROUP} asks for {_shown(count)} of {_shown(name)}; "
+                f"the count must be 1 to {MAX_COUNT}"
+            )
+        if name in terms:
+            raise FlavorError(f"{GROUP} names {_shown(name)} twice; add the counts up")
+        terms[name] = int(count)
+    return terms
+
+
+def check_wants(wants: Sequence[Want]) -> None:
+    """Refuse counts and numbers of aliases that no host could have."""
+    totals = _totals(wants)
+    for want in wants:
+        if not 1 <= want.count <= MAX_COUNT:
+            raise FlavorError(
+                f"pci_passthrough:alias asks for {_shown(str(want.count))} of "
+                f"{_shown(want.name)}; the count must be 1 to {MAX_COUNT}"
+            )
+    for name, total in totals.items():
+        if total > MAX_COUNT:
+            raise FlavorError(
+                f"pci_passthrough:alias asks for {total} of {_shown(name)} altogether; "
+                f"at most {MAX_COUNT} are possible"
+            )
+    if len(totals) > MAX_NAMES:
+        raise FlavorError(
+            f"pci_passthrough:alias names {len(totals)} different aliases; with hpc: keys at "
+            f"most {MAX_NAMES} are supported"
+        )
+
+
+def groups(
+    value: str | None,
+    wants: Sequence[Want],
+    cells: int,
+    roles: Mapping[str, str],
+    strict: bool,
+    affinity: str,
+) -> tuple[Group, ...]:
+    """The groups of a server.
+
+    :param value: of ``hpc:group``, None where the flavor has none: then one
+        group for each guest cell, or one for a guest without cells
+    :param strict: refuse devices that do not divide among the cells; if not,
+        such a server is one group
+    :param affinity: the key and word that make it strict, for the message
+    :raises FlavorError: the groups and the devices do not go together
+    """
+    totals = _totals(wants)
+    if value is not None:
+        per_group = _by_alias(parse(value), wants, totals, roles)
+        number = _quotient(per_group, totals)
+    else:
+        number = max(cells, 1)
+        odd = {name: total for name, total in totals.items() if total % number}
+        if odd and strict:
+            what = ", ".join(f"{total} {name}" for name, total in odd.items())
+            raise FlavorError(
+                f"{affinity} makes one group for each of the guest's {number} NUMA cells, but "
+                f"{what} can not be divided by {number}; change the count in "
+                f"pci_passthrough:alias or hw:numa_nodes, or set {GROUP}"
+            )
+        if odd:
+            number = 1
+        per_group = {name: total // number for name, total in totals.items()}
+    return _deal(per_group, number, wants)
+
+
+def _totals(wants: Sequence[Want]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for want in wants:
+        totals[want.name] = totals.get(want.name, 0) + want.count
+    return totals
+
+
+def _by_alias(
+    terms: Mapping[str, int],
+    wants: Sequence[Want],
+    totals: Mapping[str, int],
+    roles: Mapping[str, str],
+) -> dict[str, int]:
+    """The terms with roles replaced by the alias that plays the role."""
+    players: dict[str, set[str]] = {}
+    for want in wants:
+        if want.key in roles:
+            players.setdefault(roles[want.key], set()).add(want.name)
+    result: dict[str, int] = {}
+    for term, count in terms.items():
+        aliases = [term] if term in totals else sorted(players.get(term, ()))
+        if not aliases:
+            known = sorted(totals) + sorted(
+                f"role {role}" for role in players if role not in totals
+            )
+            raise FlavorError(
+                f"{GROUP} names {_shown(term)}, which is no alias of the flavor; "
+                f"it has {', '.join(known)}"
+            )
+        if len(aliases) > 1:
+            raise FlavorError(
+                f"{GROUP} names the role {_shown(term)}, which several aliases of the flavor "
+                f"play ({', '.join(aliases)}); name the aliases instead"
+            )
+        if aliases[0] in result:
+            raise FlavorError(
+                f"{GROUP} names {_shown(aliases[0])} twice, as an alias and by its role "
+                f"{_shown(term)}; add the counts up"
+            )
+        result[aliases[0]] = count
+    missing = sorted(set(totals) - set(result))
+    if missing:
+        raise FlavorError(
+            f"{GROUP} does not name {', '.join(missing)}, which the flavor asks for; "
+            "every alias must be in the group"
+        )
+    return result
+
+
+def _quotient(per_group: Mapping[str, int], totals: Mapping[str, int]) -> int:
+    numbers = set()
+    for name, count in per_group.items():
+        if totals[name] % count:
+            raise FlavorError(
+                f"{GROUP} puts {count} {name} in each group, which does not divide the "
+                f"{totals[name]} {name} of the flavor"
+            )
+        numbers.add(totals[name] // count)
+    if len(numbers) > 1:
+        each = ", ".join(
+            f"{totals[name]} {name} make {totals[name] // count} groups"
+            for name, count in per_group.items()
+        )
+        raise FlavorError(f"{GROUP} does not fit the flavor's devices: {each}; make them equal")
+    return numbers.pop()
+
+
+def _deal(per_group: Mapping[str, int], number: int, wants: Sequence[Want]) -> tuple[Group, ...]:
+    """Deal the wants out to the groups; an alias may be several wants."""
+    hands: list[dict[str, int]] = [{} for _ in range(number)]
+    for name, count in per_group.items():
+        room = [count] * number
+        group = 0
+        for want in wants:
+            left = want.count if want.name == name else 0
+            while left:
+                taken = min(left, room[group])
+                if taken:
+                    hands[group][want.key] = taken
+                room[group] -= taken
+                left -= taken
+                if not room[group]:
+                    group += 1
+    return tuple(Group(hand) for hand in hands)
+
+
+def _small(digits: str) -> int:
+    """The value of at most four digits; longer texts are simply too large."""
+    return int(digits) if len(digits) <= 4 else MAX_COUNT + 1
+
+
+def _shown(value: str) -> str:
+    """A value of a user in a message: readable, and not without end."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,142 @@
+"""Does a set of devices that somebody else chose satisfy a request?
+
+The compute node asks this about the devices that Nova has claimed, before a
+guest starts with them. It is the same solver, on a host that has nothing but
+the claimed devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.domains import places
+from nova_hpc.placement.model import Answer, DeviceSet, Host, Miss, Policy, Pool, Request
+from nova_hpc.placement.reasons import PLACES
+from nova_hpc.topology.level import Level, Location, common_level
+
+
+def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) -> Answer:
+    """Judge the claimed devices against *request*.
+
+    :param host: the node, with the claimed devices counted as free. Free CPUs
+        and pages are not judged again: Nova has claimed them, too.
+    :param claimed: Want.key -> Pool.id of each of its devices (a pool of
+        several functions once for each). Keys that are no want of the request
+        are devices that come with the server in another way, such as the
+        functions of its ports; each must be as close to one of the groups as
+        the request demands.
+    :returns: one set with exactly these devices and the level they reach, or
+        the reason why they do not satisfy the request.
+    """
+    pools = {pool.id: pool for pool in host.pools}
+    wants = {want.key: want for want in request.wants}
+    for key, want in wants.items():
+        got = len(claimed.get(key, ()))
+        if got != want.count:
+            return _no(f"{got} {want.name} claimed (needs {want.count})")
+    mine, others = [], []
+    for key, ids in sorted(claimed.items()):
+        for identifier in ids:
+            pool = pools.get(identifier)
+            if key in wants:
+                if pool is None:
+                    return _no(
+                        f"a claimed {wants[key].name} is not among the devices of the host",
+                        f" ({identifier})",
+                    )
+                mine.append((key, pool))
+            else:
+                others.append(pool)
+    for identifier, pool in sorted(pools.items()):
+        taken = sum(1 for _, other in mine if other.id == identifier)
+        taken += sum(1 for other in others if other is not None and other.id == identifier)
+        if taken > pool.free:
+            return _no(
+                f"{taken} functions of a device are claimed, which has {pool.free}",
+                f" ({pool.name})",
+            )
+    split = _split_unit(host, [pool for _, pool in mine] + [p for p in others if p is not None])
+    if split is not None:
+        return split
+    where = places(host)
+    only = attrs.evolve(
+        host,
+        pools=_pools(mine, where),
+        nodes=tuple(attrs.evolve(n, dedicated_cpus=None, pages=None) for n in host.nodes),
+    )
+    answer = choose(request, only)
+    if not answer.sets:
+        return answer
+    best = answer.sets[0]
+    picks = tuple(attrs.evolve(pick, pool=pick.pool.partition("\0")[2]) for pick in best.picks)
+    best = attrs.evolve(best, picks=picks)
+    return _with_others(request, best, where, [None if p is None else p.id for p in others])
+
+
+def _no(user: str, detail: str = "") -> Answer:
+    return Answer(miss=Miss(operator=user + detail, user=user))
+
+
+def _pools(mine: Sequence[tuple[str, Pool]], where: Mapping[str, Location]) -> tuple[Pool, ...]:
+    """The claimed devices, each able to serve only the want that claimed it."""
+    counts: dict[tuple[str, str], int] = {}
+    for key, pool in mine:
+        counts[key, pool.id] = counts.get((key, pool.id), 0) + 1
+    by_id = {pool.id: pool for _, pool in mine}
+    return tuple(
+        # Units have been judged; what is left of them here is always whole.
+        attrs.evolve(
+            by_id[identifier],
+            id=f"{key}\0{identifier}",
+            location=where[identifier],
+            free=count,
+            serves=frozenset({key}),
+            unit=None,
+        )
+        for (key, identifier), count in counts.items()
+    )
+
+
+def _split_unit(host: Host, mine: Sequence[Pool]) -> Answer | None:
+    """A refusal if an IOMMU unit is claimed in part."""
+    touched = {pool.unit for pool in mine if pool.unit is not None}
+    for pool in host.pools:
+        if pool.unit in touched and pool.unit is not None:
+            taken = sum(1 for other in mine if other.id == pool.id)
+            if taken < pool.free:
+                return _no(
+                    "a claimed device shares its IOMMU group with a device that is not claimed",
+                    f" ({pool.name} of group {pool.unit})",
+                )
+    return None
+
+
+def _with_others(
+    request: Request,
+    best: DeviceSet,
+    where: Mapping[str, Location],
+    others: Sequence[str | None],
+) -> Answer:
+    """Judge the devices that are in no group, next to the groups."""
+    members: dict[int, list[Location]] = {}
+    for pick in best.picks:
+        members.setdefault(pick.group, []).append(where[pick.pool])
+    level = best.level
+    for other in others:
+        reached = Level.HOST
+        if other is not None:
+            reached = min(common_level([*group, where[other]]) for group in members.values())
+        level = max(level, reached)
+    if level == best.level:
+        return Answer(sets=(best,))
+    if level > request.level and request.policy is Policy.REQUIRED:
+        return _no(
+            f"a device of one of the server's ports is not {PLACES[request.level]} "
+            "with a group of the others"
+        )
+    score = (int(level), *best.score[1:])
+    reason = f"{best.reason}; with the devices of the ports {PLACES[level]}"
+    return Answer(sets=(attrs.evolve(best, level=level, score=score, reason=reason),))
