@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from cliff.command import Command
 from oslo_config import cfg
@@ -17,7 +19,10 @@ from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
 from nova_hpc.tracker import device_spec, roles, settings
 
-NOVA_CONF = Path("/etc/nova/nova.conf")
+NOVA_CONF: Final = Path("/etc/nova/nova.conf")
+
+#: Exit status of bad input; argparse uses the same for bad options.
+_BAD_INPUT: Final = 2
 
 
 class _UsageError(Exception):
@@ -148,9 +153,16 @@ class Configure(Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Print or write the files; 0, or 1 after a message."""
+        """Print or write the files; 0, or 2 after a line that says what is wrong."""
         try:
-            return self._run(parsed_args)
+            status = self._run(parsed_args)
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:
+            # The reader (head, less) went away: that is no error, but Python
+            # would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         except (
             _UsageError,
             InventoryError,
@@ -159,7 +171,7 @@ class Configure(Command):
             device_spec.TermsError,
         ) as error:
             print(f"nova-hpc configure: {error}", file=sys.stderr)
-            return 1
+            return _BAD_INPUT
 
     def _run(self, args: argparse.Namespace) -> int:
         if args.dry_run and args.write is None:

@@ -58,13 +58,14 @@ def adapter(address, vfs, groups=(), product="1021", vf_product="101e", **values
     ]
 
 
-def node(*functions):
+def node(*functions, numa_nodes=()):
     groups = {}
     for function in functions:
         if function.iommu_group is not None:
             groups.setdefault(function.iommu_group, []).append(function.address)
     return Node(
         source="test",
+        numa_nodes=numa_nodes,
         functions=tuple(sorted(functions, key=lambda f: address_key(f.address))),
         iommu_groups=tuple(IommuGroup(id=k, members=tuple(v)) for k, v in sorted(groups.items())),
     )
