@@ -1,6 +1,7 @@
 """How the documentation is built: ``sphinx-build -W docs/source docs/build/html``."""
 
-from importlib.metadata import PackageNotFoundError, version as installed_version
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 
 project = "nova-hpc"
 author = "nova-hpc developers"
@@ -13,19 +14,15 @@ version = release
 
 extensions = [
     "cliff.sphinxext",
-    "openstackdocstheme",
     "oslo_config.sphinxext",
 ]
 
-html_theme = "openstackdocs"
-openstackdocs_repo_name = "nova-hpc"
-openstackdocs_pdf_link = False
-openstackdocs_auto_name = False
-openstackdocs_auto_version = False
-# No bug tracker is named on the pages.
-openstackdocs_use_storyboard = False
-openstackdocs_bug_project = ""
-openstackdocs_bug_tag = ""
+html_theme = "alabaster"
+html_theme_options = {
+    "description": "Virtual HPC clusters for OpenStack Nova",
+    "fixed_sidebar": True,
+    "page_width": "1100px",
+}
 
 autoprogram_cliff_application = "nova-hpc"
 autoprogram_cliff_app_dist_name = "nova-hpc"
