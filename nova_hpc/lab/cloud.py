@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
 
 import attrs
-from keystoneauth1 import exceptions as keystone_exceptions
-from openstack import exceptions as sdk_exceptions
 
-from nova_hpc.lab import bootstrap, config, database, node
+from nova_hpc.lab import bootstrap, config, database, machines, node
 from nova_hpc.lab.errors import LabError
 from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.process import Process, Tools, end, strays
+from nova_hpc.lab.process import MARKER, Tools, end, strays
 from nova_hpc.lab.progress import Display, Report, Step, run_steps
 from nova_hpc.lab.services import Service, control_plane, require_free
 from nova_hpc.lab.state import Settings
 
-_GRACE = 30.0
+_GRACE: Final = 30.0
 
 
 @attrs.frozen
@@ -52,6 +53,30 @@ class Cloud:
         count = self.settings.nodes
         return [node.Node(index, shape, self.paths, self) for index in range(1, count + 1)]
 
+    def machine(self, name: str) -> node.Node:
+        """The node called *name*.
+
+        :raises LabError: there is none.
+        """
+        machines = {machine.name: machine for machine in self.nodes()}
+        try:
+            return machines[name]
+        except KeyError:
+            known = ", ".join(machines) or "none"
+            raise LabError(f"there is no node {name!r}; the nodes of this lab: {known}") from None
+
+    def logs(self) -> dict[str, list[Path]]:
+        """Log files by the name of the service or node that writes them."""
+        found = {name: [service.process.log] for name, service in self.services().items()}
+        own = {path for paths in found.values() for path in paths}
+        # Of programs that run once: migrations, keys.
+        found |= {
+            path.stem: [path] for path in sorted(self.paths.logs.glob("*.log")) if path not in own
+        }
+        for machine in self._nodes_or_none():
+            found[machine.name] = sorted(machine.folder.glob("*.log"))
+        return found
+
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
         """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
         return {"nova.conf": config.render(config.compute(self.settings, host, host_address))}
@@ -60,6 +85,10 @@ class Cloud:
 
     def up(self, shown: Display) -> None:
         """Start whatever does not run; make whatever is not there or not complete."""
+        # Inherited by everything that is started from here on, so that what a
+        # crash leaves behind can be found.
+        os.environ[MARKER] = str(self.paths.state)
+        bootstrap.bypass_proxies()
         services = self.services()
         end_strays(self.paths, self._known_pids(services))
         for service in services.values():
@@ -89,15 +118,6 @@ class Cloud:
         def schema(name: str) -> Callable[[Report], None]:
             return lambda report: database.make_schema(name, paths, settings, tools)
 
-        def sdk(work: Callable[[], None]) -> Callable[[Report], None]:
-            def call(report: Report) -> None:
-                try:
-                    work()
-                except (sdk_exceptions.SDKException, keystone_exceptions.ClientException) as err:
-                    raise bootstrap.explain(err) from err
-
-            return call
-
         bus = ("rabbitmq",)
         steps = [
             Step("mariadb", "MariaDB", mariadb),
@@ -117,7 +137,7 @@ class Cloud:
             Step(
                 "catalog",
                 "Catalog and service user",
-                sdk(lambda: bootstrap.make_catalog(settings)),
+                machines.sdk(lambda: bootstrap.make_catalog(settings)),
                 ("keystone",),
             ),
             Step("placement", "Placement", start("placement"), ("schema-placement",)),
@@ -130,16 +150,13 @@ class Cloud:
             Step(
                 "network",
                 "Network of the lab",
-                sdk(lambda: bootstrap.make_network(settings)),
+                machines.sdk(lambda: bootstrap.make_network(settings)),
                 ("catalog", "neutron"),
             ),
         ]
         if settings.nodes:
-            steps += self._node_steps(tools)
+            steps += machines.steps(paths, settings, self.nodes(), tools.aborted)
         return steps
-
-    def _node_steps(self, tools: Tools) -> Sequence[Step]:
-        raise NotImplementedError
 
     # Down.
 
@@ -210,8 +227,3 @@ def purge(paths: Paths) -> None:
         return
     except OSError as err:
         raise LabError(f"cannot remove {err.filename}: {err.strerror}") from err
-
-
-def log_of(paths: Paths, name: str) -> Process:
-    """The process whose log is called *name*."""
-    return Process(name, paths)

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.lab.node import qemu
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.state import Settings, write
+from nova_hpc.tracker import settings as plugin
 
 LOOPBACK: Final = "127.0.0.1"
 REGION: Final = "RegionOne"
@@ -26,33 +28,25 @@ DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
     "neutron": ("neutron",),
 }
 
-#: What stands for a GPU and for an adapter in a virtual node: QEMU's
-#: bochs-display, and the functions of its igb model. ``resource_class`` is
-#: what Placement counts.
+
+def _alias(role: str, ids: tuple[str, str], kind: str) -> dict[str, str]:
+    return {"name": role, "vendor_id": ids[0], "product_id": ids[1], "device_type": kind}
+
+
+def _role(role: str, ids: tuple[str, str]) -> dict[str, str]:
+    return {"role": role, "vendor_id": ids[0], "product_id": ids[1]}
+
+
+#: What flavors call the devices of a virtual node.
 ALIASES: Final = (
-    {"name": "gpu", "vendor_id": "1234", "product_id": "1111", "device_type": "type-PCI"},
-    {"name": "vf", "vendor_id": "8086", "product_id": "10ca", "device_type": "type-VF"},
+    _alias("gpu", qemu.GPU_IDS, "type-PCI"),
+    _alias("vf", qemu.VF_IDS, "type-VF"),
 )
 DEVICE_ROLES: Final = (
-    {"role": "gpu", "vendor_id": "1234", "product_id": "1111"},
-    {"role": "vf", "vendor_id": "8086", "product_id": "10ca"},
-    {"role": "pf", "vendor_id": "8086", "product_id": "10c9"},
+    _role("gpu", qemu.GPU_IDS),
+    _role("vf", qemu.VF_IDS),
+    _role("pf", qemu.PF_IDS),
 )
-
-FILTERS: Final = (
-    "ComputeFilter",
-    "ComputeCapabilitiesFilter",
-    "ImagePropertiesFilter",
-    "ServerGroupAntiAffinityFilter",
-    "ServerGroupAffinityFilter",
-    # Before the two that validate the candidates which it makes.
-    "HpcTopologyFilter",
-    "NUMATopologyFilter",
-    "PciPassthroughFilter",
-)
-
-#: At least the number of hosts that can match, so that none is cut off.
-_CANDIDATES: Final = 1000
 
 
 def render(sections: Sections) -> str:
@@ -142,7 +136,7 @@ def placement(paths: Paths, settings: Settings) -> Sections:
         "placement_database": {"connection": database_url(settings, "placement")},
         "placement": {
             "allocation_candidates_generation_strategy": "breadth-first",
-            "max_allocation_candidates": _CANDIDATES,
+            "max_allocation_candidates": plugin.FEWEST_CANDIDATES,
         },
         "workarounds": {"optimize_for_wide_provider_trees": True},
         "keystone_authtoken": _authtoken(settings),
@@ -208,16 +202,15 @@ def nova(paths: Paths, settings: Settings) -> Sections:
         "scheduler": {
             "workers": 1,
             "discover_hosts_in_cells_interval": 5,
-            "max_placement_results": _CANDIDATES,
+            "max_placement_results": plugin.FEWEST_CANDIDATES,
         },
         "filter_scheduler": {
             "available_filters": [
                 "nova.scheduler.filters.all_filters",
-                "scheduler_filters.hpc_topology_filter.HpcTopologyFilter",
+                plugin.FILTER_CLASS,
             ],
-            "enabled_filters": ",".join(FILTERS),
-            "weight_classes": "nova.scheduler.weights.all_weighers,"
-            "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher",
+            "enabled_filters": ",".join(plugin.filters(plugin.NOVA_FILTERS)),
+            "weight_classes": f"nova.scheduler.weights.all_weighers,{plugin.WEIGHER_CLASS}",
             "pci_in_placement": True,
         },
         "workarounds": {"disable_fallback_pcpu_query": True},
@@ -239,7 +232,7 @@ def compute(settings: Settings, host: str, address: str) -> Sections:
     sections = _nova(settings, address)
     sections["DEFAULT"] |= {
         "host": host,
-        "compute_driver": "hpc.HpcLibvirtDriver",
+        "compute_driver": plugin.DRIVER,
         "state_path": "/var/lib/nova",
         "instances_path": "/var/lib/nova/instances",
         # Emulation is slow, and one start at a time is quicker than two.

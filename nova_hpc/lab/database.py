@@ -181,5 +181,3 @@ _MIGRATIONS: Final[dict[str, Callable[[Paths, Settings, Tools], None]]] = {
     "nova": _sync_nova,
     "neutron": _sync_neutron,
 }
-
-

@@ -14,7 +14,7 @@ from neutron_lib.plugins.ml2 import api
 _SRIOV: Final = (portbindings.VNIC_DIRECT, portbindings.VNIC_MACVTAP)
 
 
-class LabMechanismDriver(api.MechanismDriver):  # type: ignore[misc]
+class LabMechanismDriver(api.MechanismDriver):
     """Binds ports of a lab in which no network reaches beyond the node."""
 
     def initialize(self) -> None:

@@ -149,13 +149,15 @@ def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
     """Running processes that carry this lab's marker.
 
     :param known: pids that are accounted for; they, their sessions and all that
-        they have started are left out, as is the calling process.
+        they have started are left out, as are the calling process and those
+        that it was started by.
     """
     ours = {os.getpid(), *known}
+    callers = {parent.pid for parent in psutil.Process().parents()}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARKER) != str(paths.state):
+            if process.pid in callers or process.environ().get(MARKER) != str(paths.state):
                 continue
             family = {process.pid, os.getsid(process.pid)}
             family.update(parent.pid for parent in process.parents())
@@ -201,9 +203,7 @@ class Tools:
     #: Set once everything is to end as soon as it can.
     aborted: threading.Event = attrs.field(factory=threading.Event, init=False)
 
-    def run(
-        self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None
-    ) -> None:
+    def run(self, name: str, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         """Run a program to its end; its output is added to the log *name*.
 
         :raises LabError: it cannot be started, failed, or was aborted.

@@ -157,8 +157,10 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
         make(
             "epmd",
             "Erlang's port mapper",
-            (program("epmd", "rabbitmq-server"), "-address", config.LOOPBACK)
-            + ("-port", str(ports["epmd"])),
+            (
+                program("epmd", "rabbitmq-server"),
+                *("-address", config.LOOPBACK, "-port", str(ports["epmd"])),
+            ),
             lambda: _listening(ports["epmd"]),
             ports["epmd"],
         ),
@@ -301,7 +303,7 @@ def _database(settings: Settings) -> None:
         cursor.execute("SELECT 1")
 
 
-def connect(settings: Settings, database: str | None = None) -> pymysql.Connection:  # type: ignore[type-arg]
+def connect(settings: Settings, database: str | None = None) -> pymysql.Connection:
     """A connection to the lab's database server."""
     return pymysql.connect(
         host=config.LOOPBACK,
