@@ -141,11 +141,17 @@ def _take(demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence
                 stock.take(index, item, count)
                 built.extend([Part(index, item)] * count)
             continue
+        # How far each is from the devices of the other names, together.
+        away = {
+            item: sum(item.rank_to(part.item) for part in built)
+            for item in items
+            if stock.free.get((index, item), 0)
+        }
         for _ in range(need):
             item = min(
-                (item for item in items if stock.free.get((index, item), 0)),
+                (item for item in away if stock.free[index, item]),
                 key=lambda item: (
-                    sum(item.rank_to(part.item) for part in built if part.index != index),
+                    away[item],
                     stock.taken.get(item, 0),
                     -item.free,
                     item.order,

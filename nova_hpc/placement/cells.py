@@ -82,11 +82,18 @@ def seatings(
         cost = tables.get(key, {}).get(total)
         return [] if cost is None else [Seating({}, {}, {key: total}, cost)]
     base, extra = divmod(total, len(order))
-    sorts = sorted({attrs.evolve(cell, id=0) for cell in order}, key=repr)
-    members = [[c.id for c in order if attrs.evolve(c, id=0) == sort] for sort in sorts]
+    arranged = sorted(nodes, key=lambda node: node.id)
+    # Cells that fit on the same nodes are interchangeable.
+    alike: dict[frozenset[int], list[int]] = {}
+    for cell in order:
+        suited = frozenset(node.id for node in arranged if fits(cell, node))
+        if not suited:
+            return []
+        alike.setdefault(suited, []).append(cell.id)
+    sorts, members = list(alike), list(alike.values())
 
     places: dict[Key, list[HostNode]] = {key: [] for key in tables}
-    for node in sorted(nodes, key=lambda node: node.id):
+    for node in arranged:
         places.setdefault(node_region(node, rank), []).append(node)
 
     # state: (cells seated of each sort, cells that hold one more)
@@ -103,7 +110,7 @@ def seatings(
             after = {where: list(found) for where, found in ways.items()}
             for (seated, more, here), found in ways.items():
                 for index, sort in enumerate(sorts):
-                    if seated[index] == len(members[index]) or not fits(sort, node):
+                    if seated[index] == len(members[index]) or node.id not in sort:
                         continue
                     for one in (1, 0) if more < extra else (0,):
                         groups = base + one

@@ -17,7 +17,7 @@ from nova_hpc.placement import damage, reasons
 from nova_hpc.placement.build import Built, build
 from nova_hpc.placement.cells import Seating, seatings
 from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import Item, Key, Rank, Site, node_region, survey
+from nova_hpc.placement.domains import ALONE, Item, Key, Rank, Site, node_region, survey
 from nova_hpc.placement.model import Answer, DeviceSet, Host, HostNode, Pick, Policy, Request
 from nova_hpc.placement.tables import Domain, Stage, choices, regions, wide_units
 from nova_hpc.topology.level import Distance, distance
@@ -28,7 +28,8 @@ def choose(request: Request, host: Host, limit: int = 1) -> Answer:
 
     :param limit: at most so many sets. Each is on other NUMA nodes or in
         other domains than the ones before: choosing another of two alike
-        devices is no alternative.
+        devices is no alternative. Sets on other nodes come first, in the
+        order of their scores, and then sets in other domains of those nodes.
     :raises ValueError: the request contradicts itself (see Demand.of).
     """
     demand = Demand.of(request)
@@ -94,7 +95,14 @@ class _Solver:
     def solve(self, limit: int) -> list[DeviceSet]:
         found: dict[object, DeviceSet] = {}
         first: _Plan | None = None
+        before: object = None
         for stage in stages(self.request):
+            # Domains nest, so as many of them are the same ones.
+            keys = {item.keys[stage.rank] for item in self.site.items}
+            domains = (stage.region, len(keys), sum(key[0] == ALONE for key in keys))
+            if domains == before:
+                continue
+            before = domains
             for plan in self._plans(stage, limit):
                 first = first or plan
                 self._add(found, plan)
@@ -109,6 +117,13 @@ class _Solver:
             found.values(),
             key=lambda one: (one.score, sorted(one.cells.items()), [p.pool for p in one.picks]),
         )
+        # Other nodes first: what Nova still rejects, it rejects for a node.
+        seen: list[object] = []
+        again: list[bool] = []
+        for one in ranked:
+            again.append(one.cells in seen)
+            seen.append(one.cells)
+        ranked = [one for _, one in sorted(zip(again, ranked, strict=True), key=lambda p: p[0])]
         return ranked[:limit]
 
     def _add(self, found: dict[object, DeviceSet], plan: _Plan) -> None:
@@ -128,7 +143,7 @@ class _Solver:
 
     def _plans(self, stage: Stage, limit: int, banned: frozenset[Key] = frozenset()) -> list[_Plan]:
         """The cheapest *limit* plans of one stage."""
-        wide, never = wide_units(self.site, stage)
+        wide, never = wide_units(self.demand, self.site, stage)
         closed = never | {unit.name for unit in wide}
         plans: list[_Plan] = []
         for chosen in choices(self.demand, wide):

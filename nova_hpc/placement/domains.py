@@ -221,7 +221,8 @@ def _nodes(
         # The host says nothing about its nodes: those of the devices exist.
         by_id = {numa: HostNode(id=numa) for numa in claims}
     known_nodes = tuple(
-        attrs.evolve(node, socket=socket_of.get(number)) for number, node in sorted(by_id.items())
+        HostNode(number, socket_of.get(number), node.dedicated_cpus, node.pages)
+        for number, node in sorted(by_id.items())
     )
     return known_nodes, socket_of
 

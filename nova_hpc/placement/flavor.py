@@ -34,6 +34,10 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
 }
 
+#: Cells of one size are interchangeable; every further size multiplies the
+#: mappings that have to be compared.
+MAX_SIZES: Final = 8
+
 KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY)
 
 #: Words that mean something that this release can not do. They are refused
@@ -62,7 +66,7 @@ def check_value(key: str, value: str) -> None:
     :raises FlavorError: unknown ``hpc:`` key, or a value it can not have.
     """
     if key not in KEYS:
-        raise FlavorError(f"{key} is no known key; the hpc: keys are {', '.join(KEYS)}")
+        raise FlavorError(f"{_shown(key)} is no known key; the hpc: keys are {', '.join(KEYS)}")
     if not isinstance(value, str):
         raise FlavorError(f"{key} must be a string, not {type(value).__name__}")
     if key == GROUP:
@@ -122,6 +126,12 @@ def build_request(
             "pci_passthrough:alias, or remove the hpc: keys"
         )
     grouping.check_wants(wants)
+    sizes = {(cell.dedicated_cpus, cell.memory_kib, cell.page_kib) for cell in cells}
+    if len(sizes) > MAX_SIZES:
+        raise FlavorError(
+            f"the guest has NUMA cells of {len(sizes)} different sizes (hw:numa_cpus, "
+            f"hw:numa_mem); with {AFFINITY} at most {MAX_SIZES} are supported"
+        )
     effective = numa_policy or extra_specs.get(NUMA_POLICY) or LEGACY
     _check_numa_policy(level, policy, effective, bool(cells))
     return Request(

@@ -86,7 +86,7 @@ def miss(request: Request, demand: Demand, site: Site) -> Miss:
 
 def most_groups(demand: Demand, site: Site, stage: Stage) -> int:
     """How many groups fit in domains of the stage's rank, without cells."""
-    wide, never = wide_units(site, stage)
+    wide, never = wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
     for taken in choices(demand, wide):
@@ -159,7 +159,7 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> M
     if not seatings(cells, nodes, Rank.HOST, anywhere, demand.groups, 1):
         where = _lacking(cells, site)
         return Miss(
-            operator=f"no free NUMA node for every guest cell: {'; '.join(where)}"
+            operator=f"no free NUMA node for every guest cell: {_some(where)}"
             if where
             else "the guest's cells do not fit on distinct NUMA nodes",
             user=_need_of_cells(cells),
@@ -181,12 +181,12 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> M
         f"the devices fit {PLACES[widest.level]}, but not next to free CPUs and memory for "
         f"{need} ({wish})"
     )
-    return Miss(operator=f"{'; '.join(parts)} ({wish})", user=user)
+    return Miss(operator=f"{_some(parts)} ({wish})", user=user)
 
 
 def most_groups_on(demand: Demand, site: Site, stage: Stage, node: str) -> int:
     """How many groups fit on one NUMA node."""
-    wide, never = wide_units(site, stage)
+    wide, never = wide_units(demand, site, stage)
     closed = never | {unit.name for unit in wide}
     best = 0
     for taken in choices(demand, wide):
@@ -204,6 +204,12 @@ def _lacking(cells: Sequence[Cell], site: Site) -> list[str]:
         if short:
             texts.append(f"NUMA node {node.id} has {short}")
     return texts
+
+
+def _some(texts: Sequence[str], limit: int = 4) -> str:
+    """The texts in one line; of many only the first."""
+    rest = len(texts) - limit
+    return "; ".join(texts[:limit]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _need_of_cells(cells: Sequence[Cell]) -> str:

@@ -18,7 +18,7 @@ from nova_hpc.placement.domains import ALONE, Item, Key, Rank, Site, Unit, capac
 #: Ways to choose among units that reach over several domains; more than this
 #: are not tried. Such units are IOMMU groups wider than the asked level, of
 #: which a host has a handful.
-MAX_CHOICES = 4096
+MAX_CHOICES = 512
 
 
 @attrs.define(eq=False)
@@ -58,13 +58,26 @@ class Stage:
     region: Rank
 
 
-def wide_units(site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
+def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
     """Units that reach over several domains, and those that can not be used."""
+    if not site.units:
+        return (), frozenset()
+    caps: dict[Key, dict[int, int]] = {}
+    for item in site.items:
+        inside = caps.setdefault(item.keys[stage.rank], {})
+        inside[item.kind] = inside.get(item.kind, 0) + item.free
+    # Devices in a domain that holds no group can not be used up.
+    empty = {
+        key
+        for key, inside in caps.items()
+        if not demand.most(inside) or (key[0] == ALONE and demand.size > 1)
+    }
     wide, never = [], set()
     for unit in site.units:
-        if any(item.region(stage.region) is None for item in unit.items):
+        keys = {item.keys[stage.rank] for item in unit.items}
+        if keys & empty or any(item.region(stage.region) is None for item in unit.items):
             never.add(unit.name)
-        elif len({item.keys[stage.rank] for item in unit.items}) > 1:
+        elif len(keys) > 1:
             wide.append(unit)
     return tuple(wide), frozenset(never)
 

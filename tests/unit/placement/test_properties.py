@@ -1,0 +1,182 @@
+"""The solver against the reference that tries everything."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.judge import judge
+from nova_hpc.placement.model import DeviceSet, Host, Request
+from nova_hpc.topology.level import Level, common_level
+from tests.unit.placement import brute
+from tests.unit.placement.worlds import cases
+
+#: The nightly run sets more.
+EXAMPLES = int(os.environ.get("NOVA_HPC_TEST_EXAMPLES", "300"))
+
+
+def thorough(test: Callable[..., None]) -> Callable[..., None]:
+    """Generated cases without a deadline, because the reference is slow."""
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=checks)(test)
+
+
+def claims(request: Request, found: DeviceSet) -> dict[str, list[str]]:
+    claimed: dict[str, list[str]] = {want.key: [] for want in request.wants}
+    for pick in found.picks:
+        claimed[pick.want].append(pick.pool)
+    return claimed
+
+
+def check_set(request: Request, host: Host, found: DeviceSet) -> None:
+    """A set is what it says it is, by the definitions and not by the solver."""
+    pools = {pool.id: pool for pool in host.pools}
+    nodes = {node.id: node for node in host.nodes}
+    used: dict[str, int] = {}
+    groups: dict[int, dict[str, int]] = {n: {} for n in range(len(request.groups))}
+    for pick in found.picks:
+        used[pick.pool] = used.get(pick.pool, 0) + 1
+        counts = groups[pick.group]
+        counts[pick.want] = counts.get(pick.want, 0) + 1
+        assert pick.want in pools[pick.pool].serves
+    assert all(count <= pools[one].free for one, count in used.items())
+    assert groups == {n: dict(group.counts) for n, group in enumerate(request.groups)}
+    touched = {pools[one].unit for one in used} - {None}
+    assert all(used.get(p.id) == p.free for p in host.pools if p.unit in touched)
+
+    assert set(found.cells) == {cell.id for cell in request.cells}
+    assert len(set(found.cells.values())) == len(request.cells)
+    for cell in request.cells:
+        node = nodes[found.cells[cell.id]]
+        if cell.host_node is not None:
+            assert node.id == cell.host_node
+        else:
+            assert node.dedicated_cpus is None or cell.dedicated_cpus <= node.dedicated_cpus
+            if cell.page_kib is not None and node.pages is not None:
+                assert cell.memory_kib <= node.pages.get(cell.page_kib, 0) * cell.page_kib
+    level = Level.SWITCH
+    shares = {cell.id: 0 for cell in request.cells}
+    for number in groups:
+        mine = [pick for pick in found.picks if pick.group == number]
+        places = [pools[pick.pool].location for pick in mine]
+        level = max(level, common_level(places))
+        (cell_id,) = {pick.cell for pick in mine}
+        if not request.cells:
+            assert cell_id is None
+            continue
+        assert cell_id is not None
+        shares[cell_id] += 1
+        node = nodes[found.cells[cell_id]]
+        for place in places:
+            if place.numa != node.id:
+                assert not request.on_cells
+                near = node.socket is not None and place.socket == node.socket
+                level = max(level, Level.SOCKET if near else Level.HOST)
+    assert not shares or max(shares.values()) - min(shares.values()) <= 1
+    assert found.level == level
+    assert brute.allowed(request, found.level)
+
+
+@thorough
+@given(cases())
+def test_as_good_as_trying_everything(case: tuple[Request, Host]) -> None:
+    request, host = case
+    reference = brute.best(request, host)
+    answer = choose(request, host)
+    event("fits" if reference else "does not fit")
+    event(f"groups: {len(request.groups)}, cells: {len(request.cells)}")
+    if reference is None:
+        assert not answer.sets
+        assert answer.miss is not None
+        assert answer.miss.operator
+        assert answer.miss.user
+        return
+    assert answer.miss is None
+    (found,) = answer.sets
+    check_set(request, host, found)
+    assert found.level == reference.level
+    if found.level <= Level.NUMA:
+        assert found.distance == reference.distance
+
+
+@thorough
+@given(cases(), st.integers(2, 8))
+def test_every_alternative_is_valid_and_another(case: tuple[Request, Host], limit: int) -> None:
+    request, host = case
+    answer = choose(request, host, limit)
+    assert len(answer.sets) <= limit
+    for found in answer.sets:
+        check_set(request, host, found)
+    assert len({str((found.picks, found.cells)) for found in answer.sets}) == len(answer.sets)
+    firsts = {str(found.cells): found for found in reversed(answer.sets)}
+    mapped = answer.sets[: len(firsts)]
+    others = answer.sets[len(firsts) :]
+    assert len({str(found.cells) for found in mapped}) == len(mapped)
+    for part in (mapped, others):
+        assert [found.score for found in part] == sorted(found.score for found in part)
+    first = choose(request, host).sets
+    assert [one.level for one in first] == [one.level for one in answer.sets[:1]]
+    event(f"{len(answer.sets)} sets")
+
+
+@thorough
+@given(cases(), st.randoms(use_true_random=False), st.integers(1, 3))
+def test_order_of_the_input_does_not_matter(
+    case: tuple[Request, Host], rng: random.Random, limit: int
+) -> None:
+    request, host = case
+
+    def mixed(things: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(rng.sample(things, len(things)))
+
+    other = attrs.evolve(host, pools=mixed(host.pools), nodes=mixed(host.nodes))
+    asked = attrs.evolve(request, wants=mixed(request.wants), cells=mixed(request.cells))
+    assert choose(asked, other, limit) == choose(request, host, limit)
+
+
+@thorough
+@given(cases())
+def test_judge_accepts_what_was_chosen(case: tuple[Request, Host]) -> None:
+    request, host = case
+    for found in choose(request, host, 4).sets:
+        mapped = attrs.evolve(
+            request,
+            cells=tuple(
+                attrs.evolve(cell, host_node=found.cells[cell.id]) for cell in request.cells
+            ),
+        )
+        answer = judge(mapped, host, claims(request, found))
+        assert answer.miss is None
+        (judged,) = answer.sets
+        assert judged.level <= found.level
+        assert {key: sorted(ids) for key, ids in claims(request, judged).items()} == {
+            key: sorted(ids) for key, ids in claims(request, found).items()
+        }
+
+
+@thorough
+@given(cases(), st.randoms(use_true_random=False))
+def test_judge_agrees_with_trying_everything(
+    case: tuple[Request, Host], rng: random.Random
+) -> None:
+    """Any devices at all, such as Nova might have claimed without a filter."""
+    request, host = case
+    free = {pool.id: pool.free for pool in host.pools}
+    claimed: dict[str, list[str]] = {}
+    for want in request.wants:
+        serving = [p.id for p in host.pools if want.key in p.serves for _ in range(free[p.id])]
+        if len(serving) < want.count:
+            return
+        claimed[want.key] = rng.sample(serving, want.count)
+        for one in claimed[want.key]:
+            free[one] -= 1
+    answer = judge(request, host, claimed)
+    event("accepted" if answer.sets else "refused")
+    assert bool(answer.sets) == brute.aligned(request, host, claimed)
