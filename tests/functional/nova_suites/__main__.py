@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -23,37 +24,61 @@ EXPLAINED = pathlib.Path(__file__).with_name("explained.json")
 Outcomes = dict[str, str]
 
 
-def run(name: str, suites: tuple[str, ...], out: pathlib.Path, jobs: int, **env: str) -> Outcomes:
-    """Run *suites* in a process of their own; test id -> passed/failed/skipped."""
+def run_one(name: str, suite: str, out: pathlib.Path, **env: str) -> Outcomes:
+    """Run one suite in a process of its own; test id -> passed/failed/skipped."""
     folder = pathlib.Path(nova.__file__).parent / "tests" / "functional" / "libvirt"
-    junit = out / f"{name}.xml"
-    plugin = ["-p", "tests.functional.nova_suites.switched_on"] if env else []
-    print(f"--- {name}: {', '.join(suites)}", flush=True)
-    subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
-            *("-p", "no:cacheprovider", "-p", "no:warnings", "--show-capture=no"),
-            *("-c", os.devnull, "--rootdir", str(folder), f"--junitxml={junit}"),
-            *(("-n", str(jobs)) if jobs > 1 else ()),
-            *plugin,
-            *(str(folder / f"{suite}.py") for suite in suites),
-        ],
-        # Nova's fixtures swallow the output of passing tests only if told so.
-        env={
-            **os.environ,
-            **{"OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1", "OS_LOG_CAPTURE": "1"},
-            **{"OS_TEST_TIMEOUT": "300", "PYTHONPATH": str(pathlib.Path.cwd())},
-            **env,
-        },
-        check=False,
-    )
+    junit = out / f"{name}-{suite}.xml"
+    log = out / f"{name}-{suite}.log"
+    # The first lets pytest run Nova's test classes at all.
+    plugins = ["tests.functional.conftest", *(["tests.functional.nova_suites.switched_on"] * bool(env))]
+    with log.open("wb") as stream:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=short"),
+                *("-p", "no:cacheprovider", "-p", "no:warnings", "--show-capture=no"),
+                *("-c", os.devnull, "--rootdir", str(folder), f"--junitxml={junit}"),
+                *(word for plugin in plugins for word in ("-p", plugin)),
+                str(folder / f"{suite}.py"),
+            ],
+            # Nova's fixtures swallow the output of tests only if told so.
+            env={
+                **os.environ,
+                **{"OS_STDOUT_CAPTURE": "1", "OS_STDERR_CAPTURE": "1", "OS_LOG_CAPTURE": "1"},
+                **{"OS_TEST_TIMEOUT": "300", "PYTHONPATH": str(pathlib.Path.cwd())},
+                **env,
+            },
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    tail = log.read_text(errors="replace").strip().splitlines()[-1:]
+    print(f"    {name:14} {suite:24} {' '.join(tail)}", flush=True)
     outcomes: Outcomes = {}
+    if not junit.exists():
+        print(log.read_text(errors="replace")[-3000:])
+        return outcomes
     for case in ET.parse(junit).getroot().iter("testcase"):  # noqa: S314  our own file
         tags = {child.tag for child in case}
         outcome = "failed" if tags & {"failure", "error"} else "passed"
         outcomes[f"{case.get('classname')}.{case.get('name')}"] = (
             "skipped" if "skipped" in tags else outcome
         )
+    return outcomes
+
+
+def run(name: str, suites: tuple[str, ...], out: pathlib.Path, jobs: int, **env: str) -> Outcomes:
+    """Run *suites*, up to *jobs* at once.
+
+    Processes instead of pytest-xdist: Nova's functional tests patch the
+    standard library with eventlet, which stalls the workers of xdist.
+    """
+    outcomes: Outcomes = {}
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        # The longest first, so that the others fill the time beside it.
+        for result in pool.map(
+            lambda suite: run_one(name, suite, out, **env), sorted(suites, reverse=True)
+        ):
+            outcomes.update(result)
     return outcomes
 
 

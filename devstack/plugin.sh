@@ -1,0 +1,82 @@
+# plugin.sh - the nova-hpc plug-in of devstack
+#
+# Installs the project beside Nova, derives the node's settings from its
+# inventory and merges them into Nova's and Placement's configuration.
+
+_XTRACE_NOVA_HPC=$(set +o | grep xtrace)
+set +o xtrace
+
+# Merge the options of an include file into a service's configuration.
+#
+# An option that is given several times replaces all earlier values of it, in
+# the same order. iniset_multiline splits values at blanks, which the JSON of
+# PCI options contains, so the lines are added one by one.
+#
+#   nova_hpc_merge INCLUDE_FILE CONF_FILE
+function nova_hpc_merge {
+    local include=$1 conf=$2
+    local section option line i
+    local -a lines=() options=()
+    for section in $(iniget_sections $include); do
+        # Only the assignments of this section, comments and blanks left out.
+        mapfile -t lines < <(sed -n -e "/^\[$section\]/,/^\[/ { /^[a-z_]* *=/ p; }" $include)
+        if ! grep -q "^\[$section\]" $conf; then
+            printf '\n[%s]\n' $section | sudo tee -a $conf > /dev/null
+        fi
+        mapfile -t options < <(printf '%s\n' "${lines[@]}" | sed -e 's/ *=.*//' | sort -u)
+        for option in "${options[@]}"; do
+            inidelete $conf $section $option
+        done
+        # iniadd_literal puts a line right below the section's head.
+        for (( i = ${#lines[@]} - 1; i >= 0; i-- )); do
+            line=${lines[i]}
+            iniadd_literal $conf $section "${line%% =*}" "${line#*= }"
+        done
+    done
+}
+
+function nova_hpc_install {
+    setup_develop $NOVA_HPC_DIR
+    if is_service_enabled n-cpu; then
+        # An editable install places no file beside Nova's own drivers.
+        nova-hpc install-shim
+    fi
+}
+
+function nova_hpc_configure {
+    local -a more
+    # Quotes in the setting group words, as they would on a command line.
+    eval "more=($NOVA_HPC_CONFIGURE_ARGS)"
+    sudo install -d -o $STACK_USER $NOVA_HPC_CONF_DIR
+    nova-hpc configure --write $NOVA_HPC_CONF_DIR --enabled-filters "$NOVA_FILTERS" "${more[@]}"
+    nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-common.conf $NOVA_CONF
+    if is_service_enabled n-api n-sch n-cond; then
+        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-controller.conf $NOVA_CONF
+    fi
+    if is_service_enabled n-cpu; then
+        # nova-cpu.conf is made from this file when nova-compute starts.
+        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-compute.conf $NOVA_CONF
+    fi
+    if is_service_enabled placement-api; then
+        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-placement.conf $PLACEMENT_CONF
+    fi
+}
+
+function nova_hpc_clean {
+    if type -t nova-hpc > /dev/null; then
+        nova-hpc install-shim --remove
+    fi
+    sudo rm -rf $NOVA_HPC_CONF_DIR
+}
+
+if [[ "$1" == "stack" && "$2" == "install" ]]; then
+    echo_summary "Installing nova-hpc"
+    nova_hpc_install
+elif [[ "$1" == "stack" && "$2" == "post-config" ]]; then
+    echo_summary "Configuring nova-hpc"
+    nova_hpc_configure
+elif [[ "$1" == "clean" ]]; then
+    nova_hpc_clean
+fi
+
+$_XTRACE_NOVA_HPC

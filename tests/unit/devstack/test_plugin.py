@@ -1,0 +1,145 @@
+"""The devstack plug-in, run against devstack's own functions.
+
+Only what would install packages is replaced; the settings come from the real
+``nova-hpc configure`` over a real capture.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from oslo_config import cfg
+
+TOP = pathlib.Path(__file__).resolve().parents[3]
+
+SCRIPT = """
+set -e
+TOP_DIR=$DEVSTACK
+DEST=$SCRATCH
+STACK_USER=$(id -un)
+source $DEVSTACK/functions
+# There is no devstack host here: no packages are installed, no services run.
+function sudo { "$@"; }
+function is_service_enabled { return 0; }
+function echo_summary { echo "SUMMARY $*"; }
+function setup_develop { echo "SETUP $1"; }
+NOVA_CONF=$SCRATCH/nova.conf
+PLACEMENT_CONF=$SCRATCH/placement.conf
+NOVA_HPC_DIR=$PLUGIN_TOP
+NOVA_HPC_CONF_DIR=$SCRATCH/hpc
+# Nova's own line, from devstack's lib/nova.
+eval "$(grep '^NOVA_FILTERS=' $DEVSTACK/lib/nova)"
+source $PLUGIN_TOP/devstack/settings
+source $PLUGIN_TOP/devstack/plugin.sh stack post-config
+"""
+
+NOVA_CONF = """[DEFAULT]
+compute_driver = libvirt.LibvirtDriver
+my_ip = 127.0.0.1
+
+[filter_scheduler]
+enabled_filters = ComputeFilter
+track_instance_changes = False
+"""
+
+
+def _run(script: str, captures: pathlib.Path, scratch: pathlib.Path, arguments: str) -> str:
+    (scratch / "bin").mkdir(exist_ok=True)
+    command = scratch / "bin" / "nova-hpc"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc.cli.main "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={
+            "PATH": f"{scratch / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(TOP),
+            "HOME": str(scratch),
+            "DEVSTACK": str(captures / "devstack"),
+            "PLUGIN_TOP": str(TOP),
+            "SCRATCH": str(scratch),
+            "NOVA_HPC_CONFIGURE_ARGS": arguments,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _parse(path: pathlib.Path) -> dict[str, dict[str, list[str]]]:
+    """What oslo.config itself reads from a file."""
+    sections: dict[str, dict[str, list[str]]] = {}
+    cfg.ConfigParser(str(path), sections).parse()
+    return sections
+
+
+@pytest.fixture
+def merged(captures: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    _run(SCRIPT, captures, tmp_path, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'} --hosts 1234")
+    return tmp_path
+
+
+def test_post_config_merges_the_settings_of_the_node(merged: pathlib.Path) -> None:
+    nova = _parse(merged / "nova.conf")
+    assert nova["DEFAULT"]["compute_driver"] == ["hpc.HpcLibvirtDriver"]
+    assert nova["DEFAULT"]["my_ip"] == ["127.0.0.1"]
+    assert nova["filter_scheduler"]["track_instance_changes"] == ["False"]
+    specs = [json.loads(value) for value in nova["pci"]["device_spec"]]
+    gpus = [spec for spec in specs if spec["hpc_role"] == "gpu"]
+    assert len(gpus) == 16
+    # The order of the inventory is kept, though devstack adds lines backwards.
+    assert [spec["address"] for spec in gpus] == sorted(spec["address"] for spec in gpus)
+    (filters,) = nova["filter_scheduler"]["enabled_filters"]
+    names = filters.split(",")
+    # Devstack's own extra filters stay, ours comes before the two that check.
+    assert "SameHostFilter" in names
+    assert names.index("HpcTopologyFilter") < names.index("NUMATopologyFilter")
+    assert names.index("HpcTopologyFilter") < names.index("PciPassthroughFilter")
+    placement = _parse(merged / "placement.conf")
+    assert placement["placement"]["allocation_candidates_generation_strategy"] == ["breadth-first"]
+    assert int(placement["placement"]["max_allocation_candidates"][0]) >= 1234
+    assert placement["api"]["auth_strategy"] == ["keystone"]
+
+
+def test_a_second_run_changes_nothing(merged: pathlib.Path, captures: pathlib.Path) -> None:
+    before = {name: (merged / name).read_text() for name in ("nova.conf", "placement.conf")}
+    _run(SCRIPT, captures, merged, f"--xml {captures / 'hwloc' / 'nvidiaDGX2.xml'} --hosts 1234")
+    after = {name: _parse(merged / name) for name in before}
+    for name, text in before.items():
+        (merged / "before.conf").write_text(text)
+        assert after[name] == _parse(merged / "before.conf")
+
+
+def test_quoted_arguments_stay_one_word(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    role = '{"role": "accelerator", "vendor_id": "10de", "class": "0302"}'
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    _run(SCRIPT, captures, tmp_path, f"--xml {xml} --device-role '{role}'")
+    specs = _parse(tmp_path / "nova.conf")["pci"]["device_spec"]
+    assert {json.loads(value)["hpc_role"] for value in specs} == {"accelerator"}
+
+
+def test_install_places_the_shim_and_clean_removes_it(
+    captures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    calls = tmp_path / "calls"
+    recorded = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/plugin.sh stack post-config",
+        f'function nova-hpc {{ echo "$*" >> {calls}; }}\n'
+        "source $PLUGIN_TOP/devstack/plugin.sh stack install\n"
+        "source $PLUGIN_TOP/devstack/plugin.sh stack extra\n"
+        "source $PLUGIN_TOP/devstack/plugin.sh unstack\n"
+        "source $PLUGIN_TOP/devstack/plugin.sh clean",
+    )
+    out = _run(recorded, captures, tmp_path, "")
+    assert out.count("SETUP ") == 1
+    assert calls.read_text().splitlines() == ["install-shim", "install-shim --remove"]
