@@ -10,15 +10,10 @@ this one imports next to nothing.
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from nova import exception
 from nova.api.validation.extra_specs import base
 
-from nova_hpc.topology.level import Level
-
-_GROUP: Final = r"[^\s:,]+:[1-9][0-9]{0,3}(,[^\s:,]+:[1-9][0-9]{0,3})*"
+from nova_hpc.placement import flavor
 
 
 class HpcExtraSpecValidator(base.ExtraSpecValidator):
@@ -29,25 +24,17 @@ class HpcExtraSpecValidator(base.ExtraSpecValidator):
 
         :raises nova.exception.ValidationError: answered as 400 by the API.
         """
-        enum = self.value.get("enum")
-        if enum is not None and value not in enum:
-            legal = ", ".join(enum)
-            raise exception.ValidationError(
-                f"Validation failed; {name} is '{value}', which is not one of: {legal}."
-            )
-        pattern = self.value.get("pattern")
-        if pattern is not None and not re.fullmatch(pattern, value):
-            raise exception.ValidationError(
-                f"Validation failed; {name} is '{value}', which is not a list of "
-                "name:count, for example 'gpu:1,vf:1'."
-            )
+        try:
+            flavor.check_value(name, value)
+        except flavor.FlavorError as error:
+            raise exception.ValidationError(f"Validation failed; {error}.") from None
 
 
 def register() -> list[base.ExtraSpecValidator]:
     """Entry point of ``nova.api.extra_spec_validators``."""
     return [
         HpcExtraSpecValidator(
-            name="hpc:affinity",
+            name=flavor.AFFINITY,
             description=(
                 "The tightest common ancestor that the devices of every group must "
                 "have: a PCIe switch, a PCIe root, a NUMA node, a socket or only the host."
@@ -55,11 +42,11 @@ def register() -> list[base.ExtraSpecValidator]:
             value={
                 "type": str,
                 "description": "The level of locality.",
-                "enum": [level.word for level in Level],
+                "enum": list(flavor.WORDS[flavor.AFFINITY]),
             },
         ),
         HpcExtraSpecValidator(
-            name="hpc:affinity_policy",
+            name=flavor.AFFINITY_POLICY,
             description=(
                 "What to do where the level of ``hpc:affinity`` cannot be reached: "
                 "``required`` (the default) refuses the host, ``preferred`` takes the "
@@ -68,11 +55,11 @@ def register() -> list[base.ExtraSpecValidator]:
             value={
                 "type": str,
                 "description": "The policy.",
-                "enum": ["required", "preferred"],
+                "enum": list(flavor.WORDS[flavor.AFFINITY_POLICY]),
             },
         ),
         HpcExtraSpecValidator(
-            name="hpc:group",
+            name=flavor.GROUP,
             description=(
                 "The unit of devices that must sit together, by alias or role. A server "
                 "of four GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups."
@@ -80,25 +67,24 @@ def register() -> list[base.ExtraSpecValidator]:
             value={
                 "type": str,
                 "description": "Names and counts, for example ``gpu:1,vf:1``.",
-                "pattern": _GROUP,
             },
         ),
         HpcExtraSpecValidator(
-            name="hpc:nvlink",
+            name=flavor.NVLINK,
             description="Whether only whole sets of NVLink-connected GPUs are given.",
             value={
                 "type": str,
                 "description": "The policy.",
-                "enum": ["required", "preferred", "none"],
+                "enum": list(flavor.WORDS[flavor.NVLINK]),
             },
         ),
         HpcExtraSpecValidator(
-            name="hpc:guest_topology",
+            name=flavor.GUEST_TOPOLOGY,
             description="What PCIe tree the guest gets.",
             value={
                 "type": str,
                 "description": "The kind of tree.",
-                "enum": ["mirror", "numa", "flat"],
+                "enum": list(flavor.WORDS[flavor.GUEST_TOPOLOGY]),
             },
         ),
     ]

@@ -17,6 +17,8 @@ import nova.virt
 from lxml import etree
 from nova import context as nova_context
 from nova import objects
+from nova.tests.functional import fixtures as nova_fixtures
+from nova.tests.functional.api import client  # noqa: F401  tests use it from here
 from nova.tests.functional.libvirt import test_pci_sriov_servers
 from oslo_config import cfg
 from oslo_serialization import jsonutils
@@ -54,6 +56,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
 
     #: The driver of the compute services.
     DRIVER = STOCK_DRIVER
+    #: Placement's limit of allocation candidates: as many as there are hosts.
+    CANDIDATES = 100
     #: Whether the scheduler has the filter and the weigher.
     WITH_FILTER = True
     #: Filters of ours and Nova's, in their order, after Nova's defaults.
@@ -74,8 +78,13 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         placement = self.placement_fixture.conf_fixture
         placement.config(group="workarounds", optimize_for_wide_provider_trees=True)
         placement.config(
-            group="placement", allocation_candidates_generation_strategy="breadth-first"
+            group="placement",
+            allocation_candidates_generation_strategy="breadth-first",
+            # Without a limit Placement makes all candidates there are before
+            # it returns some: four of 16 devices take it minutes.
+            max_allocation_candidates=self.CANDIDATES,
         )
+        self.flags(max_placement_results=self.CANDIDATES, group="scheduler")
         self.domains = self.useFixture(fixtures.DomainRecorder())
         # These tests must not depend on the sysfs of the machine they run on.
         patch = fixtures.fixtures.MockPatch
@@ -83,6 +92,12 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         self.useFixture(
             patch("nova.pci.utils.get_function_by_ifname", return_value=(None, False))
         )
+
+    def useFixture(self, fixture):
+        """Remember Placement's fixture, which Nova 32 does not keep."""
+        if isinstance(fixture, nova_fixtures.PlacementFixture):
+            self.placement_fixture = fixture
+        return super().useFixture(fixture)
 
     # -- services ---------------------------------------------------------
 

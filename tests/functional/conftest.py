@@ -24,3 +24,11 @@ def _clear_attrs(self: test.TestCase) -> None:
 
 
 test.TestCase._clear_attrs = _clear_attrs
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """Repeat the lines that tests print for people, also where they passed."""
+    for report in terminalreporter.stats.get("passed", []):
+        for line in report.capstdout.splitlines():
+            if line.startswith("RESULT: "):
+                terminalreporter.write_line(line)

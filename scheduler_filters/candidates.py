@@ -1,0 +1,90 @@
+"""Makes the allocation candidate that names the chosen devices.
+
+Placement's own candidates are cut off without regard to topology, so one of
+them serves only as a template: everything that is not a device of the flavor
+(CPUs, memory, disk, bandwidth of ports) is kept as it is, and the devices are
+replaced. Placement checks the result when the scheduler claims it.
+
+Pure functions on plain data; nothing here imports Nova.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+#: An allocation request of Placement, with ``allocations`` and ``mappings``.
+Candidate = Mapping[str, Any]
+
+
+class CandidateError(ValueError):
+    """An allocation candidate of a form that this release does not know."""
+
+
+@attrs.frozen
+class Unit:
+    """One device that the flavor asks Placement for: one request group."""
+
+    group: str  # the suffix of the request group, a key of ``mappings``
+    resource_class: str
+
+
+def find_template(candidates: Sequence[Candidate], units: Iterable[Unit]) -> Candidate | None:
+    """The first candidate that has a provider for each of *units*.
+
+    :returns: None if there is no such candidate.
+    """
+    groups = {unit.group for unit in units}
+    for candidate in candidates:
+        mappings = candidate.get("mappings")
+        if not isinstance(mappings, Mapping) or "allocations" not in candidate:
+            continue
+        if all(len(mappings.get(group) or ()) == 1 for group in groups):
+            return candidate
+    return None
+
+
+def synthesise(
+    template: Candidate, units: Sequence[Unit], providers: Mapping[str, str]
+) -> dict[str, Any]:
+    """A new candidate with the devices of *units* from other providers.
+
+    :param template: is not changed, nor is anything inside it.
+    :param units: every device of the flavor.
+    :param providers: request group -> UUID of the provider to take it from.
+        Several groups may name the same provider (functions of one adapter);
+        their amounts add up.
+    :raises CandidateError: the template does not hold what it maps.
+    """
+    candidate = copy.deepcopy(dict(template))
+    allocations: dict[str, Any] = candidate["allocations"]
+    mappings: dict[str, list[str]] = candidate["mappings"]
+    for unit in units:
+        _take_away(allocations, mappings[unit.group][0], unit.resource_class)
+    for unit in units:
+        provider = providers[unit.group]
+        resources = allocations.setdefault(provider, {"resources": {}})["resources"]
+        resources[unit.resource_class] = resources.get(unit.resource_class, 0) + 1
+        mappings[unit.group] = [provider]
+    return candidate
+
+
+def _take_away(allocations: dict[str, Any], provider: str, resource_class: str) -> None:
+    """Remove one unit of *resource_class*; the provider too, once it is empty."""
+    try:
+        resources = allocations[provider]["resources"]
+        amount = resources[resource_class]
+    except (KeyError, TypeError):
+        raise CandidateError(
+            f"the allocation candidate maps {resource_class} to provider {provider} "
+            "but allocates none there"
+        ) from None
+    if amount > 1:
+        resources[resource_class] = amount - 1
+        return
+    del resources[resource_class]
+    if not resources:
+        del allocations[provider]

@@ -1,0 +1,94 @@
+"""What has to hold in the scheduler before ``hpc:`` flavors can be served.
+
+Nothing here matters for other flavors: a scheduler that is not set up for
+``hpc:`` flavors serves all others as stock Nova does, and refuses these with
+the option to change.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Final
+
+from nova import version
+from nova.compute import pci_placement_translator
+from nova.pci import stats
+from nova.virt import hardware
+
+#: Releases of Nova whose behaviour the functional tests prove.
+SUPPORTED: Final = range(32, 35)
+
+FILTER: Final = "HpcTopologyFilter"
+#: Nova's filters that check candidates again, and so come after ours.
+AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
+
+_PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] = {
+    "PciDeviceStats._filter_pools": (
+        getattr(stats.PciDeviceStats, "_filter_pools", None),
+        frozenset({"pools", "request", "numa_cells", "rp_uuids"}),
+    ),
+    "PciDeviceStats._get_rp_uuids_for_request": (
+        getattr(stats.PciDeviceStats, "_get_rp_uuids_for_request", None),
+        frozenset({"provider_mapping", "request"}),
+    ),
+    "PciDeviceStats.support_requests": (
+        getattr(stats.PciDeviceStats, "support_requests", None),
+        frozenset({"requests", "provider_mapping"}),
+    ),
+    "hardware.numa_fit_instance_to_host": (
+        getattr(hardware, "numa_fit_instance_to_host", None),
+        frozenset({"provider_mapping", "limits", "pci_requests", "pci_stats"}),
+    ),
+    "pci_placement_translator.get_resource_class": (
+        getattr(pci_placement_translator, "get_resource_class", None),
+        frozenset({"requested_name", "vendor_id", "product_id"}),
+    ),
+}
+
+
+def problems(conf: Any, release: str | None = None) -> list[str]:
+    """Why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
+
+    :param conf: Nova's configuration.
+    :param release: Nova's version; None: the one that is running.
+    """
+    found = []
+    release = version.version_string() if release is None else release
+    major = release.split(".", 1)[0]
+    if not major.isdigit() or int(major) not in SUPPORTED:
+        found.append(
+            f"Nova {release} is not supported; this release of nova-hpc knows "
+            f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
+        )
+    found += [
+        f"{name} of Nova {release} is not what this release of nova-hpc relies on"
+        for name, (function, parameters) in _PARAMETERS.items()
+        if function is None or not parameters <= set(inspect.signature(function).parameters)
+    ]
+    if not conf.filter_scheduler.pci_in_placement:
+        found.append("set [filter_scheduler]pci_in_placement = True")
+    found += _order(list(conf.filter_scheduler.enabled_filters))
+    return found
+
+
+def _order(enabled: list[str]) -> list[str]:
+    found = []
+    ours = enabled.index(FILTER) if FILTER in enabled else -1
+    for name in AFTER:
+        if name not in enabled:
+            found.append(f"add {name} to [filter_scheduler]enabled_filters, after {FILTER}")
+        elif enabled.index(name) < ours:
+            found.append(f"put {FILTER} before {name} in [filter_scheduler]enabled_filters")
+    return found
+
+
+def advice(conf: Any) -> list[str]:
+    """Settings that work, but not as well as others; [] if all is well."""
+    found = []
+    if not conf.workarounds.disable_fallback_pcpu_query:
+        found.append(
+            "[workarounds]disable_fallback_pcpu_query = True saves a second query of "
+            "allocation candidates for every server with dedicated CPUs"
+        )
+    return found

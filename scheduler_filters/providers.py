@@ -1,0 +1,90 @@
+"""Asks Placement which devices are free at this moment.
+
+The pools of a host state are what the compute node last saved. A server that
+is being built has its devices in Placement already but not in the pools, so a
+choice from the pools alone would collide with it again and again: the choice
+is deterministic. One query for a kind of device, over all hosts, settles it;
+it also tells the resource class of a device from Placement itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib import parse
+
+import attrs
+from nova.scheduler.client import report
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+#: The first with ``required`` in a query of providers.
+_MICROVERSION: Final = "1.18"
+
+#: Free functions of one adapter are told apart up to this number.
+_MOST: Final = 8
+
+
+@attrs.frozen
+class Kind:
+    """A kind of device, as Placement knows it."""
+
+    resource_class: str
+    traits: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Free:
+    """Providers with free devices of one kind."""
+
+    #: provider -> free devices, as far as was asked.
+    amounts: Mapping[str, int]
+    asked: int
+
+    def of(self, provider: str, counted: int) -> int:
+        """Free devices of *provider*, of which the pools count *counted*."""
+        amount = self.amounts.get(provider, 0)
+        return counted if amount >= self.asked else min(counted, amount)
+
+
+def free_providers(kind: Kind, most: int) -> Free | None:
+    """All providers with free devices of *kind*.
+
+    :param most: how many of one provider the request can use.
+    :returns: None if Placement could not be asked: then the pools have to do.
+    """
+    most = max(1, min(most, _MOST))
+    amounts: dict[str, int] = {}
+    for amount in range(1, most + 1):
+        found = _ask(kind, amount)
+        if found is None:
+            return None
+        amounts.update(dict.fromkeys(found, amount))
+    return Free(amounts=amounts, asked=most)
+
+
+def _ask(kind: Kind, amount: int) -> list[str] | None:
+    query = {"resources": f"{kind.resource_class}:{amount}"}
+    if kind.traits:
+        query["required"] = ",".join(sorted(kind.traits))
+    url = "/resource_providers?" + parse.urlencode(query, safe=":,")
+    try:
+        answer = report.report_client_singleton().get(url, version=_MICROVERSION)
+        if answer.status_code != 200:
+            LOG.warning(
+                "Placement answered %s to the question which %s are free; "
+                "going by the hosts' own pools",
+                answer.status_code,
+                kind.resource_class,
+            )
+            return None
+        return [provider["uuid"] for provider in answer.json()["resource_providers"]]
+    except Exception as error:
+        # Whatever is wrong with Placement, the claim that follows will tell.
+        LOG.warning(
+            "Placement could not be asked which %s are free (%s); going by the hosts' own pools",
+            kind.resource_class,
+            error,
+        )
+        return None

@@ -1,0 +1,175 @@
+"""Flavors: what is refused where, and that stock flavors are left alone."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from nova.tests.functional.api import client
+from oslo_serialization import jsonutils
+
+from scheduler_filters import hpc_topology_filter
+from tests.functional import base, fixtures
+
+PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+
+
+class ValidatorsTest(base.HpcServersTest):
+    """Nova's API refuses wrong words, where it validates at all."""
+
+    def refuse(self, specs: dict[str, str], version: str = "2.86") -> str:
+        flavor = self.make_flavor({})
+        admin = self.api_fixture.admin_api
+        with self.at_microversion(admin, version):
+            error = self.assertRaises(
+                client.OpenStackApiException,
+                admin.post_extra_spec,
+                flavor,
+                {"extra_specs": specs},
+            )
+        self.assertEqual(400, error.response.status_code)
+        return str(error)
+
+    def test_wrong_words_are_named(self) -> None:
+        text = self.refuse({"hpc:affinity": "swtich"})
+        self.assertIn("hpc:affinity is 'swtich'", text)
+        self.assertIn("switch, root, numa, socket, host", text)
+        for key, value in {
+            "hpc:affinity_policy": "must",
+            "hpc:group": "gpu",
+            "hpc:nvlink": "yes",
+            "hpc:guest_topology": "real",
+        }.items():
+            text = self.refuse({key: value})
+            self.assertIn(key, text)
+            self.assertIn(value, text)
+
+    def test_unknown_key(self) -> None:
+        self.assertIn("hpc:afinity", self.refuse({"hpc:afinity": "switch"}))
+
+    def test_good_words_pass(self) -> None:
+        flavor = self.make_flavor({})
+        admin = self.api_fixture.admin_api
+        with self.at_microversion(admin, "2.86"):
+            admin.post_extra_spec(
+                flavor,
+                {
+                    "extra_specs": {
+                        "hpc:affinity": "switch",
+                        "hpc:affinity_policy": "preferred",
+                        "hpc:group": "gpu:1,vf:1",
+                        "hpc:nvlink": "none",
+                        "hpc:guest_topology": "numa",
+                    }
+                },
+            )
+
+
+class BadFlavorTest(base.HpcServersTest):
+    """Older clients pass the validators by; the scheduler refuses cleanly."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_host("secret", fixtures.two_switches(gpus=4, pfs=1))
+
+    def assert_refused(self, specs: dict[str, str], *words: str) -> None:
+        server = self.boot(self.make_flavor(specs), state="ERROR")
+        fault = self.fault(server)
+        self.assertIn("Flavor:", fault)
+        for word in words:
+            self.assertIn(word, fault)
+        self.assertNotIn("secret", fault)
+        self.assertEqual([], self.log_lines(r"ERROR \[scheduler_filters"))
+
+    def test_wrong_word(self) -> None:
+        self.assert_refused(PAIR | {"hpc:affinity": "swtich"}, "hpc:affinity", "swtich")
+
+    def test_unknown_key(self) -> None:
+        self.assert_refused(PAIR | {"hpc:afinity": "switch"}, "hpc:afinity")
+
+    def test_groups_that_do_not_divide_the_devices(self) -> None:
+        self.assert_refused(
+            {
+                "pci_passthrough:alias": "gpu:3,vf:2",
+                "hpc:affinity": "switch",
+                "hpc:group": "gpu:1,vf:1",
+            },
+            "hpc:group",
+        )
+
+    def test_unknown_name_in_group(self) -> None:
+        self.assert_refused(PAIR | {"hpc:group": "fpga:1"}, "hpc:group", "fpga")
+
+    def test_socket_policy_with_switch(self) -> None:
+        self.assert_refused(
+            PAIR | {"hw:pci_numa_affinity_policy": "socket", "hw:numa_nodes": "1"},
+            "hw:pci_numa_affinity_policy",
+        )
+
+
+class RoleTest(base.HpcServersTest):
+    """``hpc:group`` may use roles where aliases have other names."""
+
+    PCI_ALIAS = [
+        '{"name": "a100", "resource_class": "CUSTOM_HPC_GPU"}',
+        '{"name": "cx7", "resource_class": "CUSTOM_HPC_VF"}',
+    ]
+
+    def test_group_by_role(self) -> None:
+        self.start_host(
+            "one", fixtures.Shape((fixtures.Switch(pfs=1), fixtures.Switch(pfs=1, numa=1)))
+        )
+        flavor = self.make_flavor(
+            {
+                "pci_passthrough:alias": "a100:2,cx7:2",
+                "hpc:affinity": "switch",
+                "hpc:group": "gpu:1,vf:1",
+            }
+        )
+        server = self.boot(flavor)
+        self.assertEqual(4, len(self.devices_of(server)))
+
+
+class InertTest(base.HpcServersTest):
+    """Flavors without ``hpc:`` keys are scheduled as stock Nova does."""
+
+    def test_filter_changes_nothing(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=1))
+        with (
+            mock.patch.object(hpc_topology_filter, "_place", side_effect=AssertionError),
+            mock.patch.object(hpc_topology_filter.reader, "read_task", side_effect=AssertionError),
+        ):
+            server = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
+        self.assertEqual(2, len(self.devices_of(server)))
+        self.boot(self.make_flavor({}))
+
+
+class WrongOrderTest(base.HpcServersTest):
+    """A filter in the wrong place is refused by name, for hpc: flavors only."""
+
+    FILTERS = ("NUMATopologyFilter", "PciPassthroughFilter", "HpcTopologyFilter")
+
+    def test_refused(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=2))
+        server = self.boot(self.make_flavor(PAIR), state="ERROR")
+        self.assertIn("not set up for hpc: flavors", self.fault(server))
+        lines = self.log_lines("put HpcTopologyFilter before NUMATopologyFilter")
+        self.assertTrue(lines)
+        self.assertIn("enabled_filters", lines[0])
+        stock = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
+        self.assertEqual(2, len(self.devices_of(stock)))
+
+
+class PlacementOffTest(base.HpcServersTest):
+    """PCI in Placement is off in the scheduler."""
+
+    PCI_ALIAS = [jsonutils.dumps(each) for each in fixtures.ID_ALIASES]
+
+    def test_refused(self) -> None:
+        self.flags(pci_in_placement=False, group="filter_scheduler")
+        shape = fixtures.two_switches(gpus=2)
+        self.start_host("one", shape, shape.device_spec(classes=False))
+        server = self.boot(self.make_flavor(PAIR), state="ERROR")
+        self.assertIn("not set up for hpc: flavors", self.fault(server))
+        self.assertTrue(self.log_lines(r"\[filter_scheduler\]pci_in_placement = True"))
+        stock = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
+        self.assertEqual(2, len(self.devices_of(stock)))

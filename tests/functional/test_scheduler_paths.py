@@ -1,0 +1,146 @@
+"""Every way in which a server reaches the scheduler."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from nova_hpc.topology.level import Level
+from scheduler_filters import hpc_topology_filter
+from tests.functional import base, fixtures
+from tests.functional.fixtures import Shape, Switch
+
+PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+
+
+class MultiCreateTest(base.HpcServersTest):
+    """Several servers in one request."""
+
+    def create_many(self, flavor: str, count: int, state: str, **hints: object) -> list[dict]:
+        body = self._build_server(flavor_id=flavor, networks="none")
+        body |= {"min_count": count, "max_count": count, "return_reservation_id": True}
+        request = {"server": body}
+        if hints:
+            request["os:scheduler_hints"] = hints
+        answer = self.api.api_post("/servers", request).body
+        servers = self.api.get_servers(
+            search_opts={"reservation_id": answer["reservation_id"], "all_tenants": 1}
+        )
+        self.assertEqual(count, len(servers))
+        return [self._wait_for_state_change(each, state) for each in servers]
+
+    def test_aligned_across_hosts(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=2))
+        self.start_host("two", fixtures.two_switches(gpus=2))
+        servers = self.create_many(self.make_flavor(PAIR), 4, "ACTIVE")
+        self.assertEqual(0, self.scattered(servers))
+        self.assertEqual([2] * 4, [len(self.devices_of(each)) for each in servers])
+        self.assert_given_once()
+
+    def test_functions_of_one_adapter(self) -> None:
+        self.start_host("one", Shape((Switch(gpus=0, pfs=1, vfs=6),)))
+        flavor = self.make_flavor({"pci_passthrough:alias": "vf:2", "hpc:affinity": "switch"})
+        servers = self.create_many(flavor, 3, "ACTIVE")
+        self.assertEqual([2] * 3, [len(self.devices_of(each)) for each in servers])
+        self.assert_given_once()
+
+    def test_all_or_nothing(self) -> None:
+        """One too many: none is built, and nothing stays claimed."""
+        self.start_host("one", Shape((Switch(gpus=2), Switch(gpus=1), Switch(gpus=1))))
+        servers = self.create_many(self.make_flavor(PAIR), 2, "ERROR")
+        for server in servers:
+            self.assertIn("No valid host was found", self.fault(server))
+            self.assertEqual({}, self._get_allocations_by_server_uuid(server["id"]))
+        self.assertIs(Level.SWITCH, self.level_of(self.boot(self.make_flavor(PAIR))))
+
+    def test_anti_affinity(self) -> None:
+        for name in ("one", "two", "three"):
+            self.start_host(name, fixtures.two_switches(gpus=2))
+        group = self.api.post_server_groups({"name": "apart", "policy": "anti-affinity"})
+        servers = self.create_many(self.make_flavor(PAIR), 3, "ACTIVE", group=group["id"])
+        self.assertEqual(3, len({self.host_of(each) for each in servers}))
+        self.assertEqual(0, self.scattered(servers))
+
+
+class DestinationTest(base.HpcServersTest):
+    """Servers for a certain host."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.start_host("good", fixtures.two_switches(gpus=2))
+        self.start_host("bad", fixtures.two_switches(gpus=1))
+        self.flavor = self.make_flavor(PAIR)
+
+    def test_host_runs_the_filter(self) -> None:
+        server = self.boot(self.flavor, host="good")
+        self.assertEqual("good", self.host_of(server))
+        self.assertIs(Level.SWITCH, self.level_of(server))
+        server = self.boot(self.flavor, host="bad", state="ERROR")
+        self.assertIn("switch", self.fault(server))
+
+    def test_az_host_skips_the_filter(self) -> None:
+        """The node's own check is what guards this way in."""
+        with mock.patch.object(
+            hpc_topology_filter.HpcTopologyFilter, "filter_all", side_effect=AssertionError
+        ) as called:
+            server = self.boot(self.flavor, az="nova:bad")
+        called.assert_not_called()
+        self.assertEqual("bad", self.host_of(server))
+        self.assertIs(Level.NUMA, self.level_of(server))
+
+
+class WeigherTest(base.HpcServersTest):
+    """Which of several hosts is taken."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        # Nova's own PCI weigher and the memory weigher would have a say too.
+        self.flags(pci_weight_multiplier=0.0, group="filter_scheduler")
+        self.start_host("loose", fixtures.two_switches(gpus=4))
+        self.start_host("tight", fixtures.two_switches(gpus=2))
+
+    def test_tightest_fit_wins(self) -> None:
+        flavor = self.make_flavor(PAIR)
+        self.assertEqual(
+            ["tight", "tight"], [self.host_of(self.boot(flavor)) for _ in range(2)]
+        )
+        self.assertEqual("loose", self.host_of(self.boot(flavor)))
+
+    def test_aggregate_overrides_the_multiplier(self) -> None:
+        aggregate = self._create_aggregate("spread")
+        self._add_host(aggregate, "tight")
+        self.admin_api.post_aggregate_action(
+            aggregate["id"],
+            {"set_metadata": {"metadata": {"hpc_packing_weight_multiplier": "-100"}}},
+        )
+        self.assertEqual("loose", self.host_of(self.boot(self.make_flavor(PAIR))))
+
+    def _add_host(self, aggregate: dict, host: str) -> None:
+        self.admin_api.add_host_to_aggregate(aggregate["id"], host)
+
+
+class FiftyHostsTest(base.HpcServersTest):
+    """The limit of candidates does not hide hosts."""
+
+    HOSTS = 50
+
+    def test_all_hosts_are_considered(self) -> None:
+        self.assertEqual(100, self.CANDIDATES)
+        shape = fixtures.two_switches(gpus=2)
+        fits = fixtures.Shape((Switch(gpus=3), Switch(gpus=1)))
+        for index in range(self.HOSTS):
+            # Only the last one has three under one switch.
+            self.start_host(f"host{index:02}", fits if index == self.HOSTS - 1 else shape)
+        seen: set[str] = set()
+        plain = hpc_topology_filter.HpcTopologyFilter.filter_all
+
+        def spy(this, hosts, spec):
+            hosts = list(hosts)
+            seen.update(host.host for host in hosts)
+            return plain(this, hosts, spec)
+
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:3", "hpc:affinity": "switch"})
+        with mock.patch.object(hpc_topology_filter.HpcTopologyFilter, "filter_all", spy):
+            server = self.boot(flavor)
+        self.assertEqual(self.HOSTS, len(seen))
+        self.assertEqual(f"host{self.HOSTS - 1}", self.host_of(server))
+        self.assertEqual(3, len(self.devices_of(server)))
