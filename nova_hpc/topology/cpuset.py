@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: The kernel's own limit is 8192 (CONFIG_NR_CPUS on x86); with room to spare.
-MOST: Final = 1 << 16
+#: The kernel's own limit is 8192 (CONFIG_NR_CPUS on x86).
+MOST: Final = 1 << 14
 
 _RANGE: Final = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)
 _WORD: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})", re.ASCII)

@@ -10,7 +10,6 @@ and libxml2's limits on depth and size stay on.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from nova_hpc.topology.model import (
 from nova_hpc.topology.place import Raw, place
 
 #: Bytes; the XML of the largest machines is a few MiB.
-LARGEST: Final = 1 << 26
+LARGEST: Final = 1 << 25
 
 _TYPE: Final = re.compile(
     r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\] \[([0-9a-f]{4}):([0-9a-f]{4})\]"
@@ -147,7 +146,8 @@ class _Reader:
         while queue:
             item, around = queue.pop()
             inside = self.visit(item, around)
-            queue.extend((child, inside) for child in _children(item))
+            # Taken from the end, so put there backwards: in document order.
+            queue.extend((child, inside) for child in reversed(_children(item)))
 
     def visit(self, item: etree._Element, around: _Around) -> _Around:
         kind = item.get("type", "")
@@ -325,8 +325,8 @@ class _Reader:
         return tuple(found)
 
 
-def _children(item: etree._Element) -> Iterator[etree._Element]:
-    return item.iterchildren("object")
+def _children(item: etree._Element) -> list[etree._Element]:
+    return item.findall("object")
 
 
 def _info(item: etree._Element, name: str) -> str | None:

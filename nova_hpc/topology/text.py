@@ -136,8 +136,11 @@ class _Drawing:
         parts = [f"{function.address} {kind or classes.name(function.class_code)} {ids}"]
         if function.model:
             parts[0] += f" {function.model}"
-        if function.link is not None and (text := self.link(function.link)):
-            parts.append(text)
+        if function.link is not None:
+            # A port that has more lanes than the device below it is not degraded.
+            port = function.bridge in (BridgeKind.ROOT_PORT, BridgeKind.DOWNSTREAM)
+            if text := self.link(function.link, not port):
+                parts.append(text)
         if function.bridge is None:
             parts.extend(self.use(function))
         if function.unknown:
@@ -174,11 +177,14 @@ class _Drawing:
         members = (self.node.function(name) for name in self.node.group_members(function))
         return sum(item is None or item.bridge is None for item in members) > 1
 
-    def link(self, link: Link) -> str:
+    def link(self, link: Link, judged: bool) -> str:
+        """Speed and width now, and at most where that is more."""
         if link.width is None and link.speed is None:
             return f"{link.bandwidth:.3g} GB/s" if link.bandwidth else ""
         text = _lanes(link.speed, link.width)
         slow = None not in (link.speed, link.max_speed) and link.speed != link.max_speed
+        if not judged:
+            return text
         if link.narrow:
             return f"{text} of {_lanes(link.max_speed, link.max_width)}{self.mark(_NARROW, True)}"
         if slow:
