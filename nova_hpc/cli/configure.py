@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,19 +14,16 @@ from cliff.command import Command
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc.cli import include_files
+from nova_hpc.cli import include_files, values
 from nova_hpc.topology import lstopo, sysfs
-from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
+from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.tracker import device_spec, roles, settings
+from nova_hpc.tracker.terms import Terms, TermsError
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
 #: Exit status of bad input; argparse uses the same for bad options.
 _BAD_INPUT: Final = 2
-
-
-class _UsageError(Exception):
-    """An option makes no sense; the text is for the user."""
 
 
 class Configure(Command):
@@ -114,7 +111,7 @@ class Configure(Command):
         cloud = parser.add_argument_group("the node and its cloud")
         cloud.add_argument(
             "--housekeeping-cores",
-            type=_count(0),
+            type=values.Count(0),
             default=1,
             metavar="N",
             help="physical cores of each NUMA node that stay with the host, with all of their "
@@ -122,7 +119,7 @@ class Configure(Command):
         )
         cloud.add_argument(
             "--hosts",
-            type=_count(1),
+            type=values.Count(1),
             default=1,
             metavar="N",
             help="number of hosts that can match one request: the limits of Placement become at "
@@ -164,34 +161,34 @@ class Configure(Command):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except (
-            _UsageError,
+            values.UsageError,
             InventoryError,
             include_files.IncludeError,
             roles.RoleError,
-            device_spec.TermsError,
+            TermsError,
         ) as error:
             print(f"nova-hpc configure: {error}", file=sys.stderr)
             return _BAD_INPUT
 
     def _run(self, args: argparse.Namespace) -> int:
         if args.dry_run and args.write is None:
-            raise _UsageError("--dry-run needs --write: without it nothing is written anyway")
+            raise values.UsageError("--dry-run needs --write: without it nothing is written anyway")
         table = roles.strict(args.device_role or _configured_roles(args.config_file))
-        terms = device_spec.Terms(
-            whole=frozenset(_whole(args.whole_pf)),
-            resource_classes=_resource_classes(args.resource_class),
-            traits=_traits(args.trait),
+        terms = Terms(
+            whole=frozenset(values.whole(args.whole_pf)),
+            resource_classes=values.resource_classes(args.resource_class),
+            traits=values.traits(args.trait),
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
         if not node.functions and not node.numa_nodes:
             # Never replace good settings by those of an empty directory.
-            raise _UsageError(
+            raise values.UsageError(
                 f"no CPU and no PCI device found in {node.source}: name the directory that holds "
                 "sys and proc of the node"
             )
         terms.check(node, table)
         # The others are only named, so terms about single devices are not theirs.
-        named = device_spec.Terms(resource_classes=terms.resource_classes, traits=terms.traits)
+        named = Terms(resource_classes=terms.resource_classes, traits=terms.traits)
         spec = device_spec.build(node, table, terms)
         result = settings.render(
             node,
@@ -199,7 +196,7 @@ class Configure(Command):
             settings.Options(
                 hosts=args.hosts,
                 housekeeping_cores=args.housekeeping_cores,
-                filters=_filters(args.enabled_filters),
+                filters=values.filters(args.enabled_filters),
                 product_names=args.alias_names == "product",
                 # On one line each, however they were typed.
                 device_role=[json.dumps(json.loads(text)) for text in args.device_role or ()],
@@ -266,66 +263,4 @@ def _configured_roles(files: Sequence[Path] | None) -> list[str]:
         )
         return list(options.hpc.device_role)
     except (cfg.Error, OSError) as error:
-        raise _UsageError(f"the configuration cannot be read: {error}") from error
-
-
-def _whole(values: Iterable[str]) -> Iterable[str]:
-    for value in values:
-        try:
-            yield value if value == device_spec.EVERY else normalise_address(value)
-        except AddressError as error:
-            raise _UsageError(f"--whole-pf: {error}") from error
-
-
-def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for value in values:
-        role, equals, name = value.partition("=")
-        if not (role and equals and name):
-            raise _UsageError(f"{option}: {value!r} is not ROLE=NAME")
-        yield role, name
-
-
-def _resource_classes(values: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for role, name in _pairs("--resource-class", values):
-        if found.setdefault(role, device_spec.check_resource_class(name)) != name:
-            raise _UsageError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
-    return found
-
-
-def _traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
-    found: dict[str, frozenset[str]] = {}
-    for role, name in _pairs("--trait", values):
-        found[role] = found.get(role, frozenset()) | {device_spec.check_trait(name)}
-    return found
-
-
-def _filters(text: str | None) -> Sequence[str]:
-    if text is None:
-        return settings.NOVA_FILTERS
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not all(name.isidentifier() for name in names):
-        raise _UsageError("--enabled-filters: write names of filters, separated by commas")
-    return names
-
-
-def _count(least: int) -> _Converter:
-    return _Converter(least)
-
-
-class _Converter:
-    """An argparse type: a whole number of at least *least*."""
-
-    def __init__(self, least: int) -> None:
-        self._least = least
-
-    def __call__(self, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = self._least - 1
-        if value < self._least or value > 1_000_000:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number from {self._least} to 1000000"
-            )
-        return value
+        raise values.UsageError(f"the configuration cannot be read: {error}") from error

@@ -1,17 +1,7 @@
 """From the inventory of a node to its entries of ``[pci]device_spec``.
 
 One entry offers one physical device, or the virtual functions of one physical
-function. What Nova's matcher (``nova/pci/devspec.py``) does, and what follows:
-
-* An entry with the address of a physical function matches its virtual
-  functions, too. Offered together they break Nova's report to Placement. So
-  every entry has vendor and product id, and physical functions are written as
-  regular expressions, which never match by parent.
-* Virtual functions are named by the address of their physical function, so
-  that those which are switched on later belong to it. That needs a product id
-  of their own; otherwise they are named one by one, by regular expressions.
-* PCI domains above ffff are refused at start-up in an address, and devices
-  there never match a regular expression: Nova cannot give them at all.
+function; :mod:`nova_hpc.tracker.spec_address` says how it names them.
 
 Whether a device may be given right now is none of this module's business:
 the tracker judges that afresh at every update and withholds what may not.
@@ -20,7 +10,6 @@ the tracker judges that afresh at every update and withholds what may not.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -30,83 +19,11 @@ import attrs
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node, address_key
 from nova_hpc.topology.tags import Tags
+from nova_hpc.tracker import spec_address
 from nova_hpc.tracker.roles import Roles
+from nova_hpc.tracker.terms import Terms
 
-#: Value of :attr:`Terms.whole` that means every adapter.
-EVERY: Final = "all"
-
-#: Resource classes that Nova takes as they are, without ``CUSTOM_``.
-STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
-
-_CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
 _LONGEST_TAG: Final = 255
-_LAST_DOMAIN: Final = 0xFFFF
-
-
-class TermsError(ValueError):
-    """The operator's terms make no sense; the text says which and the cure."""
-
-
-def check_resource_class(name: str) -> str:
-    """Return *name* if Nova and Placement take it exactly as it is written.
-
-    :raises TermsError: Nova would change it, and the tag would not match.
-    """
-    if name in STANDARD_CLASSES or _CUSTOM.fullmatch(name):
-        return name
-    raise TermsError(
-        f"{name!r} is no resource class: write CUSTOM_ and capital letters, digits and _, "
-        f"or one of {', '.join(sorted(STANDARD_CLASSES))}"
-    )
-
-
-def check_trait(name: str) -> str:
-    """Return *name* if Nova and Placement take it exactly as it is written.
-
-    :raises TermsError: it is no custom trait.
-    """
-    if _CUSTOM.fullmatch(name):
-        return name
-    raise TermsError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
-
-
-@attrs.frozen
-class Terms:
-    """What the operator wants that the inventory cannot know."""
-
-    #: Addresses of physical functions that are given whole although virtual
-    #: functions are switched on, which are then not offered; or EVERY.
-    whole: frozenset[str] = frozenset()
-    #: Role -> resource class; Nova's own, made of the ids, where there is none.
-    resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Role -> traits of the device's resource provider.
-    traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
-
-    def gives_whole(self, address: str) -> bool:
-        """Whether the physical function at *address* is given as a whole."""
-        return EVERY in self.whole or address in self.whole
-
-    def check(self, node: Node, roles: Roles) -> None:
-        """See whether every term has something to act on.
-
-        :raises TermsError: a role that no entry of ``[hpc]device_role``
-            names, or an address that is no physical function with a role.
-        """
-        for role in sorted({*self.resource_classes, *self.traits}):
-            if role not in roles.names:
-                raise TermsError(
-                    f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
-                )
-        for address in sorted(self.whole - {EVERY}):
-            function = node.function(address)
-            if function is None or function.dev_type != "type-PF":
-                raise TermsError(f"{address} is no physical function of this node")
-            if roles.role_of(function) is None:
-                raise TermsError(
-                    f"{address} has no role; add an entry to [hpc]device_role that matches "
-                    f"vendor {function.vendor_id}, product {function.product_id}, "
-                    f"class {(function.class_code or '')[:4]}, {function.dev_type}"
-                )
 
 
 @attrs.frozen
@@ -262,9 +179,8 @@ def _unfit(function: Function) -> str | None:
         return function.unknown
     if function.vendor_id is None or function.product_id is None:
         return "its ids are not known"
-    for address in filter(None, (function.address, function.physical_function)):
-        if address_key(address)[0] > _LAST_DOMAIN:
-            return "Nova knows PCI domains up to ffff only"
+    if not spec_address.expressible(function):
+        return "Nova knows PCI domains up to ffff only"
     return None
 
 
@@ -318,7 +234,8 @@ def _offer(node: Node, pool: _Pool, unit: str | None, terms: Terms) -> Offer | s
         dev_type=first.dev_type,
         tags=tags,
         entries=tuple(
-            {**ids, "address": address, **common, **pairs} for address in _addresses(node, pool)
+            {**ids, "address": address, **common, **pairs}
+            for address in spec_address.forms(node, pool.functions)
         ),
     )
 
@@ -330,46 +247,3 @@ def _location(node: Node, pool: _Pool) -> Location:
         return next(iter(places))
     parent = node.function(pool.provider)
     return Location() if parent is None else parent.location
-
-
-def _addresses(node: Node, pool: _Pool) -> Iterator[str | dict[str, str]]:
-    """Values of ``address`` that match the functions of *pool* and no other."""
-    first = pool.functions[0]
-    if first.dev_type == "type-PCI":
-        yield first.address
-    elif first.dev_type == "type-VF" and _told_apart(node, pool):
-        yield pool.provider
-    else:
-        yield from _patterns(function.address for function in pool.functions)
-
-
-def _told_apart(node: Node, pool: _Pool) -> bool:
-    """Whether ids alone tell all VFs of *pool* from their physical function."""
-    parent = node.function(pool.provider)
-    if parent is None or parent.vendor_id is None or parent.product_id is None:
-        return False
-    if (parent.vendor_id, parent.product_id) == (
-        pool.functions[0].vendor_id,
-        pool.functions[0].product_id,
-    ):
-        return False
-    return set(parent.virtual_functions) <= {function.address for function in pool.functions}
-
-
-def _patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
-    """The fewest products of domain, bus, slots and functions, exactly covering.
-
-    Nova takes an expression without any special character for an address, and
-    an address of a physical function for all of its virtual functions: hence
-    the brackets. Fields have a fixed width, so nothing needs to be anchored.
-    """
-    slots: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for address in sorted(addresses, key=address_key):
-        domain, bus, rest = address.split(":")
-        slot, function = rest.split(".")
-        slots[domain, bus, slot].append(function)
-    buses: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for (domain, bus, slot), functions in slots.items():
-        buses[domain, bus, "".join(functions)].append(slot)
-    for (domain, bus, digits), names in buses.items():
-        yield {"domain": domain, "bus": bus, "slot": "|".join(names), "function": f"[{digits}]"}

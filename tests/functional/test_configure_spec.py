@@ -28,6 +28,7 @@ from placement.conf import workarounds as placement_workarounds
 from nova_hpc import conf as hpc_conf
 from nova_hpc.topology import sysfs, tags
 from nova_hpc.tracker import device_spec, roles, settings
+from nova_hpc.tracker import terms as offer_terms
 from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
 
 CONF = nova.conf.CONF
@@ -111,8 +112,8 @@ def assert_nova_sees_what_was_meant(machine, spec):
 @given(machines())
 def test_nova_offers_exactly_what_was_meant(machine):
     assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES))
-    whole = device_spec.Terms(
-        whole=frozenset({device_spec.EVERY}),
+    whole = offer_terms.Terms(
+        whole=frozenset({offer_terms.EVERY}),
         resource_classes={"vf": "CUSTOM_VF", "gpu": "PGPU"},
         traits={"gpu": frozenset({"CUSTOM_HBM3"})},
     )
@@ -173,15 +174,15 @@ def test_nova_has_no_form_for_32_bit_domains():
             matcher.device_assignable(nova_view(far))
 
 
-@pytest.mark.parametrize("name", [*sorted(device_spec.STANDARD_CLASSES), "CUSTOM_H100"])
+@pytest.mark.parametrize("name", [*sorted(offer_terms.STANDARD_CLASSES), "CUSTOM_H100"])
 def test_resource_classes_stay_as_they_are(name):
-    assert device_spec.check_resource_class(name) == name
+    assert offer_terms.check_resource_class(name) == name
     assert pci_placement_translator.get_resource_class(name, "10de", "2330") == name
     assert name.startswith("CUSTOM_") or name in os_resource_classes.STANDARDS
 
 
 def test_traits_stay_as_they_are():
-    assert pci_placement_translator.get_traits(device_spec.check_trait("CUSTOM_HBM3")) == {
+    assert pci_placement_translator.get_traits(offer_terms.check_trait("CUSTOM_HBM3")) == {
         "CUSTOM_HBM3"
     }
 
@@ -284,7 +285,7 @@ def test_placement_reaches_every_host(written):
     "terms",
     [
         None,
-        device_spec.Terms(resource_classes={"gpu": "CUSTOM_GPU", "vf": "CUSTOM_VF"}),
+        offer_terms.Terms(resource_classes={"gpu": "CUSTOM_GPU", "vf": "CUSTOM_VF"}),
     ],
 )
 @pytest.mark.parametrize("product_names", [False, True])

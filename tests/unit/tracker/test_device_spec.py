@@ -8,6 +8,7 @@ from nova_hpc.topology import tags
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import address_key
 from nova_hpc.tracker import device_spec, roles
+from nova_hpc.tracker import terms as offer_terms
 from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
 
 
@@ -38,7 +39,7 @@ def test_the_tags_read_back():
     spec = device_spec.build(
         node(gpu("0000:19:00.0")),
         ROLES,
-        device_spec.Terms(
+        offer_terms.Terms(
             resource_classes={"gpu": "CUSTOM_H100"}, traits={"gpu": frozenset({"CUSTOM_HBM3"})}
         ),
     )
@@ -108,10 +109,10 @@ def test_a_physical_function_without_virtual_functions_is_offered():
     ]
 
 
-@pytest.mark.parametrize("whole", ["0000:1a:00.0", device_spec.EVERY])
+@pytest.mark.parametrize("whole", ["0000:1a:00.0", offer_terms.EVERY])
 def test_a_physical_function_given_whole(whole):
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
-    spec = device_spec.build(node(*parts), ROLES, device_spec.Terms(whole=frozenset({whole})))
+    spec = device_spec.build(node(*parts), ROLES, offer_terms.Terms(whole=frozenset({whole})))
     assert [o.provider for o in spec.offers] == ["0000:1a:00.0"]
     assert [o.dev_type for o in spec.offers] == ["type-PF"]
     assert {o.reason for o in spec.omitted} == {"its physical function 0000:1a:00.0 is given whole"}
@@ -181,15 +182,15 @@ def test_places_that_differ_are_those_of_the_physical_function():
 
 @pytest.mark.parametrize("name", ["PGPU", "CUSTOM_H100", "CUSTOM_" + "A" * 248])
 def test_resource_classes(name):
-    assert device_spec.check_resource_class(name) == name
+    assert offer_terms.check_resource_class(name) == name
 
 
 @pytest.mark.parametrize("name", ["H100", "CUSTOM_h100", "CUSTOM_", "", "CUSTOM_" + "A" * 249])
 def test_bad_resource_classes_and_traits(name):
-    with pytest.raises(device_spec.TermsError, match="write CUSTOM_"):
-        device_spec.check_resource_class(name)
-    with pytest.raises(device_spec.TermsError, match="write CUSTOM_"):
-        device_spec.check_trait(name)
+    with pytest.raises(offer_terms.TermsError, match="write CUSTOM_"):
+        offer_terms.check_resource_class(name)
+    with pytest.raises(offer_terms.TermsError, match="write CUSTOM_"):
+        offer_terms.check_trait(name)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_terms_without_anything_to_act_on(terms, why):
         gpu("0000:19:00.0"),
         attrs.evolve(adapter("0000:1c:00.0", [])[0], class_code="ff0000"),
     )
-    with pytest.raises(device_spec.TermsError, match=why):
-        device_spec.Terms(**terms).check(machine, ROLES)
+    with pytest.raises(offer_terms.TermsError, match=why):
+        offer_terms.Terms(**terms).check(machine, ROLES)
 
 
 # --- any machine ---------------------------------------------------------------

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.topology.model import Node, NumaNode
-from nova_hpc.tracker import device_spec, settings
+from nova_hpc.tracker import aliases, device_spec, settings
+from nova_hpc.tracker import terms as offer_terms
 from nova_hpc.tracker.settings import Options
 from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
 
@@ -42,11 +43,11 @@ def value(text, name):
 
 
 def names(*specs, **options):
-    return [alias["name"] for alias in settings.aliases(specs, **options)]
+    return [alias["name"] for alias in aliases.build(specs, **options)]
 
 
 def build(*functions, **terms):
-    return device_spec.build(node(*functions), ROLES, device_spec.Terms(**terms))
+    return device_spec.build(node(*functions), ROLES, offer_terms.Terms(**terms))
 
 
 H100 = gpu("0000:19:00.0", total_vfs=16)
@@ -55,7 +56,7 @@ A30 = gpu("0000:1b:00.0", product_id="20b7")
 
 def test_one_kind_is_called_as_its_role():
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1"])
-    assert settings.aliases([build(H100, *parts)]) == [
+    assert aliases.build([build(H100, *parts)]) == [
         {"name": "gpu", "vendor_id": "10de", "product_id": "2330", "device_type": "type-PF"},
         {"name": "vf", "vendor_id": "15b3", "product_id": "101e", "device_type": "type-VF"},
     ]
@@ -76,7 +77,7 @@ def test_product_names_do_not_depend_on_the_other_nodes():
 
 def test_a_resource_class_joins_kinds():
     both = build(attrs.evolve(H100, total_vfs=None), A30, resource_classes={"gpu": "CUSTOM_GPU"})
-    assert settings.aliases([both]) == [
+    assert aliases.build([both]) == [
         {"name": "gpu", "resource_class": "CUSTOM_GPU", "device_type": "type-PCI"}
     ]
 
@@ -100,13 +101,13 @@ def test_one_product_of_two_vendors_and_two_types():
 @given(st.lists(machines(), max_size=3), st.booleans())
 def test_every_offer_has_exactly_one_alias(nodes, product_names):
     specs = [device_spec.build(machine, ROLES) for machine in nodes]
-    aliases = settings.aliases(specs, product_names)
-    assert len({alias["name"] for alias in aliases}) == len(aliases)
+    named = aliases.build(specs, product_names)
+    assert len({alias["name"] for alias in named}) == len(named)
     for spec in specs:
         for offer in spec.offers:
             mine = [
                 alias
-                for alias in aliases
+                for alias in named
                 if (alias["vendor_id"], alias["product_id"], alias["device_type"])
                 == (offer.vendor_id, offer.product_id, offer.dev_type)
                 and alias["name"].startswith(offer.tags.role)

@@ -1,0 +1,77 @@
+"""How an entry of ``[pci]device_spec`` names its devices.
+
+What Nova's matcher (``nova/pci/devspec.py``) does, and what follows:
+
+* An address of a physical function matches its virtual functions, too, and
+  offered together they break Nova's report to Placement. So every entry has
+  vendor and product id, and physical functions are written as regular
+  expressions, which never match by parent.
+* Virtual functions are named by the address of their physical function, so
+  that those which are switched on later belong to it. That needs a product id
+  of their own; otherwise they are named one by one, by regular expressions.
+* PCI domains above ffff are refused at start-up in an address, and devices
+  there never match a regular expression: Nova cannot give them at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from nova_hpc.topology.model import Function, Node, address_key
+
+_LAST_DOMAIN: Final = 0xFFFF
+
+
+def expressible(function: Function) -> bool:
+    """Whether Nova has an address for *function* and its physical function."""
+    both = filter(None, (function.address, function.physical_function))
+    return all(address_key(address)[0] <= _LAST_DOMAIN for address in both)
+
+
+def forms(node: Node, functions: Sequence[Function]) -> Iterator[str | dict[str, str]]:
+    """Values of ``address`` that match *functions* and no other.
+
+    :param functions: a single device, or virtual functions with the same ids
+        of one physical function. The entry must also have these ids.
+    """
+    first = functions[0]
+    parent = first.physical_function
+    if first.dev_type == "type-PCI":
+        yield first.address
+    elif parent is not None and _told_apart(node.function(parent), functions):
+        yield parent
+    else:
+        yield from _patterns(function.address for function in functions)
+
+
+def _told_apart(parent: Function | None, functions: Sequence[Function]) -> bool:
+    """Whether ids alone tell *functions* from their physical function.
+
+    They do not where another of its virtual functions must not match.
+    """
+    if parent is None or parent.vendor_id is None or parent.product_id is None:
+        return False
+    if (parent.vendor_id, parent.product_id) == (functions[0].vendor_id, functions[0].product_id):
+        return False
+    return set(parent.virtual_functions) <= {function.address for function in functions}
+
+
+def _patterns(addresses: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The fewest products of domain, bus, slots and functions, exactly covering.
+
+    Nova takes an expression without any special character for an address, and
+    an address of a physical function for all of its virtual functions: hence
+    the brackets. Fields have a fixed width, so nothing needs to be anchored.
+    """
+    slots: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for address in sorted(addresses, key=address_key):
+        domain, bus, rest = address.split(":")
+        slot, function = rest.split(".")
+        slots[domain, bus, slot].append(function)
+    buses: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for (domain, bus, slot), functions in slots.items():
+        buses[domain, bus, "".join(functions)].append(slot)
+    for (domain, bus, digits), names in buses.items():
+        yield {"domain": domain, "bus": bus, "slot": "|".join(names), "function": f"[{digits}]"}
