@@ -1,0 +1,117 @@
+"""The base of the driver's functional tests: hosts with a sysfs of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from lxml import etree
+from nova import context as nova_context
+from nova import objects
+from nova.tests.functional.libvirt import base as libvirt_base
+
+from nova_hpc.placement import decision
+from nova_hpc.tracker import quarantine, stats
+from tests.functional import base, fixtures
+from tests.functional.driver_fixtures import FakeSysfs
+
+
+class DriverTest(base.HpcServersTest):
+    """Compute services with this project's driver."""
+
+    DRIVER = base.HPC_DRIVER
+
+    def setUp(self) -> None:
+        self.sysfs: dict[str, FakeSysfs] = {}
+        super().setUp()
+        self.neutron = self.useFixture(libvirt_base.LibvirtNeutronFixture(self))
+
+    def host(
+        self,
+        name: str,
+        shape: fixtures.Shape,
+        device_spec: Iterable[Mapping[str, str]] | None = None,
+        before: Callable[[FakeSysfs], None] | None = None,
+        **options: object,
+    ) -> str:
+        """Start a host of *shape* with its own sysfs.
+
+        :param before: changes the sysfs before the service starts.
+        """
+        tree = self.useFixture(FakeSysfs(shape))
+        self.sysfs[name] = tree
+        if before is not None:
+            before(tree)
+        self.flags(
+            sysfs_root=str(tree.root), quarantine_file=str(tree.root / "quarantine"), group="hpc"
+        )
+        return self.start_host(name, shape, device_spec, **options)
+
+    def update(self, name: str) -> None:
+        """The periodic update of one host."""
+        self.computes[name].manager.update_available_resource(nova_context.get_admin_context())
+
+    def quarantine(self, host: str, address: str, reason: str) -> None:
+        """What an operator does."""
+        quarantine.put(Path(self.sysfs[host].root / "quarantine"), address, reason)
+
+    def stats_of(self, name: str) -> stats.StatsDocument:
+        """What the host has reported about itself."""
+        node = objects.ComputeNode.get_by_host_and_nodename(
+            nova_context.get_admin_context(), name, name
+        )
+        document = stats.loads(node.stats[stats.KEY])
+        assert document is not None
+        return document
+
+    def failed_builds(self, name: str) -> int:
+        """What BuildFailureWeigher goes by."""
+        return int(self.computes[name].manager.rt.stats[name].get("failed_builds", 0))
+
+    def tracked(self, name: str) -> dict[str, str]:
+        """Address -> status of the devices that Nova tracks on a host."""
+        context = nova_context.get_admin_context()
+        node = objects.ComputeNode.get_by_host_and_nodename(context, name, name)
+        found = objects.PciDeviceList.get_by_compute_node(context, node.id)
+        return {device.address: device.status for device in found}
+
+    def in_placement(self, name: str) -> dict[str, int]:
+        """PCI address -> devices in the inventory of its provider in Placement."""
+        found = {}
+        body = self.placement.get("/resource_providers", version="1.14").body
+        for provider in body["resource_providers"]:
+            host, _, address = provider["name"].partition("_")
+            if host == name and address:
+                url = f"/resource_providers/{provider['uuid']}/inventories"
+                inventories = self.placement.get(url).body["inventories"]
+                found[address] = sum(each["total"] for each in inventories.values())
+        return found
+
+    def assert_all_free(self, name: str) -> None:
+        self.assertEqual({"available"}, set(self.tracked(name).values()))
+
+    def assert_no_secrets(self, text: str) -> None:
+        """The user's text has no PCI address and no host's name."""
+        self.assertIsNone(re.search(r"[0-9a-f]{4}:[0-9a-f]{2}:", text), text)
+        for name in self.sysfs:
+            self.assertIsNone(re.search(rf"\b{name}\b", text), text)
+
+    def instance(self, server: Mapping[str, object]) -> objects.Instance:
+        return objects.Instance.get_by_uuid(
+            nova_context.get_admin_context(),
+            server["id"],
+            expected_attrs=["system_metadata", "pci_devices", "numa_topology"],
+        )
+
+    def decision(self, server: Mapping[str, object]) -> decision.Decision | None:
+        return decision.loads(self.instance(server).system_metadata.get("hpc_decision"))
+
+    def direct_port(self) -> str:
+        """A new direct (SR-IOV) port of the network physnet4."""
+        port = self.neutron.network_4_port_1
+        return self.neutron.create_port({"port": port})["port"]["id"]
+
+    @staticmethod
+    def canonical(domain: etree._Element) -> str:
+        return etree.tostring(domain, method="c14n2", strip_text=True).decode()

@@ -1,0 +1,308 @@
+"""The libvirt driver of HPC nodes: Nova's own, with a check before each start.
+
+Thin on purpose: every override hands on to Nova, and the work is done by the
+other modules of this package. It keeps no state that two threads could tear,
+and knows nothing of the concurrency backend.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import nova.conf
+from nova import context as nova_context
+from nova import exception, objects
+from nova.compute import task_states
+from nova.virt import hardware
+from nova.virt.libvirt.driver import LibvirtDriver
+from oslo_log import log as logging
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.placement import flavor as flavors
+from nova_hpc.placement.decision import Decision
+from virt_driver_patches import before_start, compat, contract, guest_xml, last_host
+from virt_driver_patches.devices import Claim
+from virt_driver_patches.errors import ClaimRefused, rollback
+from virt_driver_patches.reading import Source
+from virt_driver_patches.withhold import Withholder, in_use
+
+CONF = nova.conf.CONF
+hpc_conf.register(CONF)
+LOG = logging.getLogger(__name__)
+
+
+class HpcLibvirtDriver(LibvirtDriver):
+    """Nova's libvirt driver for nodes whose ``device_spec`` has ``hpc_*`` tags.
+
+    Elsewhere, and for flavors without ``hpc:`` keys, it is Nova's driver.
+    """
+
+    def __init__(self, virtapi: Any, read_only: bool = False) -> None:
+        super().__init__(virtapi, read_only)
+        self._hpc_host = CONF.host
+        self._hpc_withholder = Withholder()
+
+    @functools.cached_property
+    def hpc_source(self) -> Source:
+        """Where this node's topology and quarantine are read."""
+        return Source.from_config(CONF)
+
+    @property
+    def hpc_active(self) -> bool:
+        """Whether this node's ``device_spec`` has ``hpc_*`` tags."""
+        return self.hpc_source.specs.tagged
+
+    # -- the node -----------------------------------------------------------
+
+    def init_host(self, host: str) -> None:
+        """Refuse to start where a contract with Nova does not hold."""
+        self._hpc_host = host
+        active = contract.check_config(CONF)
+        super().init_host(host)
+        if active:
+            last_host.keep_reason(self.virtapi)
+            reading = self.hpc_source.read()
+            contract.check_devices(reading.specs.offers(reading.node), reading.node)
+
+    def _get_pci_passthrough_devices(self) -> str:
+        """Nova's reading, afresh where this project is in use."""
+        if self.hpc_active:
+            return compat.fresh_pci_devices()(self)
+        return super()._get_pci_passthrough_devices()
+
+    def get_available_resource(self, nodename: str) -> dict[str, Any]:
+        """Nova's answer without the devices that must not be given."""
+        resources = super().get_available_resource(nodename)
+        if self.hpc_active:
+            self._hpc_withholder.edit(
+                resources,
+                self.hpc_source.read(),
+                functools.partial(in_use, self._hpc_host, nodename),
+            )
+        return resources
+
+    # -- the check ------------------------------------------------------------
+
+    def _hpc_concerns(self, instance: objects.Instance) -> bool:
+        if self.hpc_active and instance.pci_devices:
+            return True
+        return flavors.has_hpc_keys(instance.flavor.extra_specs or {})
+
+    def _hpc_check(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+        """Full check of the devices that *instance* has; records the decision."""
+        self._hpc_record(instance, self._hpc_decide(context, instance))
+
+    def _hpc_decide(
+        self, context: nova_context.RequestContext, instance: objects.Instance, refuse: bool = True
+    ) -> Decision | None:
+        if not self._hpc_concerns(instance):
+            return None
+        claim = Claim.of(instance)
+        reading = self.hpc_source.read()
+        if refuse and self.hpc_active:
+            before_start.check_health(instance, claim, reading)
+        places = before_start.places_here(claim, reading)
+        try:
+            return before_start.check_flavor(context, instance, claim, places, reading.node)
+        except ClaimRefused:
+            if refuse:
+                raise
+            return None
+
+    @staticmethod
+    def _hpc_record(instance: objects.Instance, decision: Decision | None) -> None:
+        """Nova saves it together with the server's state when it has started."""
+        if decision is not None:
+            instance.system_metadata[before_start.DECISION] = decision.dumps()
+        else:
+            instance.system_metadata.pop(before_start.DECISION, None)
+
+    def _hpc_check_restart(self, instance: objects.Instance) -> None:
+        """Check only for what would fail, or harm the host, now."""
+        if self.hpc_active and instance.pci_devices:
+            claim = Claim.of(instance)
+            before_start.check_health(instance, claim, self.hpc_source.read(), restart=True)
+
+    # -- a server starts --------------------------------------------------------
+
+    def spawn(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check, then start; nothing has been made for the guest yet."""
+        rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
+        if rebuilt and instance.migration_context is None:
+            self._hpc_check_restart(instance)  # the same host, the same devices
+        else:
+            self._hpc_check(context, instance)
+        super().spawn(context, instance, *args, **kwargs)
+
+    def rebuild(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check before Nova tears the old guest down, and leave the rest to Nova."""
+        try:
+            if kwargs.get("evacuate"):
+                self._hpc_check(context, instance)
+            else:
+                self._hpc_check_restart(instance)
+        except exception.NovaException as error:
+            raise rollback(error) from error
+        super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
+
+    def _hard_reboot(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check before the old domain is destroyed; also start and host boot."""
+        self._hpc_check_restart(instance)
+        super()._hard_reboot(context, instance, *args, **kwargs)
+
+    def resume(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check before the saved guest is started and gets its devices back."""
+        try:
+            self._hpc_check_restart(instance)
+        except exception.NovaException as error:
+            raise rollback(error) from error
+        super().resume(context, instance, *args, **kwargs)
+
+    def attach_interface(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        image_meta: Any,
+        vif: Any,
+    ) -> None:
+        """Check a direct port's device together with those that the server has."""
+        slot = (vif.get("profile") or {}).get("pci_slot")
+        if slot and self._hpc_concerns(instance):
+            claim = Claim.of(instance).with_port(slot)
+            reading = self.hpc_source.read()
+            places = before_start.places_here(claim, reading)
+            before_start.check_flavor(context, instance, claim, places, reading.node)
+        super().attach_interface(context, instance, image_meta, vif)
+
+    def rescue(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Check before the guest is replaced by the rescue guest."""
+        self._hpc_check_restart(instance)
+        super().rescue(context, instance, *args, **kwargs)
+
+    # -- a server moves -----------------------------------------------------------
+
+    def migrate_disk_and_power_off(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        dest: str,
+        flavor: objects.Flavor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> str:
+        """On the source: judge what the destination has claimed.
+
+        It is the first call of a driver in a resize or cold migration that
+        knows the claim, and nothing has been touched yet.
+        """
+        claim = None
+        if flavors.has_hpc_keys(flavor.extra_specs or {}):
+            claim = Claim.of_move(instance, flavor)
+        if claim is not None:
+            if claim.recorded is None:
+                LOG.info(
+                    "The destination does not say where its devices sit; it checks them itself",
+                    instance=instance,
+                )
+            else:
+                try:
+                    before_start.check_flavor(context, instance, claim, claim.recorded)
+                except exception.NovaException as error:
+                    raise rollback(error) from error
+        return super().migrate_disk_and_power_off(context, instance, dest, flavor, *args, **kwargs)
+
+    def finish_migration(
+        self,
+        context: nova_context.RequestContext,
+        migration: objects.Migration,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """On the destination: the full check, with a fresh reading."""
+        self._hpc_check(context, instance)
+        super().finish_migration(context, migration, instance, *args, **kwargs)
+
+    def finish_revert_migration(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Back on the source, with the devices that the server had before."""
+        self._hpc_check_restart(instance)
+        self._hpc_record(instance, self._hpc_decide(context, instance, refuse=False))
+        super().finish_revert_migration(context, instance, *args, **kwargs)
+
+    def check_can_live_migrate_source(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Refuse: nobody could check the destination's devices before the move."""
+        if flavors.has_hpc_keys(instance.flavor.extra_specs or {}) and instance.pci_devices:
+            raise exception.MigrationPreCheckError(
+                reason="a server with hpc: keys in its flavor and PCI devices cannot be "
+                "live-migrated; use cold migration"
+            )
+        return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
+
+    # -- the domain ---------------------------------------------------------------
+
+    def _get_guest_xml(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> str:
+        """Nova's domain, with the emulator threads off the pinned CPUs."""
+        xml = super()._get_guest_xml(context, instance, *args, **kwargs)
+        specs = instance.flavor.extra_specs or {}
+        if not flavors.has_hpc_keys(specs) or instance.numa_topology is None:
+            return xml
+        if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
+            return xml  # the flavor says itself where they go
+        cells = self._host.get_capabilities().host.topology.cells
+        cpus = guest_xml.housekeeping(
+            online=self._host.get_online_cpus(),
+            dedicated=hardware.get_cpu_dedicated_set() or (),
+            shared=hardware.get_cpu_shared_set() or (),
+            cells={cell.id: {cpu.id for cpu in cell.cpus} for cell in cells},
+            nodes=[cell.id for cell in instance.numa_topology.cells],
+        )
+        return guest_xml.keep_emulator_off(xml, cpus)

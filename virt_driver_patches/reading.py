@@ -1,0 +1,74 @@
+"""One look at the node: its topology, its quarantine, what it offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from oslo_log import log as logging
+
+from nova_hpc.topology import sysfs
+from nova_hpc.topology.model import Node
+from nova_hpc.tracker import health, quarantine
+from nova_hpc.tracker.health import Finding, Kind, Offer
+from virt_driver_patches.devices import Specs
+
+LOG = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Source:
+    """Where readings come from."""
+
+    specs: Specs
+    root: Path
+    quarantine_file: Path
+    kinds: frozenset[Kind]
+
+    @classmethod
+    def from_config(cls, conf: Any) -> Source:
+        """As ``[hpc]`` and ``[pci]device_spec`` say."""
+        off = {kind for kind in health.OPTIONAL if kind.value not in conf.hpc.health_checks}
+        return cls(
+            specs=Specs.parse(conf.pci.device_spec),
+            root=Path(conf.hpc.sysfs_root),
+            quarantine_file=Path(conf.hpc.quarantine_file),
+            kinds=health.ALL - off,
+        )
+
+    def read(self) -> Reading:
+        """Read everything afresh; what cannot be read is no error but not there."""
+        node = sysfs.read(self.root)
+        # Single functions carry their own reason; a node without any does not.
+        problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
+        held = quarantine.read(self.quarantine_file)
+        problems += held.problems
+        for problem in problems:
+            LOG.error("%s", problem)
+        return Reading(self.specs, node, held, self.kinds, problems)
+
+
+@attrs.frozen
+class Reading:
+    """The node at one moment."""
+
+    specs: Specs
+    node: Node
+    quarantine: quarantine.Quarantine
+    kinds: frozenset[Kind]
+    problems: tuple[str, ...] = ()
+
+    def judge(
+        self,
+        offers: Mapping[str, tuple[Offer, Mapping[str, str]]],
+        kinds: frozenset[Kind] = health.ALL,
+    ) -> dict[str, Finding]:
+        """Address -> why the offered device must not be given."""
+        return health.judge(
+            self.node,
+            [offer for offer, _ in offers.values()],
+            self.quarantine,
+            self.kinds & kinds,
+        )
