@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +25,7 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.topology import sysfs, tags
+from nova_hpc.topology import lstopo, sysfs, tags
 from nova_hpc.tracker import device_spec, roles, settings
 from nova_hpc.tracker import terms as offer_terms
 from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
@@ -120,12 +119,7 @@ def test_nova_offers_exactly_what_was_meant(machine):
     assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES, whole))
 
 
-def test_the_captures():
-    folder = os.environ.get("NOVA_HPC_TEST_DATA")
-    if folder is None:
-        pytest.skip("NOVA_HPC_TEST_DATA is not set")
-    from nova_hpc.topology import lstopo
-
+def test_the_captures(captures):
     table = roles.strict(
         [
             *hpc_conf.hpc.DEFAULT_ROLES,
@@ -134,7 +128,7 @@ def test_the_captures():
         ]
     )
     offers = 0
-    for path in sorted(Path(folder, "hwloc").glob("*.xml")):
+    for path in sorted((captures / "hwloc").glob("*.xml")):
         machine = lstopo.read(path)
         spec = device_spec.build(machine, table)
         offers += len(spec.offers)

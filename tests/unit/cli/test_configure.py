@@ -1,9 +1,7 @@
 import json
-import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -355,9 +353,7 @@ def test_a_bad_xml(configure, tmp_path, text):
     assert str(path) in err
 
 
-@pytest.mark.skipif("NOVA_HPC_TEST_DATA" not in os.environ, reason="NOVA_HPC_TEST_DATA is not set")
-def test_a_dgx_2(configure):
-    path = Path(os.environ["NOVA_HPC_TEST_DATA"], "hwloc", "nvidiaDGX2.xml")
-    _, out, _ = configure("--xml", path, root=None)
+def test_a_dgx_2(configure, captures):
+    _, out, _ = configure("--xml", captures / "hwloc" / "nvidiaDGX2.xml", root=None)
     assert out.count('"hpc_role": "gpu"') == 16
     assert '"hpc_switch": "0000:2c:00.0/0000:32:00.0", "hpc_root": "pci0000:2b"' in out
