@@ -16,22 +16,21 @@ Use from the rest of the lab::
 from nova_hpc.lab.node.contract import (
     HOST_ADDRESS,
     NodeCloud,
-    NodePaths,
     NodeStatus,
     Progress,
     State,
 )
 from nova_hpc.lab.node.guest import GuestReport, guest_image, parse_report
-from nova_hpc.lab.node.image import prepare_image
+from nova_hpc.lab.node.image import Image, prepare_image
 from nova_hpc.lab.node.machine import Node
 from nova_hpc.lab.node.shape import Shape, ShapeError, sample_names
 
 __all__ = [
     "HOST_ADDRESS",
     "GuestReport",
+    "Image",
     "Node",
     "NodeCloud",
-    "NodePaths",
     "NodeStatus",
     "Progress",
     "Shape",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final, Protocol
 
 import attrs
@@ -20,22 +19,6 @@ HOST_ADDRESS: Final = "10.0.2.2"
 #: Called with a short line of text whenever a step begins or gets further,
 #: and a fraction from 0.0 to 1.0, or None where it cannot be told.
 Progress = Callable[[str, float | None], None]
-
-
-class NodePaths(Protocol):
-    """The folders of one lab; each exists or may be created by the node."""
-
-    @property
-    def cache(self) -> Path:
-        """Downloads and images, shared by all labs: ``$XDG_CACHE_HOME/nova-hpc``."""
-
-    @property
-    def state(self) -> Path:
-        """The lab's own state (mode 0700); the node uses ``nodes/`` below it."""
-
-    @property
-    def venv(self) -> Path:
-        """The Python environment that holds Nova; it is copied into the node."""
 
 
 class NodeCloud(Protocol):

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from nova_hpc.lab.node.contract import NodePaths
+from nova_hpc.lab.node import cache
+from nova_hpc.lab.node.image import GUEST_MODULES, find_image
+from nova_hpc.lab.node.initramfs import add_modules, base_archive
+from nova_hpc.lab.paths import Paths
 
 #: Kernel command line for Glance's ``os_command_line`` property.
 COMMAND_LINE: Final = (
     "quiet loglevel=4 tsc=reliable no_timer_check nokaslr nohz=off highres=off nopvspin"
     " console=ttyS0"
+)
+
+_INSIDE: Final = Path(__file__).parent / "inside"
+_REPORT: Final = re.compile(
+    r"=== nova-hpc guest report (\d+) begin ===\n(.*?)\n=== nova-hpc guest report \1 end ===",
+    re.DOTALL,
 )
 
 
@@ -31,14 +41,23 @@ class GuestFunction:
 
 
 @attrs.frozen
+class GuestCell:
+    """One NUMA cell as the guest sees it."""
+
+    number: int
+    cpus: str  #: "0-1"
+    memory_kib: int
+
+
+@attrs.frozen
 class GuestReport:
     """The latest complete report in a guest's console."""
 
     functions: tuple[GuestFunction, ...]
+    cells: tuple[GuestCell, ...]
     cpus: int  #: online
     memory_kib: int  #: MemTotal
     kernel: str
-    extra: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def macs(self) -> frozenset[str]:
@@ -46,13 +65,28 @@ class GuestReport:
         return frozenset(mac for function in self.functions for mac in function.macs)
 
 
-def guest_image(paths: NodePaths) -> tuple[Path, Path]:
+def guest_image(paths: Paths) -> tuple[Path, Path]:
     """The kernel and the initramfs that servers boot (Glance ``kernel_id``, ``ramdisk_id``).
 
-    Both are made from the node's image, so :func:`prepare_image` comes first;
+    Both are made from the node's image, so ``prepare_image`` comes first;
     cached and checked as it is.
+
+    :raises LabError: there is no image of the node yet.
     """
-    raise NotImplementedError
+    image = find_image(paths)
+    script = (_INSIDE / "guest-init.sh").read_bytes()
+    name = f"guest-{cache.key_of(image.folder.name, script, *GUEST_MODULES)}"
+
+    def make(target: Path) -> None:
+        archive = base_archive(image.busybox)
+        add_modules(archive, image.modules, GUEST_MODULES)
+        archive.file("init", script, 0o755)
+        (target / "initramfs.gz").write_bytes(archive.pack())
+
+    folder = paths.cache / "node"
+    made = cache.entry(folder, name, make)
+    cache.remove_others(folder, "guest-", name)
+    return image.kernel, made / "initramfs.gz"
 
 
 def parse_report(console: str) -> GuestReport | None:
@@ -60,4 +94,64 @@ def parse_report(console: str) -> GuestReport | None:
 
     Broken or cut reports are passed over.
     """
-    raise NotImplementedError
+    found = _REPORT.findall(console.replace("\r", ""))
+    for _, body in reversed(found):
+        try:
+            return _read(body)
+        except (ValueError, IndexError, KeyError):
+            continue
+    return None
+
+
+def _read(body: str) -> GuestReport:
+    single: dict[str, str] = {}
+    functions: dict[str, GuestFunction] = {}
+    bars: dict[str, list[int]] = {}
+    macs: dict[str, list[str]] = {}
+    cells = []
+    for line in body.splitlines():
+        key, _, rest = line.partition(" ")
+        words = rest.split()
+        if key == "pci":
+            address, ids, device_class, driver, numa = words
+            functions[address] = GuestFunction(
+                address=address,
+                ids=ids,
+                device_class=device_class,
+                driver=None if driver == "-" else driver,
+                numa_node=int(numa),
+                bars=(),
+                macs=(),
+            )
+        elif key == "bar":
+            bars.setdefault(words[0], []).append(int(words[2]))
+        elif key == "mac":
+            macs.setdefault(words[0], []).append(words[1].lower())
+        elif key == "cell":
+            cells.append(GuestCell(int(words[0]), words[2], int(words[4])))
+        elif key in ("kernel", "cpus", "memory_kib"):
+            single[key] = rest
+    return _report(single, functions, bars, macs, cells)
+
+
+def _report(
+    single: Mapping[str, str],
+    functions: Mapping[str, GuestFunction],
+    bars: Mapping[str, list[int]],
+    macs: Mapping[str, list[str]],
+    cells: list[GuestCell],
+) -> GuestReport:
+    return GuestReport(
+        functions=tuple(
+            attrs.evolve(
+                function,
+                bars=tuple(bars.get(address, ())),
+                macs=tuple(macs.get(address, ())),
+            )
+            for address, function in sorted(functions.items())
+        ),
+        cells=tuple(cells),
+        cpus=int(single["cpus"]),
+        memory_kib=int(single["memory_kib"]),
+        kernel=single["kernel"],
+    )

@@ -1,0 +1,100 @@
+"""Files in the cache: named by what they are made of, whole, and checked before use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+_MANIFEST: Final = "manifest.json"
+_BESIDE: Final = ".new-"
+
+
+def key_of(*parts: str | bytes) -> str:
+    """A short key for contents: another content gives another key."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(f"{len(data)}:".encode())
+        digest.update(data)
+    return digest.hexdigest()[:16]
+
+
+def entry(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
+    """The folder *name* of the cache, made by *make* unless it is there and intact.
+
+    *make* fills an empty folder, which gets its name only when it is complete,
+    so an interruption at any point leaves nothing that could be taken for it.
+    Several processes may ask at once: one makes it, the others wait.
+
+    :returns: the folder; its files are not to be changed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / name
+    with _locked(folder / f".{name}.lock"):
+        if intact(target):
+            return target
+        _clean(folder, name)
+        beside = Path(tempfile.mkdtemp(dir=folder, prefix=f"{_BESIDE}{name}-"))
+        try:
+            make(beside)
+            _seal(beside)
+            beside.chmod(0o755)
+            beside.rename(target)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+    return target
+
+
+def intact(target: Path) -> bool:
+    """Whether the entry is there and every file still has its checksum."""
+    try:
+        manifest = json.loads((target / _MANIFEST).read_text())
+        return all(
+            checksum(target / name) == digest for name, digest in manifest["sha256"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def remove_others(folder: Path, prefix: str, keep: str) -> None:
+    """Remove entries that begin with *prefix*, but *keep*: they are out of date."""
+    for old in folder.glob(f"{prefix}*"):
+        if old.name != keep and not old.name.startswith("."):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _seal(folder: Path) -> None:
+    sums = {
+        str(path.relative_to(folder)): checksum(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    (folder / _MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1))
+
+
+def _clean(folder: Path, name: str) -> None:
+    """Remove what an interrupted attempt, or a damaged entry, left behind."""
+    shutil.rmtree(folder / name, ignore_errors=True)
+    for old in folder.glob(f"{_BESIDE}{name}-*"):
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,192 @@
+"""Makes the booted machine the HPC node that its shape describes.
+
+Runs once at each start, inside the node, with the system's Python and nothing
+but its standard library. Reads ``node.json`` of the configuration disk.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+CONFIG = Path("/opt/nova-hpc/config")
+PYTHON = "/opt/nova-hpc/venv/bin/nova-hpc"
+PHASE = Path("/run/nova-hpc/phase")
+PCI = Path("/sys/bus/pci/devices")
+INCLUDES = Path("/etc/nova/nova.conf.d")
+
+
+class NodeError(Exception):
+    """The node is not what it should be; the text goes to the supervisor."""
+
+
+def phase(text):
+    """Tell the heartbeat, and the log, how far the node is."""
+    beside = PHASE.with_suffix(".new")
+    beside.write_text(text.replace("\n", " ") + "\n")
+    beside.rename(PHASE)
+    print(f"{time.monotonic():7.1f} s: {text}", flush=True)
+
+
+def run(*argv, check=True):
+    """Run a program; its output goes to the journal."""
+    done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.stdout:
+        print(done.stdout, end="", flush=True)
+    if check and done.returncode:
+        tail = " / ".join(done.stdout.splitlines()[-3:])
+        raise NodeError(f"{' '.join(argv[:3])} failed (status {done.returncode}): {tail}")
+    return done.stdout
+
+
+def network(node):
+    """Name and address; everything else is 10.0.2.2, the machine that runs the lab."""
+    run("hostname", node["name"])
+    Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{node['address']} {node['name']}\n")
+    run("modprobe", "virtio_net")
+    deadline = time.monotonic() + 60
+    while True:
+        for link in Path("/sys/class/net").iterdir():
+            driver = link / "device" / "driver"
+            if driver.exists() and driver.resolve().name == "virtio_net":
+                run("ip", "address", "replace", f"{node['address']}/24", "dev", link.name)
+                run("ip", "link", "set", "up", "dev", link.name)
+                run("ip", "link", "set", "up", "dev", "lo")
+                run("ip", "route", "replace", "default", "via", node["gateway"])
+                return
+        if time.monotonic() > deadline:
+            raise NodeError("there is no management network")
+        time.sleep(0.2)
+
+
+def devices():
+    """The adapters' virtual functions with their MACs, and all to VFIO."""
+    # kvm_amd because the emulated processor has AMD's virtualisation.
+    run("modprobe", "-a", "kvm_amd", "vfio-pci", "vfio_iommu_type1", "igb")
+    adapters = {}
+    for link in Path("/sys/class/net").iterdir():
+        with contextlib.suppress(OSError):
+            adapters[(link / "address").read_text().strip()] = link
+    return adapters
+
+
+def virtual_functions(adapter, adapters):
+    """Create the virtual functions of one adapter; returns their addresses."""
+    link = adapters.get(adapter["mac"])
+    if link is None:
+        raise NodeError(f"adapter {adapter['name']} ({adapter['mac']}) is not there")
+    device = link / "device"
+    run("ip", "link", "set", "up", "dev", link.name)
+    # No driver of the node may take them: they are for guests.
+    (device / "sriov_drivers_autoprobe").write_text("0")
+    (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
+    found = []
+    for number, mac in enumerate(adapter["vfs"]):
+        run("ip", "link", "set", "dev", link.name, "vf", str(number), "mac", mac)
+        found.append((device / f"virtfn{number}").resolve().name)
+    return found
+
+
+def gpus(node):
+    """Addresses of the GPU stand-ins."""
+    found = []
+    for device in PCI.iterdir():
+        ids = [(device / name).read_text().strip()[2:] for name in ("vendor", "device")]
+        if ids == node["gpu_ids"]:
+            found.append(device.name)
+    if len(found) != node["gpus"]:
+        raise NodeError(f"{len(found)} of {node['gpus']} GPUs are there")
+    return found
+
+
+def to_vfio(address):
+    """Give a device to vfio-pci."""
+    device = PCI / address
+    (device / "driver_override").write_text("vfio-pci")
+    if (device / "driver").exists():
+        (device / "driver" / "unbind").write_text(address)
+    Path("/sys/bus/pci/drivers_probe").write_text(address)
+    if not (device / "driver").exists():
+        raise NodeError(f"{address} cannot be bound to vfio-pci")
+
+
+def pages(node):
+    """The hugepages of each NUMA node; the kernel may have found fewer than it was asked for."""
+    for number, wanted in enumerate(node["hugepages"]):
+        path = Path(f"/sys/devices/system/node/node{number}/hugepages/hugepages-2048kB/nr_hugepages")
+        if int(path.read_text()) != wanted:
+            path.write_text(str(wanted))
+        if int(path.read_text()) != wanted:
+            raise NodeError(f"NUMA node {number} has {path.read_text().strip()} pages, not {wanted}")
+
+
+def libvirt(node):
+    """libvirt without a security driver: everything here is root's, inside an emulation."""
+    Path("/etc/libvirt").mkdir(exist_ok=True)
+    Path("/etc/libvirt/qemu.conf").write_text(
+        'user = "root"\ngroup = "root"\nsecurity_driver = "none"\nremember_owner = 0\n'
+        'stdio_handler = "file"\nnamespaces = []\nnbd_tls = 0\n'
+    )
+    Path("/etc/libvirt/libvirtd.conf").write_text(
+        'auth_unix_rw = "none"\nauth_unix_ro = "none"\nunix_sock_rw_perms = "0700"\n'
+        f'host_uuid = "{node["uuid"]}"\n'
+    )
+    run("systemctl", "start", "nova-hpc-libvirtd.service")
+
+
+def configuration(node):
+    """Nova's files: the cloud's, those of ``nova-hpc configure``, the lab's."""
+    source = CONFIG / "nova"
+    shutil.copytree(source, "/etc/nova", dirs_exist_ok=True)
+    INCLUDES.mkdir(parents=True, exist_ok=True)
+    Path("/var/lib/nova/instances").mkdir(parents=True, exist_ok=True)
+    # The same node of the same cloud after any restart, also on a fresh disk.
+    Path("/var/lib/nova/compute_id").write_text(node["uuid"] + "\n")
+    shutil.copy2(CONFIG / "90-lab.conf", INCLUDES / "90-lab.conf")
+    run(PYTHON, "configure", "--write", str(INCLUDES), "--part", "compute")
+
+
+def main():
+    """All steps, in order, some of them beside each other."""
+    node = json.loads((CONFIG / "node.json").read_text())
+    phase("devices")
+    network(node)
+    adapters = devices()
+    pages(node)
+    vfs = [vf for adapter in node["adapters"] for vf in virtual_functions(adapter, adapters)]
+    for address in [*gpus(node), *vfs]:
+        to_vfio(address)
+    phase("configuring")
+    # The shim needs no devices, libvirt no shim: two processors, two threads.
+    failed = []
+
+    def start_libvirt():
+        try:
+            libvirt(node)
+        except (OSError, NodeError) as err:
+            failed.append(err)
+
+    thread = threading.Thread(target=start_libvirt)
+    thread.start()
+    run(PYTHON, "install-shim")
+    configuration(node)
+    thread.join()
+    if failed:
+        raise failed[0]
+    phase("starting nova-compute")
+    run("systemctl", "start", "--no-block", "nova-hpc-compute.service")
+    phase("compute")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (OSError, ValueError, KeyError, NodeError) as error:
+        phase(f"failed: {error}")
+        sys.exit(1)
+    os._exit(0)

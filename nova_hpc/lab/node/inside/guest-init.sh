@@ -1,0 +1,50 @@
+#!/bin/sh
+# First program of a tenant's guest: say again and again, on the console, what
+# hardware is there. Lines between the two markers are "key value...".
+export PATH=/bin
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+while read -r module; do insmod "/modules/$module" 2>/dev/null; done </modules/order
+sleep 1
+
+report() {
+    echo "=== nova-hpc guest report $1 begin ==="
+    echo "kernel $(uname -r)"
+    echo "cpus $(nproc)"
+    echo "memory_kib $(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo)"
+    for node in /sys/devices/system/node/node[0-9]*; do
+        [ -r "$node/cpulist" ] || continue
+        echo "cell ${node##*/node} cpus $(cat "$node/cpulist") memory_kib" \
+            "$(sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' "$node/meminfo")"
+    done
+    for device in /sys/bus/pci/devices/*; do
+        address=${device##*/}
+        vendor=$(cat "$device/vendor")
+        product=$(cat "$device/device")
+        class=$(cat "$device/class")
+        driver=-
+        [ -e "$device/driver" ] && driver=$(basename "$(readlink -f "$device/driver")")
+        echo "pci $address ${vendor#0x}:${product#0x} ${class#0x} $driver $(cat "$device/numa_node")"
+        count=0
+        while read -r first last flags; do
+            # Only the six BARs; the lines after them are the ROM and windows of bridges.
+            [ $count -lt 6 ] && [ $((last)) -ne 0 ] && echo "bar $address $count $((last - first + 1))"
+            count=$((count + 1))
+        done <"$device/resource"
+        for net in "$device"/net/*; do
+            [ -r "$net/address" ] && echo "mac $address $(cat "$net/address")"
+        done
+    done
+    echo "=== nova-hpc guest report $1 end ==="
+}
+
+number=1
+while :; do
+    # Written at once: each separate byte on the console costs an exit.
+    report $number >/tmp/report
+    cat /tmp/report
+    number=$((number + 1))
+    sleep 20
+done
