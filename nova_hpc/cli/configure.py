@@ -22,6 +22,9 @@ from nova_hpc.tracker.terms import Terms, TermsError
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
+#: The files that depend on the inventory.
+_OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)
+
 #: Exit status of bad input; argparse uses the same for bad options.
 _BAD_INPUT: Final = 2
 
@@ -208,7 +211,8 @@ class Configure(Command):
             for part in settings.PARTS
             if not args.part or part in args.part
         }
-        _tell(node, spec, result.remarks)
+        if {settings.file_name(part) for part in _OF_THE_NODE} & set(files):
+            _tell(node, spec, result.remarks)
         if args.write is None:
             _show(files)
             return 0

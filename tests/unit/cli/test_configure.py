@@ -95,9 +95,10 @@ def test_prints_every_file(configure, tmp_path):
 
 
 def test_prints_one_part(configure):
-    _, out, _ = configure("--part", "placement")
+    _, out, err = configure("--part", "placement")
     assert "breadth-first" in out
     assert "device_spec" not in out
+    assert err == ""
 
 
 def test_writes_what_it_printed_after_a_diff(configure, tmp_path):
