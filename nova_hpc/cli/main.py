@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import logging
 import signal
@@ -41,7 +42,8 @@ class NovaHpc(App):
     def run(self, argv: list[str]) -> int:
         """Run one command; without one, show the help and fail."""
         if not argv:
-            super().run(["--help"])
+            with contextlib.suppress(SystemExit):
+                super().run(["--help"])
             return _USAGE
         return int(super().run(argv) or 0)
 

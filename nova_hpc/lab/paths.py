@@ -12,9 +12,9 @@ import attrs
 
 from nova_hpc.lab.errors import LabError
 
-# A unix socket's path has at most 107 bytes; the longest name that the lab
-# puts below its state directory has about 40.
-_LONGEST_STATE: Final = 64
+# A unix socket's path has at most 107 bytes; the longest one that the lab has
+# below its state directory is about 20.
+_LONGEST_STATE: Final = 84
 
 
 @attrs.frozen

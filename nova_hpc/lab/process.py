@@ -152,8 +152,8 @@ def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
         they have started are left out, as are the calling process and those
         that it was started by.
     """
-    ours = {os.getpid(), *known}
-    callers = {parent.pid for parent in psutil.Process().parents()}
+    accounted = set(known)
+    callers = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -161,7 +161,7 @@ def strays(paths: Paths, known: Iterable[int] = ()) -> list[psutil.Process]:
                 continue
             family = {process.pid, os.getsid(process.pid)}
             family.update(parent.pid for parent in process.parents())
-            if not family & ours:
+            if not family & accounted:
                 found.append(process)
     return found
 
