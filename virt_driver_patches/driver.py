@@ -21,7 +21,7 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.decision import Decision
-from virt_driver_patches import before_start, compat, contract, guest_xml, last_host
+from virt_driver_patches import before_start, compat, contract, follow, guest_xml, last_host
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused, rollback
 from virt_driver_patches.reading import Source
@@ -61,6 +61,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         active = contract.check_config(CONF)
         super().init_host(host)
         if active:
+            follow.follow(self.virtapi)
             last_host.keep_reason(self.virtapi)
             reading = self.hpc_source.read()
             contract.check_devices(reading.specs.offers(reading.node), reading.node)

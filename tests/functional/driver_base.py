@@ -15,6 +15,7 @@ from nova_hpc.placement import decision
 from nova_hpc.tracker import quarantine, stats
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
+from virt_driver_patches import devices
 
 
 class DriverTest(base.HpcServersTest):
@@ -101,11 +102,37 @@ class DriverTest(base.HpcServersTest):
         return objects.Instance.get_by_uuid(
             nova_context.get_admin_context(),
             server["id"],
-            expected_attrs=["system_metadata", "pci_devices", "numa_topology"],
+            expected_attrs=["flavor", "system_metadata", "pci_devices", "numa_topology"],
         )
 
     def decision(self, server: Mapping[str, object]) -> decision.Decision | None:
         return decision.loads(self.instance(server).system_metadata.get("hpc_decision"))
+
+    def fault_messages(self, server: Mapping[str, object]) -> list[str]:
+        """Every fault of the server, newest first; the API shows the last of one in error."""
+        found = objects.InstanceFaultList.get_by_instance_uuids(
+            nova_context.get_admin_context(), [server["id"]]
+        )
+        return [fault.message for fault in found]
+
+    def instance_flavor(self, server: Mapping[str, object]) -> Mapping[str, str]:
+        """Extra specs of the flavor that the server has now."""
+        return self.instance(server).flavor.extra_specs
+
+    def forget_places(self, name: str) -> None:
+        """Make Nova's records of a host's devices those of a host without this driver."""
+        context = nova_context.get_admin_context()
+        for device in self.computes[name].manager.rt.pci_tracker.pci_devs:
+            device.extra_info = {
+                key: value for key, value in device.extra_info.items() if key != devices.PLACE
+            }
+            with device.obj_alternate_context(context):
+                device.save()
+
+    def stop_host(self, name: str) -> None:
+        """The host dies."""
+        self.computes[name].stop()
+        self.api.force_down_service(name, "nova-compute", True)
 
     def direct_port(self) -> str:
         """A new direct (SR-IOV) port of the network physnet4."""

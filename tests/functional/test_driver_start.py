@@ -147,6 +147,7 @@ class UnitTest(DriverTest):
         server = self.boot(half, state="ERROR", az="nova:alpha")
         self.assertIn("together with 1 more of its IOMMU group", self.fault(server))
         self.assertEqual(0, self.failed_builds("alpha"))
+        self._delete_server(server)
         server = self.boot(whole)
         self.assertEqual(2, len(self.devices_of(server)))
 

@@ -1,0 +1,208 @@
+"""Servers that restart and move: aligned, or refused before anything is touched."""
+
+from __future__ import annotations
+
+from nova import exception
+
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+ONE = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
+#: A host with two GPUs below one switch, and one where no two are together.
+TOGETHER = fixtures.Shape((fixtures.Switch(gpus=2),))
+APART = fixtures.two_switches(gpus=1)
+FOUR = fixtures.Shape((fixtures.Switch(gpus=4),))
+
+
+class RestartTest(DriverTest):
+    """A server that exists is refused only what would fail or harm the host."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.host("alpha", TOGETHER)
+        self.server = self.boot(self.make_flavor(PAIR))
+
+    def addresses(self) -> list[str]:
+        return [device.address for device in self.devices_of(self.server)]
+
+    def status(self) -> str:
+        return self.api.get_server(self.server["id"])["status"]
+
+    def test_nothing_has_changed(self) -> None:
+        before, decision = self.addresses(), self.decision(self.server)
+        self._reboot_server(self.server, hard=True)
+        self._stop_server(self.server)
+        self._start_server(self.server)
+        self._rebuild_server(self.server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.api.post_server_action(self.server["id"], {"suspend": None})
+        self._wait_for_state_change(self.server, "SUSPENDED")
+        self.api.post_server_action(self.server["id"], {"resume": None})
+        self._wait_for_state_change(self.server, "ACTIVE")
+        self.assertEqual(before, self.addresses())
+        self.assertEqual(before, self.domain_devices(self.server))
+        self.assertEqual(decision, self.decision(self.server))
+
+    def test_links_quarantine_and_place_do_not_stop_a_restart(self) -> None:
+        for address in self.addresses():
+            self.quarantine("alpha", address, "to be replaced")
+        # As if the tags and the cabling had changed.
+        path = self.sysfs["alpha"].devices / self.addresses()[0]
+        (path / "numa_node").write_text("1\n")
+        (path / "reset_method").unlink()
+        self._reboot_server(self.server, hard=True)
+        self._rebuild_server(self.server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.assertEqual("ACTIVE", self.status())
+
+    def test_a_hard_reboot_that_would_fail_leaves_the_server_running(self) -> None:
+        self.sysfs["alpha"].vanish(self.addresses()[0])
+        given = len(self.domains.given[self.server["id"]])
+        self._reboot_server(self.server, hard=True, expected_state="ACTIVE")
+        faults = self.fault_messages(self.server)
+        self.assertIn("1 has disappeared", faults[0])
+        self.assertEqual(given, len(self.domains.given[self.server["id"]]))
+        self.assertEqual(2, len(self.addresses()))
+
+    def test_a_rebuild_that_would_fail_keeps_server_and_disk(self) -> None:
+        self.sysfs["alpha"].bind(self.addresses()[0], "nvidia")
+        given = len(self.domains.given[self.server["id"]])
+        self.api.post_server_action(
+            self.server["id"],
+            {"rebuild": {"imageRef": "155d900f-4e14-4e4c-a73d-069cbf4541e6"}},
+        )
+        self._wait_for_action_fail_completion(self.server, "rebuild", "compute_rebuild_instance")
+        self.assertEqual("ACTIVE", self.status())
+        self.assertIn("1 is in use by the host", self.fault_messages(self.server)[0])
+        self.assertEqual(given, len(self.domains.given[self.server["id"]]))
+
+    def test_a_start_that_would_fail_leaves_the_server_stopped(self) -> None:
+        self._stop_server(self.server)
+        self.sysfs["alpha"].add_function("0000:40:00.7", group=41, driver="snd_hda_intel")
+        self.api.post_server_action(self.server["id"], {"os-start": None})
+        self._wait_for_action_fail_completion(self.server, "start", "compute_start_instance")
+        self.assertEqual("SHUTOFF", self.status())
+
+    def test_a_resume_that_would_fail_leaves_the_server_suspended(self) -> None:
+        self.api.post_server_action(self.server["id"], {"suspend": None})
+        self._wait_for_state_change(self.server, "SUSPENDED")
+        self.sysfs["alpha"].vanish(self.addresses()[0])
+        self.api.post_server_action(self.server["id"], {"resume": None})
+        self._wait_for_action_fail_completion(self.server, "resume", "compute_resume_instance")
+        self.assertEqual("SUSPENDED", self.status())
+
+
+class MoveTest(DriverTest):
+    """Cold migration and resize, without the filter, so that sets are misaligned."""
+
+    WITH_FILTER = False
+
+    def status(self, server) -> str:
+        return self.api.get_server(server["id"])["status"]
+
+    def test_a_cold_migration_to_scattered_devices_is_refused(self) -> None:
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        before = self.devices_of(server)
+        self.host("beta", APART)
+        self._migrate_server(server, expected_state="ACTIVE")
+        fault = self.fault_messages(server)[0]
+        self.assertIn("hpc:affinity=switch", fault)
+        self.assert_no_secrets(fault)
+        self.assertEqual("alpha", self.host_of(server))
+        # The claim on the other host goes with the migration.
+        self.update("beta")
+        self.assertEqual(before, self.devices_of(server))
+        self.assertEqual({"available"}, set(self.tracked("beta").values()))
+
+    def test_a_cold_migration_to_aligned_devices(self) -> None:
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", FOUR)
+        # Four GPUs below one switch: any two fit.
+        self._migrate_server(server)
+        self._confirm_resize(server)
+        self.assertEqual("beta", self.host_of(server))
+        self.assertEqual("switch", self.decision(server).reached.word)
+        self.assert_given_once()
+
+    def test_a_resize_to_scattered_devices_is_refused(self) -> None:
+        self.host("alpha", APART)
+        server = self.boot(self.make_flavor(ONE))
+        self.host("beta", APART)
+        pair = self.make_flavor(PAIR)
+        self._resize_server(server, pair, expected_state="ACTIVE")
+        self.assertIn("hpc:affinity=switch", self.fault_messages(server)[0])
+        self.assertEqual("alpha", self.host_of(server))
+        self.assertEqual(1, len(self.devices_of(server)))
+        self.assertEqual("gpu:1", self.instance_flavor(server)["pci_passthrough:alias"])
+
+    def test_a_resize_and_its_revert(self) -> None:
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(ONE))
+        before = self.decision(server)
+        self.host("beta", FOUR)
+        preferred = {**PAIR, "hpc:affinity": "host", "hpc:affinity_policy": "preferred"}
+        self._resize_server(server, self.make_flavor(preferred))
+        self.assertEqual("host", self.decision(server).asked.word)
+        self._revert_resize(server)
+        self.assertEqual(before, self.decision(server))
+
+    def test_a_destination_that_does_not_say_where_its_devices_sit(self) -> None:
+        """Its own check is the last one, and the server does not start there."""
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", APART)
+        self.forget_places("beta")
+        self._migrate_server(server, expected_state="ERROR")
+        self.assertIn("hpc:affinity=switch", self.fault(server))
+
+    def test_live_migration_is_refused(self) -> None:
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", TOGETHER)
+        driver = self.computes["alpha"].driver
+        instance = self.instance(server)
+        error = self.assertRaises(
+            exception.MigrationPreCheckError,
+            driver.check_can_live_migrate_source,
+            None,
+            instance,
+            None,
+        )
+        self.assertIn("cold migration", str(error))
+
+
+class EvacuateTest(DriverTest):
+    def test_evacuation(self) -> None:
+        """Refused where the devices are apart, and aligned elsewhere."""
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", APART)
+        self.stop_host("alpha")
+        self.restart_scheduler(with_filter=False)
+        self._evacuate_server(
+            server,
+            expected_state="ACTIVE",
+            expected_host="alpha",
+            expected_migration_status="failed",
+        )
+        self.assertIn("hpc:affinity=switch", self.fault_messages(server)[0])
+        self.host("gamma", FOUR)
+        self.restart_scheduler(with_filter=True)
+        self._evacuate_server(server, expected_host="gamma", expected_state="SHUTOFF")
+        self.assertEqual("switch", self.decision(server).reached.word)
+
+    def test_unshelve(self) -> None:
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self._shelve_server(server, expected_state="SHELVED_OFFLOADED")
+        self.assertEqual([], self.devices_of(server))
+        self.sysfs["alpha"].vanish("0000:40:00.0")
+        self.api.post_server_action(server["id"], {"unshelve": None})
+        self._wait_for_action_fail_completion(server, "unshelve", "compute_unshelve_instance")
+        self.assertEqual("SHELVED_OFFLOADED", self.api.get_server(server["id"])["status"])
+        self.host("beta", TOGETHER)
+        self.update("alpha")
+        self._unshelve_server(server)
+        self.assertEqual("beta", self.host_of(server))
+        self.assertEqual("switch", self.decision(server).reached.word)

@@ -1,0 +1,171 @@
+"""Devices that must not be given are lost to Nova and Placement; those in use are not."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from nova import exception
+from nova.virt.libvirt import driver as libvirt_driver
+
+from nova_hpc.tracker import stats
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+GPU = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
+STOCK = {"pci_passthrough:alias": "gpu:1"}
+PF, VFS = "0000:40:01.0", [f"0000:40:01.{function}" for function in (1, 2, 3, 4)]
+FIRST, SECOND = "0000:40:00.0", "0000:40:01.0"
+
+
+class WithholdTest(DriverTest):
+    def test_a_switch_without_acs(self) -> None:
+        """The VFs share the IOMMU group of their PF, which its host driver has."""
+        shape = fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),))
+
+        def join(tree) -> None:
+            for address in [PF, *VFS]:
+                tree.regroup(address, 17)
+
+        self.host("alpha", shape, before=join)
+        self.assertEqual({FIRST: 1}, self.in_placement("alpha"))
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        reason = f"IOMMU group 17 is not viable: {PF} (mlx5_core) is in it"
+        self.assertEqual(dict.fromkeys(VFS, reason), self.stats_of("alpha").withheld)
+        self.assertTrue(self.log_lines(rf"{VFS[0]} is not offered: IOMMU group 17"))
+        # For every flavor, and for a forced host, too.
+        for az in (None, "nova:alpha"):
+            server = self.boot(
+                self.make_flavor({"pci_passthrough:alias": "vf:1"}),
+                state="ERROR",
+                **({"az": az} if az else {}),
+            )
+            self._delete_server(server)
+
+    def test_one_function_of_many(self) -> None:
+        """A VF that is gone takes one from its provider's inventory."""
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),)))
+        self.assertEqual({FIRST: 1, PF: 4}, self.in_placement("alpha"))
+        self.sysfs["alpha"].bind(VFS[2], "mlx5_core")
+        self.update("alpha")
+        self.assertEqual({FIRST: 1, PF: 3}, self.in_placement("alpha"))
+        self.assertEqual([VFS[2]], list(self.stats_of("alpha").withheld))
+        self.sysfs["alpha"].bind(VFS[2], "vfio-pci")
+        self.update("alpha")
+        self.assertEqual({FIRST: 1, PF: 4}, self.in_placement("alpha"))
+        self.assertEqual(stats.StatsDocument(), self.stats_of("alpha"))
+        self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is not offered")))
+        self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is well again")))
+
+    def test_a_device_in_use_is_never_dropped(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        server = self.boot(self.make_flavor(GPU))
+        (mine,) = (device.address for device in self.devices_of(server))
+        (other,) = {FIRST, SECOND} - {mine}
+        for address in (mine, other):
+            self.quarantine("alpha", address, "overheats")
+        for _ in range(2):
+            self.update("alpha")
+            self.assertEqual({mine: "allocated"}, self.tracked("alpha"))
+            self.assertEqual({mine: 1}, self.in_placement("alpha"))
+            document = self.stats_of("alpha")
+            self.assertEqual({other: "in quarantine: overheats"}, document.withheld)
+            self.assertEqual({mine: "in quarantine: overheats"}, document.in_use)
+        self.assertFalse(self.log_lines("Unable to remove device"))
+        # It restarts with the device that it has, and stopped it still has it.
+        self._stop_server(server)
+        self.update("alpha")
+        self.assertEqual({mine: "allocated"}, self.tracked("alpha"))
+        self._start_server(server)
+        self._delete_server(server)
+        self.update("alpha")
+        self.assertEqual({}, self.tracked("alpha"))
+        self.assertEqual({}, self.in_placement("alpha"))
+
+    def test_the_reading_is_fresh(self) -> None:
+        """Nova 34 reads PCI devices once in the life of the service."""
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        host = self.computes["alpha"].driver._host
+        plain = host.list_all_devices
+        with mock.patch.object(
+            host,
+            "list_all_devices",
+            side_effect=lambda flags: [
+                device for device in plain(flags=flags) if "40_01_0" not in device.name()
+            ],
+        ):
+            self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.update("alpha")
+        self.assertEqual({FIRST, SECOND}, set(self.tracked("alpha")))
+
+    def test_a_node_that_cannot_be_read_offers_nothing_and_lives(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        self.sysfs["alpha"].devices.rename(self.sysfs["alpha"].root / "elsewhere")
+        self.update("alpha")
+        self.assertEqual({}, self.tracked("alpha"))
+        document = self.stats_of("alpha")
+        self.assertEqual({FIRST, SECOND}, set(document.withheld))
+        self.assertTrue(document.notes)
+
+    def test_a_broken_quarantine_file_is_reported(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1),)))
+        (self.sysfs["alpha"].root / "quarantine").write_text("{")
+        self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertIn("quarantine file", self.stats_of("alpha").notes[0])
+
+
+class ContractTest(DriverTest):
+    """Where a contract does not hold, the service refuses to start and says why."""
+
+    SHAPE = fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),))
+
+    def assert_refused(self, *words: str, **keywords: object) -> None:
+        error = self.assertRaises(
+            exception.InvalidConfiguration, self.host, "alpha", self.SHAPE, **keywords
+        )
+        for word in words:
+            self.assertIn(word, str(error))
+
+    def test_pci_in_placement(self) -> None:
+        self.flags(report_in_placement=False, group="pci")
+        self.assert_refused("[pci]report_in_placement", "true")
+
+    def test_the_release_of_nova(self) -> None:
+        with mock.patch("nova.version.version_string", return_value="31.0.1"):
+            self.assert_refused("32, 33, 34", "this is Nova 31", "compute_driver")
+
+    def test_bad_tags(self) -> None:
+        for tag, value in (("hpc_numa", "one"), ("hpc_tags", "9")):
+            entries = self.SHAPE.device_spec()
+            entries[0][tag] = value
+            self.assert_refused("[pci]device_spec", tag, repr(value), device_spec=entries)
+
+    def test_virtual_functions_of_one_adapter_with_different_tags(self) -> None:
+        entries = [entry for entry in self.SHAPE.device_spec() if entry["hpc_role"] == "vf"]
+        entries = [{**entries[0], "address": address} for address in VFS]
+        entries[1]["hpc_group"] = VFS[1]
+        self.assert_refused("[pci]device_spec", PF, "hpc_* tags", device_spec=entries)
+
+    def test_without_tags_nothing_is_checked(self) -> None:
+        self.flags(report_in_placement=False, group="pci")
+        with mock.patch("nova.version.version_string", return_value="31.0.1"):
+            self.host("alpha", self.SHAPE, device_spec=self.SHAPE.device_spec(tags=False))
+        self.assertEqual(5, len(self.tracked("alpha")))
+
+
+class OverriddenTest(DriverTest):
+    """Everything that the driver overrides exists in this Nova."""
+
+    def test_the_methods(self) -> None:
+        from virt_driver_patches.driver import HpcLibvirtDriver
+
+        own = {
+            name
+            for name, value in vars(HpcLibvirtDriver).items()
+            if callable(value) and not name.startswith(("_hpc", "hpc", "__"))
+        }
+        self.assertIn("_get_guest_xml", own)
+        self.assertEqual(
+            set(), {each for each in own if not hasattr(libvirt_driver.LibvirtDriver, each)}
+        )
