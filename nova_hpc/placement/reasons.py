@@ -150,7 +150,7 @@ def _best_domain(demand: Demand, site: Site, rank: Rank) -> list[int]:
 
 def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> Miss:
     """The devices fit, the guest's cells do not."""
-    cells, nodes = request.cells, site.nodes
+    cells, nodes = sorted(request.cells, key=lambda cell: cell.id), site.nodes
     need = f"{len(cells)} guest NUMA cell" + ("s" if len(cells) != 1 else "")
     if len(cells) > len(nodes):
         text = f"{need}, but the host has {len(nodes)} NUMA nodes"
@@ -219,4 +219,4 @@ def _need_of_cells(cells: Sequence[Cell]) -> str:
         if cell.page_kib:
             text += f" and {-(-cell.memory_kib // cell.page_kib)} pages of {cell.page_kib} KiB"
         texts.append(text)
-    return f"too few NUMA nodes with {', '.join(sorted(set(texts)))} free"
+    return f"too few NUMA nodes with {', and with '.join(sorted(set(texts)))} free"

@@ -300,6 +300,16 @@ def test_the_operator_reads_which_node_lacks_what() -> None:
     )
 
 
+def test_the_nearest_miss_does_not_depend_on_the_order_of_the_cells() -> None:
+    cells = (Cell(0, 64), Cell(1, 1, 2048 * 2000, 2048))
+    request = attrs.evolve(ask(gpu=2), cells=cells)
+    turned = attrs.evolve(request, cells=cells[::-1])
+    miss = choose(request, host(*DGX)).miss
+    assert miss is not None
+    assert "with 1 dedicated CPUs and 2000 pages of 2048 KiB, and with 64" in miss.user
+    assert choose(turned, host(*DGX)).miss == miss
+
+
 BROKEN = [
     attrs.evolve(gpus(0)[0], free=-5),
     attrs.evolve(gpus(0)[0], id="neg", location=attrs.evolve(spot(0), numa=-1)),
