@@ -58,7 +58,7 @@ Related options:
     ),
     cfg.FloatOpt(
         "packing_weight_multiplier",
-        default=1.0,
+        default=100.0,
         help="""
 Multiplier of HpcPackingWeigher, which prefers, for a server with an ``hpc:``
 flavor, the host whose free devices fit the request most tightly, so that
@@ -66,8 +66,10 @@ whole switches and whole hosts stay free for larger servers.
 
 A positive value packs, a negative value spreads, and 0 switches the weigher
 off. It has no effect on servers without ``hpc:`` keys in their flavor. The
-value can be overridden for the hosts of an aggregate with the metadata key
-``hpc_packing_weight_multiplier``.
+default outweighs Nova's weighers of memory, CPUs and disk, which spread with a
+multiplier of 1.0 each, and is far below those of failed builds and of moves
+between cells. The value can be overridden for the hosts of an aggregate with
+the metadata key ``hpc_packing_weight_multiplier``.
 
 Related options:
 

@@ -58,7 +58,7 @@ class ValidatorsTest(base.HpcServersTest):
                         "hpc:affinity_policy": "preferred",
                         "hpc:group": "gpu:1,vf:1",
                         "hpc:nvlink": "none",
-                        "hpc:guest_topology": "numa",
+                        "hpc:guest_topology": "flat",
                     }
                 },
             )

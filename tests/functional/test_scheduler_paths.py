@@ -93,8 +93,6 @@ class WeigherTest(base.HpcServersTest):
 
     def setUp(self) -> None:
         super().setUp()
-        # Nova's own PCI weigher and the memory weigher would have a say too.
-        self.flags(pci_weight_multiplier=0.0, group="filter_scheduler")
         self.start_host("loose", fixtures.two_switches(gpus=4))
         self.start_host("tight", fixtures.two_switches(gpus=2))
 
@@ -107,15 +105,11 @@ class WeigherTest(base.HpcServersTest):
 
     def test_aggregate_overrides_the_multiplier(self) -> None:
         aggregate = self._create_aggregate("spread")
-        self._add_host(aggregate, "tight")
+        self.admin_api.add_host_to_aggregate(aggregate, "tight")
         self.admin_api.post_aggregate_action(
-            aggregate["id"],
-            {"set_metadata": {"metadata": {"hpc_packing_weight_multiplier": "-100"}}},
+            aggregate, {"set_metadata": {"metadata": {"hpc_packing_weight_multiplier": "-100"}}}
         )
         self.assertEqual("loose", self.host_of(self.boot(self.make_flavor(PAIR))))
-
-    def _add_host(self, aggregate: dict, host: str) -> None:
-        self.admin_api.add_host_to_aggregate(aggregate["id"], host)
 
 
 class FiftyHostsTest(base.HpcServersTest):
