@@ -39,7 +39,6 @@ PACKAGES: Final = (
     "qemu-utils",
     "rdma-core",
     "seabios",
-    "systemd-sysv",
     "udev",
 )
 

@@ -34,29 +34,6 @@ GUEST_MODULES: Final = ("igbvf",)
 # Loaded later by the node; kept uncompressed, since unpacking is slow there.
 _LATER_MODULES: Final = ("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "tun")
 
-_MASKED: Final = (
-    "apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer"
-    " e2scrub_reap.service fstrim.timer logrotate.timer systemd-tmpfiles-clean.timer"
-    " getty.target getty@tty1.service serial-getty@ttyS0.service console-getty.service"
-    " libvirtd.service libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket"
-    " libvirt-guests.service virtlogd.service virtlogd.socket virtlogd-admin.socket"
-    " virtlockd.service virtlockd.socket virtlockd-admin.socket ssh.service ssh.socket"
-    " sshd-keygen.service systemd-binfmt.service proc-sys-fs-binfmt_misc.automount"
-    " systemd-hwdb-update.service systemd-journal-flush.service systemd-pstore.service"
-    " systemd-journal-catalog-update.service systemd-update-done.service systemd-sysusers.service"
-    " systemd-update-utmp.service systemd-update-utmp-runlevel.service systemd-firstboot.service"
-    " systemd-machine-id-commit.service systemd-boot-random-seed.service"
-    " systemd-random-seed.service systemd-logind.service systemd-user-sessions.service"
-    " systemd-rfkill.service systemd-rfkill.socket systemd-ask-password-console.path"
-    " systemd-ask-password-wall.path systemd-initctl.socket systemd-networkd.service"
-    " systemd-timesyncd.service systemd-modules-load.service systemd-remount-fs.service"
-    " sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount"
-    " sys-kernel-tracing.mount dev-mqueue.mount kmod-static-nodes.service"
-    " modprobe@configfs.service modprobe@drm.service modprobe@fuse.service"
-    " modprobe@efi_pstore.service modprobe@dm_mod.service modprobe@loop.service"
-    " dbus.service dbus.socket polkit.service ldconfig.service"
-).split()
-
 
 class ImageError(LabError):
     """The image cannot be built; the text names the step and the cure."""
@@ -144,14 +121,8 @@ def image_name(paths: Paths) -> str:
         f"{name}={found.version}"
         for name, found in python_env.distributions(paths.venv).items()
     ]
-    units = [file.name + file.read_text() for file in _units()]
-    made_of = [*debian.PACKAGES, *versions, *units, *_MASKED, *_LATER_MODULES, *BOOT_MODULES]
+    made_of = [*debian.PACKAGES, *versions, *_LATER_MODULES, *BOOT_MODULES]
     return f"image-{cache.key_of(_MAKING, debian.SUITE, *GUEST_MODULES, *made_of)}"
-
-
-def _units() -> list[Path]:
-    folder = Path(__file__).parent / "inside" / "units"
-    return sorted(folder.iterdir())
 
 
 def _make_disk(archive: Path, venv: Path, target: Path) -> None:
@@ -197,21 +168,9 @@ def _version(root: Path) -> str:
 
 
 def _settings(root: Path) -> None:
-    """What makes the disk a node: few units, no automatic loading of drivers, folders."""
-    system = root / "etc/systemd/system"
-    for wants in system.glob("*.wants"):
-        shutil.rmtree(wants)
-    for name in _MASKED:
-        (system / name).unlink(missing_ok=True)
-        (system / name).symlink_to("/dev/null")
-    for unit in _units():
-        shutil.copy(unit, system / unit.name)
-    (system / "default.target").unlink(missing_ok=True)
-    (system / "default.target").symlink_to("nova-hpc.target")
-    (root / "etc/systemd/journald.conf.d").mkdir(parents=True, exist_ok=True)
-    (root / "etc/systemd/journald.conf.d/nova-hpc.conf").write_text(
-        "[Journal]\nStorage=volatile\nRuntimeMaxUse=32M\n"
-    )
+    """What makes the disk a node: busybox's init, no automatic loading of drivers, folders."""
+    # Nothing but udev is left of the system's own services; init is busybox's.
+    (root / "usr/bin/init").symlink_to("busybox")
     # The node loads the few drivers that it needs by name.
     (root / "etc/udev/rules.d/80-drivers.rules").symlink_to("/dev/null")
     (root / "etc/modprobe.d/nova-hpc.conf").write_text(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.lab.node import cache, confdisk, qemu
+from nova_hpc.lab.node import cache, confdisk, qemu, tsc
 from nova_hpc.lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, State
 from nova_hpc.lab.node.image import BOOT_MODULES, Image, find_image
 from nova_hpc.lab.node.initramfs import add_modules, base_archive
@@ -70,8 +70,10 @@ class Node:
             compute_log=self.compute_log,
             qmp=self.folder / "qmp",
         )
+        khz = tsc.frequency_khz()
+        argv = qemu.command(self.name, self.index, self.shape, files, port, khz)
         plan = Plan(
-            argv=tuple(qemu.command(self.name, self.index, self.shape, files, port)),
+            argv=tuple(argv),
             disk=str(files.disk),
             backing=str(image.disk),
             heartbeat=str(files.heartbeat),

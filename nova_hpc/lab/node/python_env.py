@@ -53,14 +53,16 @@ def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
             "pip install 'nova-hpc[lab]'"
         )
     chosen: dict[str, importlib.metadata.Distribution] = {}
-    waiting = [*_ROOTS, _PROJECT_NAME]
+    waiting = [(name, "") for name in (*_ROOTS, _PROJECT_NAME)]
+    seen = set()
     while waiting:
-        name = _plain(waiting.pop())
+        name, extra = waiting.pop()
         found = installed.get(name)
-        if found is None or name in chosen:
+        if found is None or (name, extra) in seen:
             continue
+        seen.add((name, extra))
         chosen[name] = found
-        waiting.extend(_requires(found))
+        waiting.extend(_requires(found, extra))
     return {name: chosen[name] for name in sorted(chosen) if name not in _LEFT_OUT}
 
 
@@ -127,14 +129,18 @@ def _interpreter(root: Path) -> None:
         script.chmod(0o755)
 
 
-def _requires(found: importlib.metadata.Distribution) -> Iterator[str]:
+def _requires(
+    found: importlib.metadata.Distribution, extra: str
+) -> Iterator[tuple[str, str]]:
+    """What a distribution needs for one of its extras ("": for itself), as (name, extra)."""
     for text in found.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement.name
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            for wanted in ("", *requirement.extras):
+                yield _plain(requirement.name), wanted
 
 
 def _plain(name: str) -> str:

@@ -30,7 +30,7 @@ CONFIG_SERIAL: Final = "nova-hpc-config"
 KERNEL_LINE: Final = (
     "console=ttyS0 quiet loglevel=4 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
     " nohz=off highres=off nokaslr mitigations=off audit=0 apparmor=0 selinux=0 net.ifnames=0"
-    " random.trust_cpu=on systemd.show_status=no panic=1"
+    " random.trust_cpu=on panic=1"
 )
 
 # Bus numbers of the expander bridges; between two of them there is room for
@@ -53,13 +53,22 @@ class Files:
     qmp: Path
 
 
-def command(name: str, number: int, shape: Shape, files: Files, ssh_port: int) -> list[str]:
+def command(
+    name: str,
+    number: int,
+    shape: Shape,
+    files: Files,
+    ssh_port: int,
+    tsc_khz: int | None = None,
+) -> list[str]:
     """The command line of QEMU for one node.
 
     :param name: the node's name.
     :param number: the node's number, which is part of the adapters' MACs.
     :param ssh_port: port of the host's loopback that leads to the node's SSH.
+    :param tsc_khz: frequency of the host's time-stamp counter; None: the kernel measures it.
     """
+    tsc = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     sockets = len({node.socket for node in shape.numa_nodes})
     argv = [
         "qemu-system-x86_64",
@@ -73,7 +82,7 @@ def command(name: str, number: int, shape: Shape, files: Files, ssh_port: int) -
         *_services(files, number, ssh_port),
         *_trees(shape, number),
         *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
-        *("-append", f"{KERNEL_LINE} {_hugepages(shape)}"),
+        *("-append", f"{KERNEL_LINE}{tsc} {_hugepages(shape)}"),
     ]
     return argv
 

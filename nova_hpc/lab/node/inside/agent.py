@@ -34,7 +34,7 @@ def phase(text):
 
 
 def run(*argv, check=True):
-    """Run a program; its output goes to the journal."""
+    """Run a program; its output goes to the log."""
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.stdout:
         print(done.stdout, end="", flush=True)
@@ -42,6 +42,11 @@ def run(*argv, check=True):
         tail = " / ".join(done.stdout.splitlines()[-3:])
         raise NodeError(f"{' '.join(argv[:3])} failed (status {done.returncode}): {tail}")
     return done.stdout
+
+
+def go(service):
+    """Let init start a service that waits for this."""
+    (PHASE.parent / f"start-{service}").touch()
 
 
 def network(node):
@@ -136,7 +141,12 @@ def libvirt(node):
         'auth_unix_rw = "none"\nauth_unix_ro = "none"\nunix_sock_rw_perms = "0700"\n'
         f'host_uuid = "{node["uuid"]}"\n'
     )
-    run("systemctl", "start", "nova-hpc-libvirtd.service")
+    go("libvirtd")
+    deadline = time.monotonic() + 300
+    while not Path("/run/libvirt/libvirt-sock").exists():
+        if time.monotonic() > deadline:
+            raise NodeError("libvirtd does not start, see /var/log/libvirtd.log")
+        time.sleep(0.5)
 
 
 def configuration(node):
@@ -154,13 +164,16 @@ def configuration(node):
 def main():
     """All steps, in order, some of them beside each other."""
     node = json.loads((CONFIG / "node.json").read_text())
-    phase("devices")
+    phase("network")
     network(node)
+    phase("devices")
     adapters = devices()
     pages(node)
     vfs = [vf for adapter in node["adapters"] for vf in virtual_functions(adapter, adapters)]
     for address in [*gpus(node), *vfs]:
         to_vfio(address)
+    # libvirt wants to know them from udev.
+    run("udevadm", "trigger", "--subsystem-match=pci", "--subsystem-match=net")
     phase("configuring")
     # The shim needs no devices, libvirt no shim: two processors, two threads.
     failed = []
@@ -173,13 +186,12 @@ def main():
 
     thread = threading.Thread(target=start_libvirt)
     thread.start()
-    run(PYTHON, "install-shim")
+    run(PYTHON, "install-shim", check=False)
     configuration(node)
     thread.join()
     if failed:
         raise failed[0]
-    phase("starting nova-compute")
-    run("systemctl", "start", "--no-block", "nova-hpc-compute.service")
+    go("nova-compute")
     phase("compute")
 
 

@@ -1,13 +1,16 @@
 #!/bin/sh
 # Tell the supervisor on the host, every few seconds, that this node is alive and how far it is.
-# Started before udev, so the port is found by its name in sysfs.
+# Started beside udev, so the ports are found by their names in sysfs.
 for port in /sys/class/virtio-ports/*; do
-    [ "$(cat "$port/name")" = nova-hpc.heartbeat ] && exec >"/dev/${port##*/}"
+    case $(cat "$port/name") in
+    nova-hpc.heartbeat) exec >"/dev/${port##*/}" ;;
+    nova-hpc.log) ln -sf "/dev/${port##*/}" /run/nova-hpc/log ;;
+    esac
 done
 while :; do
     read -r uptime rest </proc/uptime
-    phase=booting
-    [ -r /run/nova-hpc/phase ] && read -r phase </run/nova-hpc/phase
-    echo "$uptime $phase"
+    phase=
+    read -r phase </run/nova-hpc/phase
+    echo "$uptime ${phase:-booting}"
     sleep 3
 done

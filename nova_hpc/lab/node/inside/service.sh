@@ -1,0 +1,35 @@
+#!/bin/sh
+# One service of the node, kept running by init.
+export PATH=/opt/nova-hpc/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 HOME=/root
+cd / || exit 1
+
+wait_for() {
+    while [ ! -e "$1" ]; do sleep 0.5; done
+}
+
+# A service that ends at once is not started again at once.
+start() {
+    sleep "$(cat "/run/nova-hpc/$name.delay" 2>/dev/null || echo 0)"
+    echo 3 >"/run/nova-hpc/$name.delay"
+    exec "$@"
+}
+
+name=$1
+case $name in
+agent)
+    exec /usr/bin/python3 -S /opt/nova-hpc/config/inside/agent.py >>/var/log/agent.log 2>&1
+    ;;
+sshd)
+    start /usr/sbin/sshd -D -e -f /opt/nova-hpc/config/inside/sshd_config >>/var/log/sshd.log 2>&1
+    ;;
+libvirtd)
+    wait_for /run/nova-hpc/start-libvirtd
+    start /usr/sbin/libvirtd >>/var/log/libvirtd.log 2>&1
+    ;;
+nova-compute)
+    wait_for /run/nova-hpc/start-nova-compute
+    # The log goes to a file on the host, where it can be read whatever becomes of the node.
+    start nova-compute --config-file /etc/nova/nova.conf --config-dir /etc/nova/nova.conf.d \
+        >/run/nova-hpc/log 2>&1
+    ;;
+esac
