@@ -17,6 +17,7 @@ from nova_hpc.lab.state import Settings
 
 #: Catalog type -> service name and name of its port.
 _CATALOG: Final = {
+    "identity": ("keystone", "identity"),
     "placement": ("placement", "placement"),
     "image": ("glance", "image"),
     "compute": ("nova", "compute"),
@@ -42,6 +43,8 @@ def connect(settings: Settings) -> Any:
         user_domain_id="default",
         project_domain_id="default",
         region_name=config.REGION,
+        # The catalog may still name the ports of an earlier start.
+        identity_endpoint_override=config.endpoint(settings, "identity"),
         compute_default_microversion=COMPUTE_MICROVERSION,
         placement_default_microversion=PLACEMENT_MICROVERSION,
         app_name="nova-hpc-lab",

@@ -94,6 +94,8 @@ class Cloud:
         for service in services.values():
             if service.process.pid() is None and service.port is not None:
                 require_free(service.port, service.title)
+        if services["rabbitmq"].process.pid() is None:
+            require_free(self.settings.ports["distribution"], "RabbitMQ's tools")
         config.write_all(self.paths, self.settings)
         tools = Tools(self.paths)
         run_steps(self._steps(services, tools), shown, abort=tools.abort)

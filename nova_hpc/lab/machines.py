@@ -11,7 +11,7 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
 
 from nova_hpc.lab import bootstrap, node, observe
-from nova_hpc.lab.errors import LabError
+from nova_hpc.lab.errors import InterruptedStepError, LabError
 from nova_hpc.lab.node.guest import COMMAND_LINE
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.progress import Report, Step
@@ -116,12 +116,16 @@ def _wait_joined(
         if mapped.get(machine.name) == "up" and offered:
             report(f"{len(offered)} providers", None)
             return
+        status = machine.status()
+        if status.state is node.State.FAILED:
+            raise LabError(f"node {machine.name} failed: {status.reason}; {_look(machine)}")
+        missing = "its devices" if mapped.get(machine.name) == "up" else "nova-compute"
         if time.monotonic() > deadline:
-            missing = "nova-compute" if machine.name not in mapped else "its devices"
             raise LabError(
                 f"node {machine.name} runs, but {missing} did not appear in the cloud;"
                 f" {_look(machine)}"
             )
+        report(f"waiting for {missing}", None)
         _pause(aborted)
 
 
@@ -131,4 +135,4 @@ def _look(machine: node.Node) -> str:
 
 def _pause(aborted: threading.Event) -> None:
     if aborted.wait(_PAUSE):
-        raise LabError("interrupted")
+        raise InterruptedStepError

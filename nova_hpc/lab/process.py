@@ -22,7 +22,7 @@ from typing import Final
 import attrs
 import psutil
 
-from nova_hpc.lab.errors import LabError
+from nova_hpc.lab.errors import InterruptedStepError, LabError
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.state import write
 
@@ -212,7 +212,7 @@ class Tools:
         with process.log.open("ab") as log:
             with self._guard:
                 if self.aborted.is_set():
-                    raise LabError("interrupted")
+                    raise InterruptedStepError
                 try:
                     child = subprocess.Popen(
                         list(argv),
@@ -229,6 +229,8 @@ class Tools:
             status = child.wait()
             with self._guard:
                 self._running.discard(child)
+        if status and self.aborted.is_set():
+            raise InterruptedStepError
         if status:
             command = " ".join(Path(word).name for word in argv[:4])
             raise LabError(

@@ -15,6 +15,8 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from nova_hpc.lab.errors import InterruptedStepError
+
 #: Called by a step with a line on how far it is, and a fraction if known.
 Report = Callable[[str, float | None], None]
 
@@ -27,6 +29,12 @@ class Step:
     title: str
     work: Callable[[Report], None]
     needs: Sequence[str] = ()
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "done"
+    return "stopped" if isinstance(error, InterruptedStepError) else "failed"
 
 
 class Display(Protocol):
@@ -65,7 +73,7 @@ class PlainDisplay:
     def done(self, step: Step, error: BaseException | None) -> None:
         """Print the outcome and how long it took."""
         seconds = time.monotonic() - self._begun[step.name]
-        self._print(f"{step.title}: {'failed' if error else 'done'} ({seconds:.1f} s)")
+        self._print(f"{step.title}: {_outcome(error)} ({seconds:.1f} s)")
 
     def _print(self, text: str) -> None:
         with self._guard:
@@ -93,7 +101,7 @@ class RichDisplay:
 
     def done(self, step: Step, error: BaseException | None) -> None:
         """Stop the line's clock."""
-        mark = "[red]failed" if error else "[green]done"
+        mark = f"[{'red' if error else 'green'}]{_outcome(error)}"
         task = self._tasks[step.name]
         self.progress.update(task, total=1.0, completed=0.0 if error else 1.0, note=mark)
         self.progress.stop_task(task)

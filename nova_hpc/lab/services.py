@@ -18,7 +18,7 @@ import pymysql
 import requests
 
 from nova_hpc.lab import config
-from nova_hpc.lab.errors import LabError
+from nova_hpc.lab.errors import InterruptedStepError, LabError
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import Process
 from nova_hpc.lab.state import Settings
@@ -69,7 +69,7 @@ class Service:
                     f" the end of {self.process.log}:\n{self.process.tail()}"
                 )
             if aborted.wait(0.2):
-                raise LabError("interrupted")
+                raise InterruptedStepError
 
     def trouble(self) -> str:
         """Why the service does not work; empty where it does."""
