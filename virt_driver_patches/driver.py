@@ -21,7 +21,15 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.decision import Decision
-from virt_driver_patches import before_start, compat, contract, follow, guest_xml, last_host
+from virt_driver_patches import (
+    before_start,
+    bind_moves,
+    compat,
+    contract,
+    follow,
+    guest_xml,
+    last_host,
+)
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused, rollback
 from virt_driver_patches.reading import Source
@@ -61,6 +69,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         active = contract.check_config(CONF)
         super().init_host(host)
         if active:
+            bind_moves.install()
             follow.follow(self.virtapi)
             last_host.keep_reason(self.virtapi)
             reading = self.hpc_source.read()
