@@ -71,4 +71,6 @@ def _plain(_owner: object, _field: object, value: object) -> object:
         return value.value
     if isinstance(value, frozenset):
         return sorted(value)
+    if isinstance(value, tuple):
+        return list(value)
     return value

@@ -281,11 +281,17 @@ class _Device:
         return None if secondary is None or subordinate is None else (secondary, subordinate)
 
     def _local_cpus(self) -> frozenset[int] | None:
-        text = self.text("local_cpus")
-        if text is not None:
-            return self.attempt(lambda: cpuset.parse_mask(text), None)
-        listed = self.text("local_cpulist")
-        return None if listed is None else self.attempt(lambda: cpuset.parse_list(listed), None)
+        for name, parse in (
+            ("local_cpus", cpuset.parse_mask),
+            ("local_cpulist", cpuset.parse_list),
+        ):
+            text = self.text(name)
+            if text is not None:
+                try:
+                    return parse(text)
+                except ValueError as error:
+                    self.reason(f"{name}: {error}")
+        return None
 
     def _group(self) -> int | None:
         last = self.link("iommu_group")

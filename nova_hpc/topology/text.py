@@ -47,14 +47,16 @@ def lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator
     :param everything: also what the chipset brings along, and empty ports.
     :param plain: ASCII characters only.
     """
+    guides = ("|- ", "`- ", "|  ", "   ") if plain else ("├─ ", "└─ ", "│  ", "   ")
+    for line in _lines(node, everything, guides):
+        if plain:
+            line = line.replace(_DOT, ", ").encode("ascii", "replace").decode("ascii")
+        yield line
+
+
+def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> Iterator[str]:
     marks: set[str] = set()
-    drawing = _Drawing(node, everything, marks)
-    trunk = drawing.trunk()
-    if plain:
-        for line in _draw(trunk, ("|- ", "`- ", "|  ", "   ")):
-            yield line.replace(_DOT, ", ").encode("ascii", "replace").decode("ascii")
-    else:
-        yield from _draw(trunk, ("├─ ", "└─ ", "│  ", "   "))
+    yield from _draw(_Drawing(node, everything, marks).trunk(), guides)
     if marks or node.problems:
         yield ""
     for mark in sorted(marks):

@@ -117,7 +117,7 @@ def test_bridges_without_buses_are_apart(capture: Path, tmp_path: Path) -> None:
     node = sysfs.read(capture)
     folder = capture / "sys/bus/pci/devices"
     entries = (
-        {normalise_address(entry) for entry in os.listdir(folder)} if folder.exists() else set()
+        {normalise_address(entry.name) for entry in folder.iterdir()} if folder.exists() else set()
     )
     active = {function.address for function in node.functions}
     inactive = {function.address for function in node.inactive}
