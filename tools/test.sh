@@ -8,4 +8,12 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=tools/setup.sh
 . "$top/tools/setup.sh"
 cd "$top"
-exec tox run ${1:+-e "$1"}
+if [ $# -gt 0 ]; then
+    exec tox run -e "$1"
+fi
+# One process each, so two at a time use two cores. The lab emulates a whole
+# machine and gets them to itself.
+status=0
+tox run-parallel --parallel 2 --parallel-no-spinner || status=$?
+tox run -e lab || status=$?
+exit "$status"
