@@ -101,13 +101,25 @@ def copy(venv: Path, root: Path) -> None:
 
 def _files(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
     source = found.locate_file("")
-    for entry in found.files or ():
-        name = PurePosixPath(str(entry))
+    for name in _listed(found):
         # Scripts lie outside ("../../../bin"); path files would load what is not copied.
         if name.parts[0] == ".." or (len(name.parts) == 1 and name.suffix == ".pth"):
             continue
         if not str(name).startswith(_TESTS) and (Path(str(source)) / name).is_file():
             yield name
+
+
+def _listed(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
+    # Without the package wheel, pip installs an "egg-info", whose list is
+    # relative to itself and which importlib.metadata takes for its sources.
+    text = found.read_text("installed-files.txt")
+    if text is None:
+        yield from (PurePosixPath(str(entry)) for entry in found.files or ())
+        return
+    for line in text.splitlines():
+        name = PurePosixPath(line)
+        if name.parts[:1] == ("..",):
+            yield PurePosixPath(*name.parts[1:])
 
 
 def _interpreter(root: Path) -> None:
