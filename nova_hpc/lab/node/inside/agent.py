@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 CONFIG = Path("/opt/nova-hpc/config")
-PYTHON = "/opt/nova-hpc/venv/bin/nova-hpc"
+COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
 PHASE = Path("/run/nova-hpc/phase")
 PCI = Path("/sys/bus/pci/devices")
 INCLUDES = Path("/etc/nova/nova.conf.d")
@@ -47,6 +47,27 @@ def run(*argv, check=True):
 def go(service):
     """Let init start a service that waits for this."""
     (PHASE.parent / f"start-{service}").touch()
+
+
+class Background(threading.Thread):
+    """A step that runs beside others; its failure is raised where it is waited for."""
+
+    def __init__(self, step):
+        super().__init__(daemon=True)
+        self.step = step
+        self.error = None
+        self.start()
+
+    def run(self):
+        try:
+            self.step()
+        except (OSError, NodeError) as err:
+            self.error = err
+
+    def join(self, timeout=None):
+        super().join(timeout)
+        if self.error is not None:
+            raise self.error
 
 
 def network(node):
@@ -158,13 +179,15 @@ def configuration(node):
     # The same node of the same cloud after any restart, also on a fresh disk.
     Path("/var/lib/nova/compute_id").write_text(node["uuid"] + "\n")
     shutil.copy2(CONFIG / "90-lab.conf", INCLUDES / "90-lab.conf")
-    run(PYTHON, "configure", "--write", str(INCLUDES), "--part", "compute")
+    run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute")
 
 
 def main():
     """All steps, in order, some of them beside each other."""
     node = json.loads((CONFIG / "node.json").read_text())
     phase("network")
+    # Two processors, and none of these needs the other.
+    shim = Background(lambda: run(COMMAND, "install-shim"))
     network(node)
     phase("devices")
     adapters = devices()
@@ -175,22 +198,10 @@ def main():
     # libvirt wants to know them from udev.
     run("udevadm", "trigger", "--subsystem-match=pci", "--subsystem-match=net")
     phase("configuring")
-    # The shim needs no devices, libvirt no shim: two processors, two threads.
-    failed = []
-
-    def start_libvirt():
-        try:
-            libvirt(node)
-        except (OSError, NodeError) as err:
-            failed.append(err)
-
-    thread = threading.Thread(target=start_libvirt)
-    thread.start()
-    run(PYTHON, "install-shim", check=False)
+    libvirtd = Background(lambda: libvirt(node))
     configuration(node)
-    thread.join()
-    if failed:
-        raise failed[0]
+    shim.join()
+    libvirtd.join()
     go("nova-compute")
     phase("compute")
 

@@ -10,4 +10,9 @@ mount -t tmpfs shm /dev/shm
 mount -t hugetlbfs hugetlbfs /dev/hugepages
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 : >/run/nova-hpc/phase
+# The ports to the host by their names, as udev would link them a little too late.
+for port in /sys/class/virtio-ports/*; do
+    name=$(cat "$port/name")
+    ln -s "/dev/${port##*/}" "/run/nova-hpc/${name#nova-hpc.}"
+done
 /lib/systemd/systemd-udevd --daemon >/dev/null 2>&1

@@ -1,12 +1,6 @@
 #!/bin/sh
 # Tell the supervisor on the host, every few seconds, that this node is alive and how far it is.
-# Started beside udev, so the ports are found by their names in sysfs.
-for port in /sys/class/virtio-ports/*; do
-    case $(cat "$port/name") in
-    nova-hpc.heartbeat) exec >"/dev/${port##*/}" ;;
-    nova-hpc.log) ln -sf "/dev/${port##*/}" /run/nova-hpc/log ;;
-    esac
-done
+exec >/run/nova-hpc/heartbeat || exit 1
 while :; do
     read -r uptime rest </proc/uptime
     phase=

@@ -27,9 +27,7 @@ libvirtd)
     start /usr/sbin/libvirtd >>/var/log/libvirtd.log 2>&1
     ;;
 nova-compute)
-    wait_for /run/nova-hpc/start-nova-compute
     # The log goes to a file on the host, where it can be read whatever becomes of the node.
-    start nova-compute --config-file /etc/nova/nova.conf --config-dir /etc/nova/nova.conf.d \
-        >/run/nova-hpc/log 2>&1
+    start python /opt/nova-hpc/config/inside/compute.py >/run/nova-hpc/log 2>&1
     ;;
 esac
