@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 from cliff.command import Command
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nova_hpc.lab.cloud import Cloud
 
 # The lab's own modules are imported by the commands that run: they load the
 # clients of a whole cloud, and need the extra "lab".
+
+_PIPE_WIDTH = 160
 
 
 def _number(least: int, most: int) -> _Number:
@@ -57,6 +61,13 @@ class _LabCommand(Command):
         from nova_hpc.lab.paths import Paths
 
         return session.existing(Paths.from_environment())
+
+    def console(self) -> Console:
+        """Where tables are printed; a pipe is as wide as they need."""
+        from rich.console import Console
+
+        found = Console(file=self.app.stdout)
+        return found if found.is_terminal else Console(file=self.app.stdout, width=_PIPE_WIDTH)
 
 
 class Up(_LabCommand):
@@ -139,15 +150,13 @@ class Status(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Print the report."""
-        from rich.console import Console
-
         from nova_hpc.lab import report
 
         found = report.gather(self.existing())
         if parsed_args.format == "json":
             print(json.dumps(found.document(), indent=2))
         else:
-            report.show(found, Console(file=self.app.stdout))
+            report.show(found, self.console())
         return 0 if found.healthy else 1
 
 
@@ -175,12 +184,10 @@ class Demo(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Run the demonstration; 1 where anything disagrees."""
-        from rich.console import Console
-
         from nova_hpc.lab import demo
 
-        console = Console(file=self.app.stdout)
-        return 0 if demo.run(self.existing(), console, parsed_args.server, parsed_args.keep) else 1
+        good = demo.run(self.existing(), self.console(), parsed_args.server, parsed_args.keep)
+        return 0 if good else 1
 
 
 class Ssh(_LabCommand):

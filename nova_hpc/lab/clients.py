@@ -31,7 +31,9 @@ class OpenStack:
         :raises LabError: it failed; the text is what it said.
         """
         command = shlex.join(["openstack", *words])
-        self.console.print(f"$ {command}", style="bold", markup=False, highlight=False)
+        self.console.print(
+            f"$ {command}", style="bold", markup=False, highlight=False, soft_wrap=True
+        )
         environ = {key: value for key, value in os.environ.items() if not key.startswith("OS_")}
         environ |= {
             "OS_CLIENT_CONFIG_FILE": str(self.paths.config / "clouds.yaml"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -16,6 +17,7 @@ from nova_hpc.lab import bootstrap, compare, evidence, node, observe, present
 from nova_hpc.lab.clients import OpenStack
 from nova_hpc.lab.cloud import Cloud
 from nova_hpc.lab.errors import LabError
+from nova_hpc.lab.node import qemu
 from nova_hpc.topology.level import Level, common_level
 
 FLAVOR: Final = "hpc.gpu1vf1"
@@ -60,7 +62,7 @@ class Demo:
 
     def say(self, text: str = "") -> None:
         """Print a line as it is."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def title(self, text: str) -> None:
         """Print the title of a part."""
@@ -149,9 +151,11 @@ class Demo:
 
     # The refusals.
 
-    def refused(self, title: str, name: str, wanted: Specs) -> bool:
-        """Ask for what cannot be; True if that is refused, with the reason shown."""
-        self.title(title)
+    def refused(self, name: str, wanted: Specs, because: str) -> bool:
+        """Ask for what cannot be; True if that is refused, with the reason shown.
+
+        :param because: a word that the user's reason has to hold.
+        """
         log = self.cloud.services()["nova-scheduler"].process.log
         before = log.stat().st_size
         flavor = name.replace("hpc-demo-", "hpc.")
@@ -162,16 +166,29 @@ class Demo:
                 return False
             reason = str((server.fault or {}).get("message") or "")
             self.say(f"The user reads: {reason}")
-            found = self.connection.compute.find_flavor(flavor)
-            with log.open(errors="replace") as stream:
-                stream.seek(before)
-                for line in stream:
-                    _, mark, text = line.partition("HpcTopologyFilter rejects ")
-                    if mark and f"flavor {found.id}:" in text:
-                        self.say(f"The operator reads: {mark}{text.strip()}")
-            return bool(reason)
+            known = self.connection.compute.find_flavor(flavor)
+            for line in operator_lines(log, before, known.id):
+                self.say(f"The operator reads: {line}")
+            if because not in reason:
+                self.console.print(f"[red]The reason does not say {because!r}.[/red]")
+                return False
+            return True
         finally:
             self.remove(name)
+            self.connection.compute.delete_flavor(flavor)
+
+
+def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
+    """What the scheduler's log says since *offset* of a request with *flavor*."""
+    found = []
+    with log.open(errors="replace") as stream:
+        stream.seek(offset)
+        for line in stream:
+            for mark in ("HpcTopologyFilter rejects ", "Got no allocation candidates "):
+                _, here, text = line.partition(mark)
+                if here and (f"flavor {flavor}:" in text or not mark.startswith("Hpc")):
+                    found.append(f"{here}{text.strip()}")
+    return found
 
 
 def tightest(devices: Iterable[compare.HostDevice], roles: Sequence[str]) -> Level | None:
@@ -276,22 +293,20 @@ def _whole(demo: Demo, keep: bool) -> bool:
 
 
 def _pair(demo: Demo, level: Level) -> bool:
-    title = f"Refused: a pair at level {level.word!r}, which only withheld devices have"
-    name = f"{SERVER}-pair"
+    demo.title(f"Refused: a pair at level {level.word!r}, which only withheld devices have")
     for host, reasons in observe.withheld(demo.cloud.settings).items():
         for address, reason in sorted(reasons.items()):
             demo.say(f"{host} withholds {address}: {reason}")
-    return demo.refused(title, name, specs(level, gpu=1, vf=1))
+    return demo.refused(f"{SERVER}-pair", specs(level, gpu=1, vf=1), because=level.word)
 
 
 def _many(demo: Demo) -> bool:
-    gpus = [
-        one for one in observe.providers(demo.connection) if one.resource_class.endswith("1111")
-    ]
     # Servers do not span hosts, so the host with the most free ones counts.
     free: dict[str, int] = {}
-    for one in gpus:
-        free[one.host] = free.get(one.host, 0) + one.total - one.used
+    gpu = "_".join(("CUSTOM_PCI", *qemu.GPU_IDS)).upper()
+    for one in observe.providers(demo.connection):
+        if one.resource_class == gpu:
+            free[one.host] = free.get(one.host, 0) + one.total - one.used
     most = max(free.values(), default=0)
-    title = f"Refused: {most + 1} GPUs, where {most} are free"
-    return demo.refused(title, f"{SERVER}-many", specs(Level.HOST, gpu=most + 1))
+    demo.title(f"Refused: {most + 1} GPUs, where {most} are free")
+    return demo.refused(f"{SERVER}-many", specs(Level.HOST, gpu=most + 1), because="No valid host")
