@@ -23,7 +23,8 @@ from nova_hpc.lab.node.contract import (
 from nova_hpc.lab.node.guest import GuestReport, guest_image, parse_report
 from nova_hpc.lab.node.image import Image, prepare_image
 from nova_hpc.lab.node.machine import Node
-from nova_hpc.lab.node.shape import Shape, ShapeError, sample_names
+from nova_hpc.lab.node.shape import Shape, sample_names
+from nova_hpc.lab.node.yamlread import ShapeError
 
 __all__ = [
     "HOST_ADDRESS",

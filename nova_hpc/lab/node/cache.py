@@ -57,9 +57,7 @@ def intact(target: Path) -> bool:
     """Whether the entry is there and every file still has its checksum."""
     try:
         manifest = json.loads((target / _MANIFEST).read_text())
-        return all(
-            checksum(target / name) == digest for name, digest in manifest["sha256"].items()
-        )
+        return all(checksum(target / name) == digest for name, digest in manifest["sha256"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

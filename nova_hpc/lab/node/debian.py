@@ -62,7 +62,7 @@ def bootstrap(target: Path, log: Path) -> None:
     suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-backports")
     sources = "".join(f"deb {uri} {suite} main\n" for suite in suites)
     argv = [program, "--variant=minbase", "--mode=root", "--format=tar"]
-    argv += ["--aptopt=APT::Install-Recommends \"false\"", *_proxies()]
+    argv += ['--aptopt=APT::Install-Recommends "false"', *_proxies()]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
     argv += [
         '--setup-hook=mkdir -p "$1/etc/apt/preferences.d"; '

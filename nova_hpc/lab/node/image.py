@@ -118,8 +118,7 @@ def find_image(paths: Paths) -> Image:
 def image_name(paths: Paths) -> str:
     """Name of the image's cache entry, by all that it is made of."""
     versions = [
-        f"{name}={found.version}"
-        for name, found in python_env.distributions(paths.venv).items()
+        f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]
     made_of = [*debian.PACKAGES, *versions, *_LATER_MODULES, *BOOT_MODULES]
     return f"image-{cache.key_of(_MAKING, debian.SUITE, *GUEST_MODULES, *made_of)}"

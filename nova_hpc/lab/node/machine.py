@@ -16,7 +16,8 @@ from nova_hpc.lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, Stat
 from nova_hpc.lab.node.image import BOOT_MODULES, Image, find_image
 from nova_hpc.lab.node.initramfs import add_modules, base_archive
 from nova_hpc.lab.node.plan import Plan
-from nova_hpc.lab.node.shape import MAX_NODES, Shape, ShapeError
+from nova_hpc.lab.node.shape import MAX_NODES, Shape
+from nova_hpc.lab.node.yamlread import ShapeError
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import Process
 

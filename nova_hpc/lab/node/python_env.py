@@ -141,9 +141,7 @@ def _interpreter(root: Path) -> None:
         script.chmod(0o755)
 
 
-def _requires(
-    found: importlib.metadata.Distribution, extra: str
-) -> Iterator[tuple[str, str]]:
+def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
     """What a distribution needs for one of its extras ("": for itself), as (name, extra)."""
     for text in found.requires or ():
         try:

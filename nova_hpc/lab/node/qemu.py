@@ -73,7 +73,7 @@ def command(
     """
     tsc = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     sockets = len({node.socket for node in shape.numa_nodes})
-    argv = [
+    return [
         "qemu-system-x86_64",
         *("-name", name, "-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"),
         *("-machine", "q35,usb=off", "-accel", "tcg,thread=multi,tb-size=512"),
@@ -87,7 +87,6 @@ def command(
         *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
         *("-append", f"{KERNEL_LINE}{tsc} {_hugepages(shape)}"),
     ]
-    return argv
 
 
 def _escaped(path: Path) -> str:

@@ -196,9 +196,7 @@ class _Counter:
 
 
 def _numa_node(value: Value, counter: _Counter) -> NumaNode:
-    keys = value.mapping(
-        {"cpus", "memory_mib", "roots"}, {"socket", "dedicated", "hugepages"}
-    )
+    keys = value.mapping({"cpus", "memory_mib", "roots"}, {"socket", "dedicated", "hugepages"})
     cpus = keys["cpus"].number(1, 8)
     memory = keys["memory_mib"].number(1024, 65536)
     if memory % 128:
@@ -206,7 +204,7 @@ def _numa_node(value: Value, counter: _Counter) -> NumaNode:
     hugepages = keys["hugepages"].number(0, memory // 2) if "hugepages" in keys else 0
     if hugepages * 2 > memory - 512:
         raise keys["hugepages"].error(
-            f"{hugepages} pages of 2 MiB leave less than 512 of the {memory} MiB for the node itself"
+            f"{hugepages} pages of 2 MiB leave the node itself less than 512 of its {memory} MiB"
         )
     return NumaNode(
         socket=keys["socket"].number(0, 3) if "socket" in keys else 0,

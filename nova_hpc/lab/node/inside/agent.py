@@ -4,6 +4,8 @@ Runs once at each start, inside the node, with the system's Python and nothing
 but its standard library. Reads ``node.json`` of the configuration disk.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -12,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 CONFIG = Path("/opt/nova-hpc/config")
 COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
@@ -25,7 +29,7 @@ class NodeError(Exception):
     """The node is not what it should be; the text goes to the supervisor."""
 
 
-def phase(text):
+def phase(text: str) -> None:
     """Tell the heartbeat, and the log, how far the node is."""
     beside = PHASE.with_suffix(".new")
     beside.write_text(text.replace("\n", " ") + "\n")
@@ -33,18 +37,17 @@ def phase(text):
     print(f"{time.monotonic():7.1f} s: {text}", flush=True)
 
 
-def run(*argv, check=True):
+def run(*argv: str) -> None:
     """Run a program; its output goes to the log."""
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.stdout:
         print(done.stdout, end="", flush=True)
-    if check and done.returncode:
+    if done.returncode:
         tail = " / ".join(done.stdout.splitlines()[-3:])
         raise NodeError(f"{' '.join(argv[:3])} failed (status {done.returncode}): {tail}")
-    return done.stdout
 
 
-def go(service):
+def go(service: str) -> None:
     """Let init start a service that waits for this."""
     (PHASE.parent / f"start-{service}").touch()
 
@@ -52,25 +55,27 @@ def go(service):
 class Background(threading.Thread):
     """A step that runs beside others; its failure is raised where it is waited for."""
 
-    def __init__(self, step):
+    def __init__(self, step: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self.step = step
-        self.error = None
+        self.error: Exception | None = None
         self.start()
 
-    def run(self):
+    def run(self) -> None:
+        """Take the step."""
         try:
             self.step()
         except (OSError, NodeError) as err:
             self.error = err
 
-    def join(self, timeout=None):
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the step, and raise what it raised."""
         super().join(timeout)
         if self.error is not None:
             raise self.error
 
 
-def network(node):
+def network(node: dict[str, Any]) -> None:
     """Name and address; everything else is 10.0.2.2, the machine that runs the lab."""
     run("hostname", node["name"])
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n{node['address']} {node['name']}\n")
@@ -90,18 +95,18 @@ def network(node):
         time.sleep(0.2)
 
 
-def devices():
-    """The adapters' virtual functions with their MACs, and all to VFIO."""
+def adapters_by_mac() -> dict[str, Path]:
+    """Load the drivers; the network devices by their MACs."""
     # kvm_amd because the emulated processor has AMD's virtualisation.
     run("modprobe", "-a", "kvm_amd", "vfio-pci", "vfio_iommu_type1", "igb")
-    adapters = {}
+    adapters: dict[str, Path] = {}
     for link in Path("/sys/class/net").iterdir():
         with contextlib.suppress(OSError):
             adapters[(link / "address").read_text().strip()] = link
     return adapters
 
 
-def virtual_functions(adapter, adapters):
+def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> list[str]:
     """Create the virtual functions of one adapter; returns their addresses."""
     link = adapters.get(adapter["mac"])
     if link is None:
@@ -118,7 +123,7 @@ def virtual_functions(adapter, adapters):
     return found
 
 
-def gpus(node):
+def gpus(node: dict[str, Any]) -> list[str]:
     """Addresses of the GPU stand-ins."""
     found = []
     for device in PCI.iterdir():
@@ -130,7 +135,7 @@ def gpus(node):
     return found
 
 
-def to_vfio(address):
+def to_vfio(address: str) -> None:
     """Give a device to vfio-pci."""
     device = PCI / address
     (device / "driver_override").write_text("vfio-pci")
@@ -141,17 +146,19 @@ def to_vfio(address):
         raise NodeError(f"{address} cannot be bound to vfio-pci")
 
 
-def pages(node):
+def pages(node: dict[str, Any]) -> None:
     """The hugepages of each NUMA node; the kernel may have found fewer than it was asked for."""
     for number, wanted in enumerate(node["hugepages"]):
-        path = Path(f"/sys/devices/system/node/node{number}/hugepages/hugepages-2048kB/nr_hugepages")
+        pool = Path(f"/sys/devices/system/node/node{number}/hugepages/hugepages-2048kB")
+        path = pool / "nr_hugepages"
         if int(path.read_text()) != wanted:
             path.write_text(str(wanted))
-        if int(path.read_text()) != wanted:
-            raise NodeError(f"NUMA node {number} has {path.read_text().strip()} pages, not {wanted}")
+        found = int(path.read_text())
+        if found != wanted:
+            raise NodeError(f"NUMA node {number} has {found} hugepages, not {wanted}")
 
 
-def libvirt(node):
+def libvirt(node: dict[str, Any]) -> None:
     """libvirt without a security driver: everything here is root's, inside an emulation."""
     Path("/etc/libvirt").mkdir(exist_ok=True)
     Path("/etc/libvirt/qemu.conf").write_text(
@@ -170,7 +177,7 @@ def libvirt(node):
         time.sleep(0.5)
 
 
-def configuration(node):
+def configuration(node: dict[str, Any]) -> None:
     """Nova's files: the cloud's, those of ``nova-hpc configure``, the lab's."""
     source = CONFIG / "nova"
     shutil.copytree(source, "/etc/nova", dirs_exist_ok=True)
@@ -182,7 +189,7 @@ def configuration(node):
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute")
 
 
-def main():
+def main() -> None:
     """All steps, in order, some of them beside each other."""
     node = json.loads((CONFIG / "node.json").read_text())
     phase("network")
@@ -190,7 +197,7 @@ def main():
     shim = Background(lambda: run(COMMAND, "install-shim"))
     network(node)
     phase("devices")
-    adapters = devices()
+    adapters = adapters_by_mac()
     pages(node)
     vfs = [vf for adapter in node["adapters"] for vf in virtual_functions(adapter, adapters)]
     for address in [*gpus(node), *vfs]:
