@@ -1,50 +1,24 @@
 """Read a node from ``/sys`` and ``/proc``, of this machine or of a capture.
 
 Nothing raises: what cannot be read or makes no sense makes one function
-``unknown`` with the reason, or becomes a problem of the node. Where a capture
-or an unprivileged reader lacks a file, the configuration space is asked.
+``unknown`` with the reason, or becomes a problem of the node.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import attrs
 
-from nova_hpc.topology import confspace, cpuset, numa, rdma
-from nova_hpc.topology.confspace import ConfigSpace
+from nova_hpc.topology import device, numa
+from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree, show
-from nova_hpc.topology.model import (
-    ADDRESS,
-    Bar,
-    Function,
-    Link,
-    Node,
-    address_key,
-    normalise_address,
-)
-from nova_hpc.topology.place import BRIDGE_CLASS, Raw, make_groups, place
+from nova_hpc.topology.model import ADDRESS, Function, Node, address_key, normalise_address
+from nova_hpc.topology.place import Raw, make_groups, place
 
-_DEVICES: Final = "/sys/bus/pci/devices"
 _GROUPS: Final = "/sys/kernel/iommu_groups"
-_ROOT: Final = re.compile(r"pci([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2})", re.ASCII)
-_INTEGER: Final = re.compile(r"-?\d{1,9}", re.ASCII)
-_HEX: Final = re.compile(r"0x([0-9a-fA-F]{1,8})", re.ASCII)
-_RESOURCE: Final = re.compile(r"0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})")
-_SPEED: Final = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s.*", re.ASCII)
-_VIRTUAL: Final = re.compile(r"virtfn\d{1,5}", re.ASCII)
-#: Kernel classes whose devices tell people what a function is.
-_CLASSES: Final = ("net", "infiniband", "nvme", "drm", "accel", "dma", "ve")
-# Flags of a resource, include/linux/ioport.h.
-_IO, _MEMORY, _PREFETCH, _WIDE = 0x100, 0x200, 0x2000, 0x100000
-_BARS: Final = 13  # six BARs, the ROM, six BARs of the virtual functions
-#: The kernel's word for "the width is not known".
-_NO_WIDTH: Final = 255
-
-_T = TypeVar("_T")
 
 
 def read(root: Path) -> Node:
@@ -85,18 +59,18 @@ def _hostname(tree: Tree) -> str | None:
 
 def _functions(tree: Tree, problems: list[str]) -> list[Raw]:
     try:
-        names = tree.names(_DEVICES)
+        names = tree.names(DEVICES)
     except FileError as error:
         problems.append(str(error))
         return []
     raws: dict[str, Raw] = {}
     for name in names:
         if ADDRESS.fullmatch(name) is None:
-            problems.append(f"{_DEVICES}/{name}: not a PCI address, left out")
+            problems.append(f"{DEVICES}/{name}: not a PCI address, left out")
             continue
-        raw = _Device(tree, name).read()
+        raw = device.read(tree, name)
         if raw.address in raws:
-            problems.append(f"{_DEVICES}/{name}: a second {raw.address}, left out")
+            problems.append(f"{DEVICES}/{name}: a second {raw.address}, left out")
             continue
         raws[raw.address] = raw
     # The kernel lists reset methods since 5.15, and leaves the file out where
@@ -142,217 +116,3 @@ def _with_virtual_functions(functions: list[Function]) -> list[Function]:
         ordered = tuple(sorted(named, key=address_key))
         found.append(attrs.evolve(function, virtual_functions=ordered))
     return found
-
-
-@attrs.define
-class _Device:
-    """The directory of one function."""
-
-    tree: Tree
-    name: str
-    reasons: list[str] = attrs.Factory(list)
-
-    def read(self) -> Raw:
-        config = confspace.parse(self.attempt(self._config, b""))
-        class_code = self.code("class", 6) or config.class_code
-        vendor = self.code("vendor", 4) or config.vendor_id
-        product = self.code("device", 4) or config.product_id
-        subsystem = (self.code("subsystem_vendor", 4), self.code("subsystem_device", 4))
-        if subsystem[0] == "0000":  # the header of a bridge has no such ids
-            subsystem = (None, None)
-        place_of = self.attempt(self._place, None)
-        function = Function(
-            address=normalise_address(self.name),
-            vendor_id=vendor,
-            product_id=product,
-            subsystem_vendor_id=subsystem[0],
-            subsystem_id=subsystem[1],
-            class_code=class_code,
-            revision=self.code("revision", 2) or config.revision,
-            driver=self.link("driver"),
-            root=place_of[0] if place_of else None,
-            iommu_group=self._group(),
-            acs_control=config.acs_control,
-            acs_isolates=config.acs_isolates,
-            reset_methods=self._reset_methods(),
-            bars=self.attempt(self._bars, ()),
-            link=self._link(config),
-            physical_function=self._function_link("physfn"),
-            virtual_functions=self._virtual_functions(),
-            total_vfs=self.number("sriov_totalvfs", least=0),
-            rdma=self.attempt(lambda: rdma.read(self.tree, self.path("infiniband")), ()),
-            os_devices=self._os_devices(),
-        )
-        for value, what in ((vendor, "vendor"), (product, "device"), (class_code, "class")):
-            if value is None:
-                self.reason(f"{what}: not known")
-        if config.silent:
-            self.reason("config: all ones, so the device does not answer")
-        is_bridge = (class_code or "").startswith(BRIDGE_CLASS) and config.header_type in (1, None)
-        return Raw(
-            function=function,
-            above=place_of[1] if place_of else None,
-            buses=self._buses(config) if is_bridge else None,
-            port=config.port,
-            is_bridge=is_bridge,
-            local_cpus=self._local_cpus(),
-            numa_node=self.number("numa_node", least=-1),
-            reasons=self.reasons,
-        )
-
-    def path(self, name: str) -> str:
-        return f"{_DEVICES}/{self.name}/{name}"
-
-    def reason(self, text: str) -> None:
-        # The function is named anyway where the reason is shown.
-        short = text.removeprefix(f"{_DEVICES}/{self.name}/")
-        if short not in self.reasons:
-            self.reasons.append(short)
-
-    def attempt(self, get: Callable[[], _T], default: _T) -> _T:
-        try:
-            return get()
-        except (FileError, ValueError) as error:
-            self.reason(str(error))
-            return default
-
-    def text(self, name: str) -> str | None:
-        return self.attempt(lambda: self.tree.text(self.path(name)), None)
-
-    def names(self, name: str) -> list[str]:
-        nothing: list[str] = []
-        return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
-
-    def number(self, name: str, least: int) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        if _INTEGER.fullmatch(text) is None or int(text) < least:
-            self.reason(f"{name}: {text[:40]!r} is no possible value")
-            return None
-        return int(text)
-
-    def code(self, name: str, digits: int) -> str | None:
-        """A file like ``0x10de``; hex digits without the prefix."""
-        text = self.text(name)
-        if text is None:
-            return None
-        match = _HEX.fullmatch(text)
-        if match is None or int(match[1], 16) >= 16**digits:
-            self.reason(f"{name}: {text[:40]!r} is no possible value")
-            return None
-        return f"{int(match[1], 16):0{digits}x}"
-
-    def link(self, name: str) -> str | None:
-        """The last part of what a link leads to."""
-        target = self.attempt(lambda: self.tree.target(self.path(name)), None)
-        last = target.rpartition("/")[2] if target else ""
-        return last or None
-
-    def _config(self) -> bytes:
-        return self.tree.read(self.path("config"), confspace.SIZE) or b""
-
-    def _place(self) -> tuple[str, tuple[str, ...]] | None:
-        """Root complex and the addresses above, from the device's real path.
-
-        None where the capture has the directory itself instead of a link into
-        ``/sys/devices``: then only bus numbers can tell.
-        """
-        found = self.tree.resolve(f"{_DEVICES}/{self.name}")
-        if found is None:
-            raise FileError("its directory is missing")
-        root: str | None = None
-        above: list[str] = []
-        for part in found.split("/")[:-1]:
-            match = _ROOT.fullmatch(part)
-            if match is not None:
-                # A domain of its own behind an endpoint (Intel VMD) has its
-                # own host bridge: what is above that is another tree.
-                root, above = f"pci{int(match[1], 16):04x}:{int(match[2], 16):02x}", []
-            elif root is not None and ADDRESS.fullmatch(part):
-                above.append(normalise_address(part))
-        return None if root is None else (root, tuple(above))
-
-    def _buses(self, config: ConfigSpace) -> tuple[int, int] | None:
-        if config.buses is not None:
-            return config.buses
-        secondary = self.number("secondary_bus_number", least=0)
-        subordinate = self.number("subordinate_bus_number", least=0)
-        return None if secondary is None or subordinate is None else (secondary, subordinate)
-
-    def _local_cpus(self) -> frozenset[int] | None:
-        for name, parse in (
-            ("local_cpus", cpuset.parse_mask),
-            ("local_cpulist", cpuset.parse_list),
-        ):
-            text = self.text(name)
-            if text is not None:
-                try:
-                    return parse(text)
-                except ValueError as error:
-                    self.reason(f"{name}: {error}")
-        return None
-
-    def _group(self) -> int | None:
-        last = self.link("iommu_group")
-        if last is None:
-            return None
-        if re.fullmatch(r"\d{1,9}", last, re.ASCII) is None:
-            self.reason(f"iommu_group: leads to {last[:40]!r}, which is no group")
-            return None
-        return int(last)
-
-    def _reset_methods(self) -> tuple[str, ...] | None:
-        text = self.text("reset_method")
-        return None if text is None else tuple(text.split())
-
-    def _function_link(self, name: str) -> str | None:
-        last = self.link(name)
-        if last is None:
-            return None
-        return self.attempt(lambda: normalise_address(last), None)
-
-    def _virtual_functions(self) -> tuple[str, ...]:
-        names = self.names("")
-        found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
-        return tuple(address for address in found if address is not None)
-
-    def _bars(self) -> tuple[Bar, ...]:
-        bars = []
-        for index, line in enumerate((self.text("resource") or "").splitlines()[:_BARS]):
-            match = _RESOURCE.fullmatch(line.strip())
-            if match is None:
-                raise ValueError(f"resource: line {index + 1} is {line[:60]!r}")
-            start, end, flags = (int(part, 16) for part in match.groups())
-            if flags & (_IO | _MEMORY) and end >= start:
-                bars.append(
-                    Bar(
-                        index=index,
-                        size=end - start + 1,
-                        io=bool(flags & _IO),
-                        prefetchable=bool(flags & _PREFETCH),
-                        wide=bool(flags & _WIDE),
-                    )
-                )
-        return tuple(bars)
-
-    def _link(self, config: ConfigSpace) -> Link | None:
-        """The link, from files (Linux 4.13 and later) or registers."""
-        speed, max_speed = self._speed("current_link_speed"), self._speed("max_link_speed")
-        width, max_width = self._width("current_link_width"), self._width("max_link_width")
-        if (speed, width, max_speed, max_width) == (None, None, None, None):
-            return config.link
-        rate = confspace.bandwidth(speed, width) if speed and width else None
-        return Link(speed, width, max_speed, max_width, rate)
-
-    def _speed(self, name: str) -> float | None:
-        # "Unknown" and "Unknown speed" are ordinary: no link, or none up.
-        match = _SPEED.fullmatch(self.text(name) or "")
-        return float(match[1]) if match else None
-
-    def _width(self, name: str) -> int | None:
-        width = self.number(name, least=0)
-        return None if width in (None, 0, _NO_WIDTH) else width
-
-    def _os_devices(self) -> tuple[str, ...]:
-        return tuple(f"{kind} {name}" for kind in _CLASSES for name in self.names(kind))
