@@ -8,13 +8,11 @@ from typing import Any
 from nova import objects
 from nova.scheduler import utils, weights
 from oslo_config import cfg
-from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as hpc_flavor
 
 CONF = cfg.CONF
-LOG = logging.getLogger(__name__)
 
 hpc_conf.register(CONF)
 
@@ -42,9 +40,9 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
         scores = [_score(each.obj, weight_properties) for each in weighed_obj_list]
-        ranks = {score: rank for rank, score in enumerate(sorted({s for s in scores if s}))}
-        last = len(ranks)
-        return [float(-ranks.get(score, last)) if score else float(-last) for score in scores]
+        ranked = sorted({score for score in scores if score is not None})
+        ranks = {score: rank for rank, score in enumerate(ranked)}
+        return [float(-len(ranks) if score is None else -ranks[score]) for score in scores]
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
         """Nova's interface for one host; weigh_objects() does not use it."""

@@ -11,13 +11,10 @@ pages fit as well.
 from __future__ import annotations
 
 import collections
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import attrs
-from nova import exception
-from nova import objects
+from nova import exception, objects
 from nova.scheduler import filters
 from nova.scheduler import utils as scheduler_utils
 from oslo_config import cfg
@@ -25,10 +22,9 @@ from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc.placement.choose import choose
-from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Answer, DeviceSet, Miss, Request
-from scheduler_filters import candidates, contract, fit, providers, reader
+from nova_hpc.placement.model import Miss
+from scheduler_filters import contract, offer, providers, reader
+from scheduler_filters import request as requests
 from scheduler_filters.once import Once
 
 CONF = cfg.CONF
@@ -43,26 +39,6 @@ _FEW: Final = 32
 
 #: A fault's message holds 255 characters, Nova's own words included.
 _LONGEST_REASON: Final = 220
-
-
-@attrs.frozen
-class Template:
-    """One of Placement's own candidates, kept on the host state.
-
-    A request for several servers filters the same host state again for every
-    server, when its candidates are ours already.
-    """
-
-    key: tuple[str, ...]
-    candidate: candidates.Candidate
-
-
-@attrs.frozen
-class Choice:
-    """What the filter chose on a host; the weigher reads it."""
-
-    key: tuple[str, ...]
-    devices: DeviceSet
 
 
 class HpcTopologyFilter(filters.BaseHostFilter):
@@ -95,7 +71,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             return hosts
         try:
             return self._filter(hosts, spec_obj)
-        except exception.NovaException:
+        except exception.NoValidHost:
             raise
         except Exception:
             LOG.exception("HpcTopologyFilter failed; the server is refused")
@@ -107,8 +83,8 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")
         try:
-            task = reader.read_task(spec)
-        except reader.RequestError as error:
+            task = requests.read_task(spec)
+        except requests.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")
         views, misses = _read_all(hosts, task)
@@ -128,7 +104,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             view = views.get(host)
             if view is None:
                 continue
-            outcome = _guarded(host, _place, host, spec, task, request, view)
+            outcome = _guarded(host, offer.place, host, spec, task, request, view)
             if outcome is None:
                 passed.append(host)
             else:
@@ -140,15 +116,14 @@ class HpcTopologyFilter(filters.BaseHostFilter):
 
 
 def _read_all(
-    hosts: Sequence[Any], task: reader.Task
+    hosts: Sequence[Any], task: requests.Task
 ) -> tuple[dict[Any, reader.View], dict[Any, Miss]]:
     """Read every host; one that cannot be read is a miss."""
     free = {}
     for device in task.devices:
         # Wants of one kind may end up on the same adapter.
-        total = sum(each.want.count for each in task.devices if each.kind == device.kind)
+        most = sum(each.want.count for each in task.devices if each.kind == device.kind)
         if device.kind not in free:
-            most = total if _several_each(hosts, device) else 1
             free[device.kind] = providers.free_providers(device.kind, most)
     views: dict[Any, reader.View] = {}
     misses: dict[Any, Miss] = {}
@@ -161,15 +136,6 @@ def _read_all(
     return views, misses
 
 
-def _several_each(hosts: Sequence[Any], device: reader.Device) -> bool:
-    """Whether one provider may hold several devices of this kind."""
-    if device.want.count == 1 and len(device.units) == 1:
-        return False
-    return any(
-        pool.get("count", 0) > 1 for host in hosts if host.pci_stats for pool in host.pci_stats.pools
-    )
-
-
 def _guarded(host: Any, function: Any, *arguments: Any) -> Any:
     """Call *function*; whatever it raises is a miss of this one host."""
     try:
@@ -179,109 +145,6 @@ def _guarded(host: Any, function: Any, *arguments: Any) -> Any:
         if _ONCE.first((host.host, where, str(error))):
             LOG.exception("%s, %s: cannot be used for hpc: flavors", host.host, host.nodename)
         return Miss(operator=f"{where}: {error}", user="a node's state could not be read")
-
-
-def _place(
-    host: Any,
-    spec: objects.RequestSpec,
-    task: reader.Task,
-    request: Request,
-    view: reader.View,
-) -> Miss | None:
-    """Choose devices on one host and offer them; a miss if there are none."""
-    template = _template(host, task)
-    if template is None:
-        return Miss(
-            operator="Placement offers no allocation candidate with all devices",
-            user="the devices are not free in Placement",
-        )
-    answer = choose(request, view.host, limit=CONF.hpc.candidates_per_host)
-    if not answer.sets:
-        return answer.miss or Miss("no device set", "no suitable set of devices is free")
-    refusals = []
-    for devices in _spread(answer, spec):
-        taken = _assign(task, devices)
-        candidate = candidates.synthesise(template, task.units, taken)
-        fitted = fit.check(host, spec, candidate)
-        if fitted.refusal:
-            refusals.append(fitted.refusal)
-            continue
-        judged = judge(_fixed(request, fitted.cells), view.host, _claimed(devices))
-        if not judged.sets:
-            refusals.append(
-                judged.miss.operator if judged.miss else "Nova would take other NUMA nodes"
-            )
-            continue
-        # The earlier candidate may be claimed by now: replaced, never changed.
-        host.allocation_candidates = [candidate]
-        host.hpc_choice = Choice(task.key, attrs.evolve(judged.sets[0], score=devices.score))
-        LOG.debug(
-            "%s, %s: offers %s at level %s (%s)",
-            host.host,
-            host.nodename,
-            [pool.name for pool in view.host.pools if pool.id in taken.values()],
-            judged.sets[0].level.word,
-            devices.reason,
-        )
-        return None
-    return Miss(
-        operator=(
-            f"{len(answer.sets)} suitable device sets are free, but Nova refuses each: "
-            + "; ".join(dict.fromkeys(refusals))
-        ),
-        user="suitable devices are free, but not with enough CPUs and memory pages beside them",
-    )
-
-
-def _template(host: Any, task: reader.Task) -> candidates.Candidate | None:
-    kept: Template | None = getattr(host, "hpc_template", None)
-    if kept is not None and kept.key == task.key:
-        return kept.candidate
-    found = candidates.find_template(host.allocation_candidates or (), task.units)
-    if found is not None:
-        host.hpc_template = Template(task.key, found)
-    return found
-
-
-def _spread(answer: Answer, spec: objects.RequestSpec) -> list[DeviceSet]:
-    """The sets, best first; equally good ones in an order of the server's own.
-
-    Schedulers that work at the same moment would otherwise all claim the same
-    set, and all but one would lose this host.
-    """
-    sets = list(answer.sets)
-    best = sum(each.score == sets[0].score for each in sets)
-    name = str(spec.instance_uuid if "instance_uuid" in spec else "").encode()
-    turn = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % best
-    return sets[turn:best] + sets[:turn] + sets[best:]
-
-
-def _assign(task: reader.Task, devices: DeviceSet) -> dict[str, str]:
-    """Request group -> provider, for every device of the flavor."""
-    taken: dict[str, str] = {}
-    for device in task.devices:
-        picks = [pick.pool for pick in devices.picks if pick.want == device.want.key]
-        if len(picks) != len(device.units):
-            raise ValueError(
-                f"{len(picks)} devices were chosen where {len(device.units)} were asked for"
-            )
-        taken.update((unit.group, pool) for unit, pool in zip(device.units, picks, strict=True))
-    return taken
-
-
-def _claimed(devices: DeviceSet) -> Mapping[str, list[str]]:
-    claimed: dict[str, list[str]] = collections.defaultdict(list)
-    for pick in devices.picks:
-        claimed[pick.want].append(pick.pool)
-    return claimed
-
-
-def _fixed(request: Request, cells: Mapping[int, int]) -> Request:
-    """The request on the NUMA nodes that Nova will take."""
-    return attrs.evolve(
-        request,
-        cells=tuple(attrs.evolve(cell, host_node=cells.get(cell.id)) for cell in request.cells),
-    )
 
 
 def _log(

@@ -60,6 +60,9 @@ def free_providers(kind: Kind, most: int) -> Free | None:
         found = _ask(kind, amount)
         if found is None:
             return None
+        if not found:
+            # Nobody has as many, so the smaller amounts are exact.
+            break
         amounts.update(dict.fromkeys(found, amount))
     return Free(amounts=amounts, asked=most)
 

@@ -1,80 +1,31 @@
-"""Reads Nova's scheduler state into the words of the placement engine.
+"""Reads Nova's host states into the words of the placement engine.
 
-The only place that knows how Nova keeps pools, NUMA cells and PCI requests.
+The only place that knows how Nova keeps pools and NUMA cells.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 from nova import objects
 from nova.compute import pci_placement_translator as translator
-from nova.objects import fields
 from oslo_log import log as logging
 from oslo_utils import strutils
 
-from nova_hpc.placement.model import Cell, Host, HostNode, Pool, Want
+from nova_hpc.placement.model import Host, HostNode, Pool
 from nova_hpc.topology import tags as hpc_tags
 from nova_hpc.topology.level import Location
 from nova_hpc.tracker import stats as hpc_stats
-from scheduler_filters.candidates import Unit
 from scheduler_filters.once import Once
 from scheduler_filters.providers import Free, Kind
+from scheduler_filters.request import Task
 
 LOG = logging.getLogger(__name__)
 
 _ONCE: Final = Once()
-
-#: Where the aliases of a flavor differ, the server is bound by the strictest.
-_STRICTEST: Final = (
-    fields.PCINUMAAffinityPolicy.REQUIRED,
-    fields.PCINUMAAffinityPolicy.SOCKET,
-    fields.PCINUMAAffinityPolicy.LEGACY,
-    fields.PCINUMAAffinityPolicy.PREFERRED,
-)
-
-
-class RequestError(ValueError):
-    """A request that this release cannot read; the text is for operators."""
-
-
-@attrs.frozen
-class Device:
-    """One alias of the flavor, as Nova and Placement know it."""
-
-    want: Want
-    request: objects.InstancePCIRequest = attrs.field(eq=False, hash=False, repr=False)
-    kind: Kind
-    units: tuple[Unit, ...]
-
-
-@attrs.frozen
-class Task:
-    """What a request specification asks for, the same for every host."""
-
-    extra_specs: Mapping[str, str]
-    devices: tuple[Device, ...]
-    cells: tuple[Cell, ...]
-    #: What Nova will follow: the flavor's, the image's or the alias's policy.
-    numa_policy: str | None = None
-
-    @property
-    def wants(self) -> tuple[Want, ...]:
-        """The devices in the engine's words."""
-        return tuple(device.want for device in self.devices)
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """Every single device."""
-        return tuple(unit for device in self.devices for unit in device.units)
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Tells one request from another on a host state."""
-        return tuple(device.want.key for device in self.devices)
 
 
 @attrs.frozen
@@ -88,85 +39,6 @@ class View:
     unusable: tuple[str, ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
-
-
-def read_task(spec: objects.RequestSpec) -> Task:
-    """Read a request specification.
-
-    Requests of Neutron ports are left out: they stay Nova's business.
-
-    :raises RequestError: PCI in Placement was off when the request was made.
-    """
-    extra_specs = dict(spec.flavor.extra_specs or {})
-    requests = []
-    if "pci_requests" in spec and spec.pci_requests:
-        requests = [
-            request
-            for request in spec.pci_requests.requests
-            if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
-        ]
-    groups = []
-    if "requested_resources" in spec and spec.requested_resources:
-        groups = [group for group in spec.requested_resources if group.requester_id]
-    devices = tuple(_read_device(request, groups) for request in requests)
-    policies = {request.numa_policy for request in requests if "numa_policy" in request}
-    policies.discard(None)
-    return Task(
-        extra_specs=extra_specs,
-        devices=devices,
-        cells=_read_cells(spec),
-        numa_policy=next((each for each in _STRICTEST if each in policies), None),
-    )
-
-
-def _read_device(
-    request: objects.InstancePCIRequest, groups: Sequence[objects.RequestGroup]
-) -> Device:
-    # Nova names the groups of a request <request_id>-<index>.
-    mine = [group for group in groups if group.requester_id.startswith(request.request_id)]
-    if len(mine) != request.count:
-        raise RequestError(
-            f"the request for {request.count} {request.alias_name} has {len(mine)} groups in "
-            "Placement; set [filter_scheduler]pci_in_placement = True for the scheduler, "
-            "the conductor and the API"
-        )
-    classes = {name for group in mine for name in group.resources}
-    if len(classes) != 1:
-        raise RequestError(
-            f"the request for {request.alias_name} names {len(classes)} resource classes"
-        )
-    resource_class = classes.pop()
-    traits = {trait for group in mine for trait in group.required_traits}
-    return Device(
-        want=Want(key=request.request_id, name=request.alias_name, count=request.count),
-        request=request,
-        kind=Kind(resource_class, frozenset(traits)),
-        units=tuple(Unit(group.requester_id, resource_class) for group in mine),
-    )
-
-
-def _read_cells(spec: objects.RequestSpec) -> tuple[Cell, ...]:
-    topology = spec.numa_topology if "numa_topology" in spec else None
-    if not topology:
-        return ()
-    cells = []
-    # Nova overwrites the ids of guest cells with those of host cells when it
-    # fits them, so the position is the cell's name.
-    for index, cell in enumerate(topology.cells):
-        cpus = len(cell.pcpuset)
-        if index == 0 and cpus and topology.emulator_threads_isolated:
-            cpus += 1
-        page = cell.pagesize if "pagesize" in cell else None
-        cells.append(
-            Cell(
-                id=index,
-                dedicated_cpus=cpus,
-                memory_kib=cell.memory * 1024,
-                # Negative values stand for "large", "small" and "any".
-                page_kib=page if page and page > 0 else None,
-            )
-        )
-    return tuple(cells)
 
 
 def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> View:
@@ -205,7 +77,8 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
             keys = _served(pool, tags, serves[id(pool)], kinds, free)
         except hpc_tags.TagError as error:
             unusable.append(f"{name}: {error}")
-            level = logging.WARNING if _ONCE.first((host_state.host, name, str(error))) else 10
+            first = _ONCE.first((host_state.host, name, str(error)))
+            level = logging.WARNING if first else logging.DEBUG
             LOG.log(level, "%s: device %s is not used: %s", host_state.host, name, error)
             continue
         amounts = {key: _free(pool, provider, kinds[key], free) for key in keys}
@@ -237,9 +110,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
     )
 
 
-def _matching(
-    stats: Any, request: objects.InstancePCIRequest
-) -> Iterable[dict[str, Any]]:
+def _matching(stats: Any, request: objects.InstancePCIRequest) -> Iterable[dict[str, Any]]:
     """Pools that Nova itself would take for *request*, were there enough."""
     probe = request.obj_clone()
     # Nova answers None where there are fewer devices than requested.

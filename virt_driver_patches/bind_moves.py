@@ -67,9 +67,7 @@ def _bind_claim(given: Mapping[str, Any]) -> None:
     # A live migration claims no devices here.
     if not requests or not tracker.pci_tracker or given["migration"].is_live_migration:
         return
-    allocations = tracker.reportclient.get_allocations_for_consumer(
-        given["context"], instance.uuid
-    )
+    allocations = tracker.reportclient.get_allocations_for_consumer(given["context"], instance.uuid)
     bind(requests, tracker.pci_tracker.stats, allocations)
     LOG.debug("The move claims what the scheduler chose", instance=instance)
 

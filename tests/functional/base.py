@@ -89,9 +89,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         # These tests must not depend on the sysfs of the machine they run on.
         patch = fixtures.fixtures.MockPatch
         self.useFixture(patch("nova.pci.utils.is_physical_function"))
-        self.useFixture(
-            patch("nova.pci.utils.get_function_by_ifname", return_value=(None, False))
-        )
+        self.useFixture(patch("nova.pci.utils.get_function_by_ifname", return_value=(None, False)))
 
     def useFixture(self, fixture):
         """Remember Placement's fixture, which Nova 32 does not keep."""

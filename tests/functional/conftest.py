@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # Nova's functional tests patch the concurrency library when they are imported,
 # which has to come before anything else of Nova.
-import nova.tests.functional  # noqa: F401, I001
+import nova.tests.functional  # noqa: F401
 from nova import test
 
 

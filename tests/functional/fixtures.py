@@ -8,6 +8,7 @@ with tags) and the truth that tests compare with (address -> Location).
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -242,3 +243,11 @@ class DomainRecorder(fixtures.Fixture):
             recorder.given.setdefault(domain.UUIDString(), []).append(text)
 
         self.useFixture(fixtures.MonkeyPatch("nova.tests.fixtures.libvirt.Domain.__init__", init))
+
+
+def stock_move_claims() -> fixtures.Fixture:
+    """Nova's own claims of moves, should an earlier test have bound them."""
+    from nova.compute import claims
+
+    plain = inspect.unwrap(claims.MoveClaim.__init__)
+    return fixtures.MonkeyPatch("nova.compute.claims.MoveClaim.__init__", plain)

@@ -9,7 +9,7 @@ from nova import context as nova_context
 from nova import objects
 
 from nova_hpc.topology.level import Level
-from scheduler_filters import hpc_topology_filter, providers
+from scheduler_filters import hpc_topology_filter, offer, providers
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 
@@ -159,7 +159,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_one_host_fails(self) -> None:
         self.start_host("bad", Shape((Switch(gpus=2),)))
         self.start_host("good", Shape((Switch(gpus=4),)))
-        plain = hpc_topology_filter.choose
+        plain = offer.choose
 
         def broken(request, host, limit=1):
             if host.name == "bad":
@@ -167,7 +167,7 @@ class UnexpectedTest(base.HpcServersTest):
             return plain(request, host, limit)
 
         flavor = self.make_flavor(PAIR)
-        with mock.patch.object(hpc_topology_filter, "choose", broken):
+        with mock.patch.object(offer, "choose", broken):
             servers = [self.boot(flavor) for _ in range(2)]
         self.assertEqual(["good", "good"], [self.host_of(each) for each in servers])
         output = self.stdlog.logger.output
@@ -177,7 +177,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_request_fails(self) -> None:
         self.start_host("one", Shape((Switch(gpus=2),)))
         with mock.patch.object(
-            hpc_topology_filter.reader, "read_task", side_effect=ZeroDivisionError
+            hpc_topology_filter.requests, "read_task", side_effect=ZeroDivisionError
         ):
             server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn("could not read the request", self.fault(server))
@@ -186,9 +186,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_placement_cannot_be_asked(self) -> None:
         """Then the pools and the tags have to do."""
         self.start_host("one", Shape((Switch(gpus=2, pfs=1), Switch(gpus=2, pfs=1))))
-        flavor = self.make_flavor(
-            {"pci_passthrough:alias": "gpu:2,vf:2", "hpc:affinity": "switch"}
-        )
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2,vf:2", "hpc:affinity": "switch"})
         with mock.patch.object(providers, "report") as report:
             report.report_client_singleton.return_value.get.side_effect = OSError("gone")
             first = self.boot(flavor)

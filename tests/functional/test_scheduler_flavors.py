@@ -135,8 +135,10 @@ class InertTest(base.HpcServersTest):
     def test_filter_changes_nothing(self) -> None:
         self.start_host("one", fixtures.two_switches(gpus=1))
         with (
-            mock.patch.object(hpc_topology_filter, "_place", side_effect=AssertionError),
-            mock.patch.object(hpc_topology_filter.reader, "read_task", side_effect=AssertionError),
+            mock.patch.object(hpc_topology_filter.offer, "place", side_effect=AssertionError),
+            mock.patch.object(
+                hpc_topology_filter.requests, "read_task", side_effect=AssertionError
+            ),
         ):
             server = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
         self.assertEqual(2, len(self.devices_of(server)))

@@ -9,7 +9,9 @@ class HarnessTest(base.HpcServersTest):
     WITH_FILTER = False
 
     def test_stock_server_with_devices(self) -> None:
-        self.start_host("one", fixtures.Shape((fixtures.Switch(gpus=1, pfs=1), fixtures.Switch(gpus=1, numa=1))))
+        self.start_host(
+            "one", fixtures.Shape((fixtures.Switch(gpus=1, pfs=1), fixtures.Switch(gpus=1, numa=1)))
+        )
         flavor = self.make_flavor({"pci_passthrough:alias": "gpu:1,vf:2", "hw:numa_nodes": "1"})
         server = self.boot(flavor)
         self.assertEqual("one", self.host_of(server))

@@ -98,9 +98,7 @@ class WeigherTest(base.HpcServersTest):
 
     def test_tightest_fit_wins(self) -> None:
         flavor = self.make_flavor(PAIR)
-        self.assertEqual(
-            ["tight", "tight"], [self.host_of(self.boot(flavor)) for _ in range(2)]
-        )
+        self.assertEqual(["tight", "tight"], [self.host_of(self.boot(flavor)) for _ in range(2)])
         self.assertEqual("loose", self.host_of(self.boot(flavor)))
 
     def test_aggregate_overrides_the_multiplier(self) -> None:

@@ -1,0 +1,348 @@
+"""Reading Nova's own objects, without services."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest import mock
+
+import attrs
+from nova import objects, test
+from nova.pci import stats
+from nova.scheduler import host_manager
+from nova.scheduler import weights as nova_weights
+from oslo_config import cfg
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.placement.model import DeviceSet
+from nova_hpc.topology.level import Distance, Level
+from scheduler_filters import contract, fit, hpc_packing_weigher, offer, reader, request
+from scheduler_filters.providers import Free, Kind
+from tests.functional import fixtures
+
+CONF = cfg.CONF
+GPU = Kind(fixtures.GPU_CLASS)
+
+
+def pool(index: int, numa: int = 0, count: int = 1, **tags: str) -> objects.PciDevicePool:
+    tags = {
+        "dev_type": "type-PCI",
+        "address": f"0000:{0x40 + index:02x}:00.0",
+        "rp_uuid": getattr(uuids, f"gpu{index}"),
+        "hpc_tags": "1",
+        "hpc_role": "gpu",
+        "hpc_root": f"pci0000:{0x40 + index:02x}",
+        "hpc_resource_class": fixtures.GPU_CLASS,
+    } | tags
+    return objects.PciDevicePool(
+        vendor_id=fixtures.GPU_VENDOR,
+        product_id=fixtures.GPU_PRODUCT,
+        numa_node=numa,
+        count=count,
+        tags=tags,
+    )
+
+
+def topology(nodes: int = 2) -> objects.NUMATopology:
+    return objects.NUMATopology(
+        cells=[
+            objects.NUMACell(
+                id=node,
+                socket=node,
+                cpuset=set(),
+                pcpuset=set(range(node * 8, node * 8 + 8)),
+                pinned_cpus={node * 8},
+                memory=8192,
+                cpu_usage=0,
+                memory_usage=0,
+                siblings=[{node * 8 + cpu} for cpu in range(8)],
+                mempages=[
+                    objects.NUMAPagesTopology(size_kb=4, total=1024, used=0, reserved=0),
+                    objects.NUMAPagesTopology(size_kb=2048, total=100, used=30, reserved=5),
+                ],
+                network_metadata=objects.NetworkMetadata(physnets=set(), tunneled=False),
+            )
+            for node in range(nodes)
+        ]
+    )
+
+
+def pci_request(count: int = 1, policy: str = "preferred") -> objects.InstancePCIRequest:
+    return objects.InstancePCIRequest(
+        count=count,
+        spec=[{"resource_class": fixtures.GPU_CLASS}],
+        alias_name="gpu",
+        numa_policy=policy,
+        request_id=uuids.request,
+    )
+
+
+def spec(count: int = 1, policy: str = "preferred", **fields: object) -> objects.RequestSpec:
+    groups = [
+        objects.RequestGroup(
+            requester_id=f"{uuids.request}-{index}",
+            resources={fixtures.GPU_CLASS: 1},
+            required_traits=set(),
+            use_same_provider=True,
+        )
+        for index in range(count)
+    ]
+    return objects.RequestSpec(
+        flavor=objects.Flavor(flavorid="f", extra_specs={"hpc:affinity": "numa"}),
+        instance_uuid=uuids.instance,
+        pci_requests=objects.InstancePCIRequests(requests=[pci_request(count, policy)]),
+        requested_resources=groups,
+        **({"numa_topology": None} | fields),
+    )
+
+
+class HostStates(test.NoDBTestCase):
+    """Makes host states as the scheduler has them."""
+
+    def host(self, *pools: objects.PciDevicePool, nodes: int = 2) -> host_manager.HostState:
+        host = host_manager.HostState("host", "node", uuids.cell)
+        host.numa_topology = topology(nodes) if nodes else None
+        host.pci_stats = stats.PciDeviceStats(
+            host.numa_topology, objects.PciDevicePoolList(objects=list(pools))
+        )
+        host.ram_allocation_ratio = host.cpu_allocation_ratio = 1.0
+        return host
+
+
+class ReaderTest(HostStates):
+    """Host states and request specifications of Nova's own classes."""
+
+    def read(self, host, count: int = 1, free: Free | None = None) -> reader.View:
+        return reader.read_host(host, request.read_task(spec(count)), {GPU: free})
+
+    def test_nodes(self) -> None:
+        nodes = self.read(self.host()).host.nodes
+        self.assertEqual([0, 1], [node.id for node in nodes])
+        self.assertEqual([0, 1], [node.socket for node in nodes])
+        self.assertEqual([7, 7], [node.dedicated_cpus for node in nodes])
+        self.assertEqual({4: 1024, 2048: 65}, nodes[0].pages)
+
+    def test_host_without_anything(self) -> None:
+        host = host_manager.HostState("host", "node", uuids.cell)
+        view = self.read(host)
+        self.assertEqual(((), ()), (view.host.pools, view.host.nodes))
+
+    def test_numa_node_of_nova_is_added(self) -> None:
+        (found,) = self.read(self.host(pool(1, numa=1))).host.pools
+        self.assertEqual((1, 1), (found.location.numa, found.location.socket))
+        self.assertEqual(uuids.gpu1, found.id)
+        self.assertEqual({uuids.request}, found.serves)
+
+    def test_few_devices_are_still_seen(self) -> None:
+        """For the near miss: Nova's own filter says nothing at all then."""
+        self.assertEqual(1, len(self.read(self.host(pool(1)), count=4).host.pools))
+
+    def test_other_class_and_traits_do_not_match(self) -> None:
+        other = pool(1, hpc_resource_class="CUSTOM_NIC")
+        self.assertEqual((), self.read(self.host(other)).host.pools)
+        request_spec = spec()
+        request_spec.requested_resources[0].required_traits = {"CUSTOM_NVLINK"}
+        task = request.read_task(request_spec)
+        host = self.host(pool(1), pool(2, hpc_traits="CUSTOM_NVLINK"))
+        found = reader.read_host(host, task, {})
+        self.assertEqual([uuids.gpu2], [each.id for each in found.host.pools])
+
+    def test_placement_has_the_last_word(self) -> None:
+        host = self.host(pool(1), pool(2), pool(3, count=4))
+        free = Free(amounts={uuids.gpu2: 1, uuids.gpu3: 2}, asked=3)
+        found = self.read(host, free=free).host.pools
+        self.assertEqual({uuids.gpu2: 1, uuids.gpu3: 2}, {each.id: each.free for each in found})
+        free = Free(amounts={uuids.gpu3: 3}, asked=3)
+        (found,) = self.read(host, free=free).host.pools
+        self.assertEqual(4, found.free)
+
+    def test_not_in_placement(self) -> None:
+        bare = pool(1)
+        del bare.tags["rp_uuid"]
+        view = self.read(self.host(bare))
+        self.assertEqual((), view.host.pools)
+        self.assertIn("[pci]report_in_placement", view.unusable[0])
+
+    def test_requests_are_not_changed(self) -> None:
+        request_spec = spec(2)
+        before = request_spec.obj_to_primitive()
+        task = request.read_task(request_spec)
+        reader.read_host(self.host(pool(1), pool(2)), task, {})
+        self.assertEqual(before, request_spec.obj_to_primitive())
+        self.assertEqual(2, task.wants[0].count)
+
+    def test_pci_in_placement_was_off(self) -> None:
+        request_spec = spec()
+        request_spec.requested_resources = []
+        error = self.assertRaises(request.RequestError, request.read_task, request_spec)
+        self.assertIn("[filter_scheduler]pci_in_placement", str(error))
+
+    def test_cells_by_position(self) -> None:
+        cells = [
+            objects.InstanceNUMACell(id=7, cpuset=set(), pcpuset={0, 1}, memory=1024, pagesize=size)
+            for size in (2048, -2, None)
+        ]
+        wanted = objects.InstanceNUMATopology(cells=cells, emulator_threads_policy="isolate")
+        task = request.read_task(spec(numa_topology=wanted))
+        self.assertEqual([0, 1, 2], [cell.id for cell in task.cells])
+        self.assertEqual([3, 2, 2], [cell.dedicated_cpus for cell in task.cells])
+        self.assertEqual([2048, None, None], [cell.page_kib for cell in task.cells])
+        self.assertEqual(1024 * 1024, task.cells[0].memory_kib)
+
+    def test_policy_of_the_alias(self) -> None:
+        self.assertEqual("required", request.read_task(spec(policy="required")).numa_policy)
+
+
+class NovaDropsDevicesTest(HostStates):
+    """Nova gives fewer devices than asked for; the check sees it."""
+
+    def candidate(self, *providers: str) -> dict:
+        return {
+            "mappings": {
+                f"{uuids.request}-{index}": [provider] for index, provider in enumerate(providers)
+            }
+        }
+
+    def wanted(self) -> objects.InstanceNUMATopology:
+        return objects.InstanceNUMATopology(
+            cells=[
+                objects.InstanceNUMACell(
+                    id=0,
+                    cpuset=set(),
+                    pcpuset={0, 1},
+                    cpu_policy="dedicated",
+                    memory=16,
+                    pagesize=2048,
+                    cpu_pinning_raw=None,
+                )
+            ]
+        )
+
+    def test_nova_would_start_the_server_with_less(self) -> None:
+        """The behaviour that makes the extra check necessary."""
+        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
+        requests = [pci_request(2)]
+        fitted = fit.hardware.numa_fit_instance_to_host(
+            host.numa_topology,
+            self.wanted(),
+            provider_mapping=self.candidate(uuids.gpu1, uuids.gpu2)["mappings"],
+            pci_requests=requests,
+            pci_stats=host.pci_stats,
+        )
+        self.assertIsNotNone(fitted)
+
+    def test_it_is_refused(self) -> None:
+        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
+        asked = spec(2, numa_topology=self.wanted())
+        before = asked.numa_topology.obj_to_primitive()
+        fitted = fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2))
+        self.assertIn("Nova would drop 1 gpu", fitted.refusal)
+        together = fit.check(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
+        self.assertIsNone(together.refusal)
+        self.assertEqual({0: 1}, together.cells)
+        self.assertEqual(before, asked.numa_topology.obj_to_primitive())
+        self.assertEqual([2, 2], [each["count"] for each in host.pci_stats.pools])
+
+    def test_no_numa_topology_of_the_host(self) -> None:
+        host = self.host(pool(1), nodes=0)
+        fitted = fit.check(host, spec(numa_topology=self.wanted()), self.candidate(uuids.gpu1))
+        self.assertIn("no NUMA topology", fitted.refusal)
+
+
+class ContractTest(test.NoDBTestCase):
+    """The start-up checks."""
+
+    def problems(self, release: str = "34.0.0", **filter_scheduler: object) -> list[str]:
+        self.flags(
+            **(
+                {
+                    "pci_in_placement": True,
+                    "enabled_filters": [contract.FILTER, *contract.AFTER],
+                }
+                | filter_scheduler
+            ),
+            group="filter_scheduler",
+        )
+        return contract.problems(CONF, release)
+
+    def test_all_is_well(self) -> None:
+        for release in ("32.0.0", "33.0.2", "34.0.0"):
+            self.assertEqual([], self.problems(release))
+        self.assertEqual([], self.problems(None))
+
+    def test_other_releases(self) -> None:
+        for release in ("31.9.9", "35.0.0.0b1", "0.0.0", "unknown"):
+            (text,) = self.problems(release)
+            self.assertIn(release, text)
+
+    def test_options_are_named(self) -> None:
+        (text,) = self.problems(pci_in_placement=False)
+        self.assertIn("[filter_scheduler]pci_in_placement = True", text)
+        (text,) = self.problems(enabled_filters=[contract.FILTER, contract.AFTER[0]])
+        self.assertIn(f"add {contract.AFTER[1]} to [filter_scheduler]enabled_filters", text)
+        texts = self.problems(enabled_filters=[*contract.AFTER, contract.FILTER])
+        self.assertEqual(2, len(texts))
+        for text in texts:
+            self.assertIn("put HpcTopologyFilter before", text)
+
+
+class WeigherTest(test.NoDBTestCase):
+    """Ranks instead of sums: scores are tuples."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+
+    def host(self, name: str, score: tuple[int, ...] | None, key: str = uuids.request):
+        host = SimpleNamespace(host=name, nodename=name, aggregates=[])
+        if score is not None:
+            devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX, score=score)
+            host.hpc_choice = offer.Choice((key,), devices)
+        return nova_weights.WeighedHost(host, 0.0)
+
+    def test_order(self) -> None:
+        weigher = hpc_packing_weigher.HpcPackingWeigher()
+        hosts = [
+            self.host("b", (0, 1, 9)),
+            self.host("stale", (0, 0, 0), key="another request"),
+            self.host("a", (0, 1, 2)),
+            self.host("c", (1, 0, 0)),
+            self.host("forced", None),
+            self.host("a too", (0, 1, 2)),
+        ]
+        self.assertEqual([-1.0, -3.0, 0.0, -2.0, -3.0, 0.0], weigher.weigh_objects(hosts, spec()))
+
+    def test_stock_flavor(self) -> None:
+        stock = spec()
+        stock.flavor.extra_specs = {"hw:cpu_policy": "dedicated"}
+        hosts = [self.host("a", (0,)), self.host("b", None)]
+        weights = hpc_packing_weigher.HpcPackingWeigher().weigh_objects(hosts, stock)
+        self.assertEqual([0.0, 0.0], weights)
+
+    def test_multiplier(self) -> None:
+        weigher = hpc_packing_weigher.HpcPackingWeigher()
+        host = SimpleNamespace(host="a", aggregates=[])
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
+        host.aggregates = [
+            objects.Aggregate(id=1, metadata={"hpc_packing_weight_multiplier": "-2.5"})
+        ]
+        self.assertEqual(-2.5, weigher.weight_multiplier(host))
+        host.aggregates[0].metadata = {"hpc_packing_weight_multiplier": "much"}
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
+
+
+class SpreadTest(test.NoDBTestCase):
+    """Equally good sets are tried in an order of the server's own."""
+
+    def test_only_equals_are_turned(self) -> None:
+        base = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
+        sets = [attrs.evolve(base, score=(0,), reason=str(index)) for index in range(4)]
+        sets.append(attrs.evolve(base, score=(1,), reason="worse"))
+        answer = mock.Mock(sets=tuple(sets))
+        firsts = set()
+        for name in ("a", "b", "c", "d", "e", "f", "g", "h"):
+            turned = offer.spread(answer, objects.RequestSpec(instance_uuid=getattr(uuids, name)))
+            self.assertEqual("worse", turned[-1].reason)
+            self.assertEqual(sorted(sets, key=repr), sorted(turned, key=repr))
+            firsts.add(turned[0].reason)
+        self.assertLessEqual(firsts, {"0", "1", "2", "3"})
