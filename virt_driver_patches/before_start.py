@@ -101,18 +101,18 @@ def check_flavor(
     context: nova_context.RequestContext,
     instance: objects.Instance,
     claim: Claim,
-    places: Mapping[str, Tags],
-    node: Node | None = None,
+    reading: Reading,
 ) -> Decision | None:
     """Do the claimed devices satisfy the flavor?
 
-    :param places: address -> role and location of every claimed device.
-    :param node: the node that has them, where it was read.
+    The devices' places are those that were just read, not those of the tags.
+
     :returns: the decision to record; None for a flavor without ``hpc:`` keys.
     :raises ClaimRefused: they do not, or the flavor contradicts itself.
     """
     if not flavor.has_hpc_keys(claim.extra_specs):
         return None
+    places = places_here(claim, reading)
     roles = {}
     for key, addresses in claim.claimed.items():
         found = {places[each].role for each in addresses}
@@ -128,7 +128,7 @@ def check_flavor(
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
     # Devices of direct ports are in no group, but have to be near one.
     ports = {f"port {address}": (address,) for address in claim.ports}
-    answer = judge.judge(request, _host(claim, places, node), {**claim.claimed, **ports})
+    answer = judge.judge(request, _host(claim, places, reading.node), {**claim.claimed, **ports})
     if answer.sets:
         reached = answer.sets[0].level
         return Decision(asked=request.level, policy=request.policy, reached=reached)
@@ -147,7 +147,7 @@ def check_flavor(
     raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
 
 
-def _host(claim: Claim, places: Mapping[str, Tags], node: Node | None) -> Host:
+def _host(claim: Claim, places: Mapping[str, Tags], node: Node) -> Host:
     """A host that has the claimed devices and nothing else."""
     serves = {each: key for key, addresses in claim.claimed.items() for each in addresses}
     pools = tuple(
@@ -160,7 +160,7 @@ def _host(claim: Claim, places: Mapping[str, Tags], node: Node | None) -> Host:
         )
         for address in claim.addresses
     )
-    sockets = {each.id: each.socket for each in node.numa_nodes} if node else {}
+    sockets = {each.id: each.socket for each in node.numa_nodes}
     numbers = sorted({cell.host_node for cell in claim.cells if cell.host_node is not None})
     nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in numbers)
     return Host(name="claimed", pools=pools, nodes=nodes)

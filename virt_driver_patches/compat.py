@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from inspect import Signature
+from typing import Any
 
 import nova.version
+from nova import exception
 from nova.virt.libvirt.driver import LibvirtDriver
 
 #: Major versions of Nova that this release was tested with.
@@ -24,3 +28,25 @@ def fresh_pci_devices() -> Callable[[LibvirtDriver], str]:
     """
     method = LibvirtDriver._get_pci_passthrough_devices
     return getattr(method, "__wrapped__", method)
+
+
+def expect(owner: Any, name: str, *parameters: str) -> tuple[Callable[..., Any], Signature]:
+    """A method of Nova's that this project wraps, and its signature.
+
+    :raises nova.exception.InvalidConfiguration: it is not there, or does not
+        take the *parameters* that are relied on.
+    """
+    method = getattr(owner, name, None)
+    if method is not None:
+        signature = inspect.signature(method)
+        if signature.parameters.keys() >= set(parameters):
+            return method, signature
+    raise exception.InvalidConfiguration(
+        f"This Nova's {type(owner).__name__}.{name} is not as nova-hpc knows it. Install "
+        "releases that fit together, or set [DEFAULT]compute_driver = libvirt.LibvirtDriver."
+    )
+
+
+def manager_of(virtapi: Any) -> Any:
+    """The compute manager of this process; None where there is none."""
+    return getattr(virtapi, "_compute", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +19,6 @@ from nova_hpc.topology.tags import Tags
 from nova_hpc.tracker.health import Offer
 
 LOG = logging.getLogger(__name__)
-
-#: Key of a device's ``extra_info`` under which this driver reports where the
-#: device sits. It travels with Nova's record of the device, so that the source
-#: of a migration can judge the devices that the destination has claimed.
-PLACE = "hpc_place"
 
 
 @attrs.frozen
@@ -104,20 +98,6 @@ def place_of(function: Function | None, entry: Mapping[str, str] | None) -> Tags
     return known if function is None else attrs.evolve(known, location=function.location)
 
 
-def dump_place(place: Tags) -> str:
-    """The form of :data:`PLACE` in ``extra_info``."""
-    return json.dumps(place.to_spec(), sort_keys=True)
-
-
-def load_place(device: objects.PciDevice) -> Tags | None:
-    """Where *device* sits by its own record; None: it does not say."""
-    try:
-        body = json.loads(device.extra_info[PLACE])
-        return tags.parse(body) if isinstance(body, dict) else None
-    except (KeyError, ValueError):
-        return None
-
-
 @attrs.frozen
 class Claim:
     """What one server has, or is about to have, on a node."""
@@ -133,8 +113,6 @@ class Claim:
     numa_policy: str | None
     #: Addresses that Nova lets libvirt bind to vfio-pci, as it records them.
     managed: frozenset[str]
-    #: Where the devices sit, by Nova's records; None: they do not all say.
-    recorded: Mapping[str, Tags] | None
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -181,14 +159,11 @@ def _claim(
 ) -> Claim:
     by_request: dict[str | None, list[str]] = {}
     managed: set[str] = set()
-    recorded: dict[str, Tags | None] = {}
     for device in sorted(devices or (), key=lambda device: device.address):
         address = normalise_address(device.address)
         by_request.setdefault(device.request_id, []).append(address)
-        recorded[address] = load_place(device)
         if device.extra_info.get("managed", "true") == "true":
             managed.add(address)
-    places = {address: place for address, place in recorded.items() if place is not None}
     wants, claimed, policies = [], {}, set()
     for request in requests.requests if requests else ():
         if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS:
@@ -205,7 +180,6 @@ def _claim(
         cells=_cells(topology),
         numa_policy=_numa_policy(flavor, image, policies),
         managed=frozenset(managed),
-        recorded=places if len(places) == len(recorded) else None,
     )
 
 

@@ -7,6 +7,7 @@ and knows nothing of the concurrency backend.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -24,6 +25,7 @@ from nova_hpc.placement.decision import Decision
 from virt_driver_patches import (
     before_start,
     bind_moves,
+    check_moves,
     compat,
     contract,
     follow,
@@ -70,6 +72,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         super().init_host(host)
         if active:
             bind_moves.install()
+            check_moves.install(self.virtapi, self._hpc_check_claim)
             follow.follow(self.virtapi)
             last_host.keep_reason(self.virtapi)
             reading = self.hpc_source.read()
@@ -94,31 +97,33 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     # -- the check ------------------------------------------------------------
 
-    def _hpc_concerns(self, instance: objects.Instance) -> bool:
-        if self.hpc_active and instance.pci_devices:
-            return True
-        return flavors.has_hpc_keys(instance.flavor.extra_specs or {})
-
     def _hpc_check(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Full check of the devices that *instance* has; records the decision."""
-        self._hpc_record(instance, self._hpc_decide(context, instance))
+        decision = None
+        if self.hpc_active or flavors.has_hpc_keys(instance.flavor.extra_specs or {}):
+            decision = self._hpc_check_claim(context, instance, Claim.of(instance))
+        self._hpc_record(instance, decision)
 
-    def _hpc_decide(
-        self, context: nova_context.RequestContext, instance: objects.Instance, refuse: bool = True
+    def _hpc_check_claim(
+        self, context: nova_context.RequestContext, instance: objects.Instance, claim: Claim
     ) -> Decision | None:
-        if not self._hpc_concerns(instance):
+        """Refuse a *claim* on this node that must not, or may not, start."""
+        if not claim.addresses and not flavors.has_hpc_keys(claim.extra_specs):
             return None
-        claim = Claim.of(instance)
         reading = self.hpc_source.read()
-        if refuse and self.hpc_active:
+        if self.hpc_active:
             before_start.check_health(instance, claim, reading)
-        places = before_start.places_here(claim, reading)
-        try:
-            return before_start.check_flavor(context, instance, claim, places, reading.node)
-        except ClaimRefused:
-            if refuse:
-                raise
-            return None
+        return before_start.check_flavor(context, instance, claim, reading)
+
+    def _hpc_record_again(
+        self, context: nova_context.RequestContext, instance: objects.Instance
+    ) -> None:
+        """Record the decision of a server that has its former devices back."""
+        decision = None
+        with contextlib.suppress(ClaimRefused):
+            claim = Claim.of(instance)
+            decision = before_start.check_flavor(context, instance, claim, self.hpc_source.read())
+        self._hpc_record(instance, decision)
 
     @staticmethod
     def _hpc_record(instance: objects.Instance, decision: Decision | None) -> None:
@@ -158,14 +163,15 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Check before Nova tears the old guest down, and leave the rest to Nova."""
-        try:
-            if kwargs.get("evacuate"):
-                self._hpc_check(context, instance)
-            else:
+        """Check before Nova tears the old guest down, and leave the rest to Nova.
+
+        An evacuation has been checked when it claimed its devices.
+        """
+        if not kwargs.get("evacuate"):
+            try:
                 self._hpc_check_restart(instance)
-        except exception.NovaException as error:
-            raise rollback(error) from error
+            except exception.NovaException as error:
+                raise rollback(error) from error
         super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
 
     def _hard_reboot(
@@ -202,11 +208,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check a direct port's device together with those that the server has."""
         slot = (vif.get("profile") or {}).get("pci_slot")
-        if slot and self._hpc_concerns(instance):
+        if slot:
             claim = Claim.of(instance).with_port(slot)
-            reading = self.hpc_source.read()
-            places = before_start.places_here(claim, reading)
-            before_start.check_flavor(context, instance, claim, places, reading.node)
+            before_start.check_flavor(context, instance, claim, self.hpc_source.read())
         super().attach_interface(context, instance, image_meta, vif)
 
     def rescue(
@@ -221,36 +225,6 @@ class HpcLibvirtDriver(LibvirtDriver):
         super().rescue(context, instance, *args, **kwargs)
 
     # -- a server moves -----------------------------------------------------------
-
-    def migrate_disk_and_power_off(
-        self,
-        context: nova_context.RequestContext,
-        instance: objects.Instance,
-        dest: str,
-        flavor: objects.Flavor,
-        *args: Any,
-        **kwargs: Any,
-    ) -> str:
-        """On the source: judge what the destination has claimed.
-
-        It is the first call of a driver in a resize or cold migration that
-        knows the claim, and nothing has been touched yet.
-        """
-        claim = None
-        if flavors.has_hpc_keys(flavor.extra_specs or {}):
-            claim = Claim.of_move(instance, flavor)
-        if claim is not None:
-            if claim.recorded is None:
-                LOG.info(
-                    "The destination does not say where its devices sit; it checks them itself",
-                    instance=instance,
-                )
-            else:
-                try:
-                    before_start.check_flavor(context, instance, claim, claim.recorded)
-                except exception.NovaException as error:
-                    raise rollback(error) from error
-        return super().migrate_disk_and_power_off(context, instance, dest, flavor, *args, **kwargs)
 
     def finish_migration(
         self,
@@ -273,7 +247,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self._hpc_check_restart(instance)
-        self._hpc_record(instance, self._hpc_decide(context, instance, refuse=False))
+        self._hpc_record_again(context, instance)
         super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(

@@ -11,17 +11,16 @@ in use, to call it whenever the devices have changed.
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 
-from nova import exception
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
+
+from virt_driver_patches import compat
 
 LOG = logging.getLogger(__name__)
 
 _METHOD = "_setup_pci_tracker"
-_NEEDED = ["context", "compute_node", "resources"]
 _KEY = "pci_passthrough_devices"
 
 
@@ -30,25 +29,19 @@ def follow(virtapi: Any) -> None:
 
     :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    tracker = getattr(getattr(virtapi, "_compute", None), "rt", None)
-    setup = getattr(tracker, _METHOD, None)
-    if setup is None or list(inspect.signature(setup).parameters) != _NEEDED:
-        raise exception.InvalidConfiguration(
-            "This Nova keeps its PCI devices in a way that nova-hpc does not know. Install "
-            "releases that fit together, or set [DEFAULT]compute_driver = "
-            "libvirt.LibvirtDriver."
-        )
+    tracker = getattr(compat.manager_of(virtapi), "rt", None)
+    setup, signature = compat.expect(tracker, _METHOD, "resources")
     last: list[str | None] = [None]
 
     # Called below the resource tracker's own lock, which serialises it.
     @functools.wraps(setup)
-    def wrapper(context: Any, compute_node: Any, resources: dict[str, Any]) -> Any:
-        devices = resources.get(_KEY)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        devices = signature.bind(*args, **kwargs).arguments["resources"].get(_KEY)
         now = _canonical(devices)
         if tracker.pci_tracker is not None and devices is not None and now != last[0]:
             LOG.info("The PCI devices of this node have changed")
             tracker.pci_tracker.update_devices_from_hypervisor_resources(devices)
-        result = setup(context, compute_node, resources)
+        result = setup(*args, **kwargs)
         last[0] = now
         return result
 

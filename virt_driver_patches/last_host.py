@@ -11,30 +11,21 @@ project is in use.
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import Any
 
-from oslo_log import log as logging
-
 from nova_hpc.placement import flavor
-
-LOG = logging.getLogger(__name__)
+from virt_driver_patches import compat
 
 _METHOD = "_do_build_and_run_instance"
-_NEEDED = {"instance", "filter_properties", "host_list"}
 
 
-def keep_reason(virtapi: Any) -> bool:
+def keep_reason(virtapi: Any) -> None:
     """Wrap the compute manager behind *virtapi*.
 
-    :returns: False where it is not as expected; then Nova's text stays.
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
     """
-    manager = getattr(virtapi, "_compute", None)
-    build = getattr(manager, _METHOD, None)
-    signature = None if build is None else inspect.signature(build)
-    if build is None or signature is None or not signature.parameters.keys() >= _NEEDED:
-        LOG.warning("The compute manager is not as expected: faults may lack their reason")
-        return False
+    manager = compat.manager_of(virtapi)
+    build, signature = compat.expect(manager, _METHOD, "instance", "filter_properties", "host_list")
 
     @functools.wraps(build)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -49,4 +40,3 @@ def keep_reason(virtapi: Any) -> bool:
         return build(*bound.args, **bound.kwargs)
 
     setattr(manager, _METHOD, wrapper)
-    return True

@@ -17,10 +17,10 @@ from nova.objects import fields
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
-from nova_hpc.topology.model import AddressError, Node, normalise_address
+from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.tracker import stats
 from nova_hpc.tracker.health import Finding, Kind
-from virt_driver_patches import contract, devices
+from virt_driver_patches import contract
 from virt_driver_patches.reading import Reading
 
 LOG = logging.getLogger(__name__)
@@ -65,14 +65,7 @@ class Withholder:
         used = taken() if findings else frozenset()
         withheld = {each: found.reason for each, found in findings.items() if each not in used}
         ailing = {each: found.reason for each, found in findings.items() if each in used}
-        kept = []
-        for device in reported:
-            address = _address(device)
-            if address in withheld:
-                continue
-            if address in offers:
-                device[devices.PLACE] = _place(reading.node, address, offers[address][1])
-            kept.append(device)
+        kept = [device for device in reported if _address(device) not in withheld]
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
         document = stats.StatsDocument(withheld=withheld, in_use=ailing, notes=reading.problems)
         resources["stats"][stats.KEY] = document.dumps()
@@ -96,7 +89,3 @@ def _address(device: Mapping[str, Any]) -> str | None:
         return normalise_address(device["address"])
     except (AddressError, KeyError):
         return None
-
-
-def _place(node: Node, address: str, entry: Mapping[str, str]) -> str:
-    return devices.dump_place(devices.place_of(node.function(address), entry))

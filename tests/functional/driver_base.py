@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ from nova_hpc.placement import decision
 from nova_hpc.tracker import quarantine, stats
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
-from virt_driver_patches import devices
 
 
 class DriverTest(base.HpcServersTest):
@@ -27,6 +27,19 @@ class DriverTest(base.HpcServersTest):
         self.sysfs: dict[str, FakeSysfs] = {}
         super().setUp()
         self.neutron = self.useFixture(libvirt_base.LibvirtNeutronFixture(self))
+
+    # Nova's helpers give up after five seconds, which a busy machine needs.
+
+    def _wait_for_server_parameter(self, server, expected_params, max_retries=120, **keywords):
+        return super()._wait_for_server_parameter(
+            server, expected_params, max_retries=max_retries, **keywords
+        )
+
+    def _wait_for_instance_action_event(self, *arguments, **keywords):
+        for _ in range(11):
+            with contextlib.suppress(AssertionError):
+                return super()._wait_for_instance_action_event(*arguments, **keywords)
+        return super()._wait_for_instance_action_event(*arguments, **keywords)
 
     def host(
         self,
@@ -119,20 +132,20 @@ class DriverTest(base.HpcServersTest):
         """Extra specs of the flavor that the server has now."""
         return self.instance(server).flavor.extra_specs
 
-    def forget_places(self, name: str) -> None:
-        """Make Nova's records of a host's devices those of a host without this driver."""
-        context = nova_context.get_admin_context()
-        for device in self.computes[name].manager.rt.pci_tracker.pci_devs:
-            device.extra_info = {
-                key: value for key, value in device.extra_info.items() if key != devices.PLACE
-            }
-            with device.obj_alternate_context(context):
-                device.save()
-
     def stop_host(self, name: str) -> None:
         """The host dies."""
         self.computes[name].stop()
-        self.api.force_down_service(name, "nova-compute", True)
+        (service,) = self.api.get_services(host=name, binary="nova-compute")
+        self.api.put_service_force_down(service["id"], True)
+
+    def refused_action(self, server: Mapping[str, object], body: dict[str, object]) -> None:
+        """Ask for an action that a compute service refuses.
+
+        In these tests Nova's casts are calls, so the refusal comes back through
+        the API, which real clients do not see.
+        """
+        with contextlib.suppress(base.client.OpenStackApiException):
+            self.api.post_server_action(server["id"], body)
 
     def direct_port(self) -> str:
         """A new direct (SR-IOV) port of the network physnet4."""
