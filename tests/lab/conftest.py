@@ -1,0 +1,94 @@
+"""One lab for all tests here: the real cloud with one virtual node.
+
+It has ports and a state of its own, and shares the cache of images with the
+user's lab. The first start builds the image, which takes some minutes.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attrs
+import psutil
+import pytest
+
+from nova_hpc.lab.process import MARKER
+
+BASE_PORT = 28700
+
+
+@attrs.frozen
+class Lab:
+    """The commands of a lab, as a user types them."""
+
+    state_home: str
+
+    @property
+    def environ(self):
+        return {**os.environ, "XDG_STATE_HOME": self.state_home}
+
+    @property
+    def state(self):
+        return Path(self.state_home, "nova-hpc", "lab")
+
+    def nova_hpc(self, *words, **options):
+        argv = [sys.executable, "-m", "nova_hpc.cli.main", "lab", *words]
+        options = {"capture_output": True, "text": True, **options}
+        return subprocess.run(argv, env=self.environ, check=False, **options)
+
+    def up(self, *words):
+        done = self.nova_hpc("up", "--base-port", str(BASE_PORT), "--nodes", "1", *words)
+        assert done.returncode == 0, done.stderr
+
+    def status(self):
+        return json.loads(self.nova_hpc("status", "--format", "json").stdout)
+
+    def inside(self, script):
+        """Run a shell script in the node."""
+        done = self.nova_hpc("ssh", "hpc1", "--", "sh", "-c", script)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def openstack(self, *words, check=True):
+        environ = self.environ | {
+            "OS_CLIENT_CONFIG_FILE": str(self.state / "etc" / "clouds.yaml"),
+            "OS_CLOUD": "nova-hpc-lab",
+            "OS_COMPUTE_API_VERSION": "2.96",
+            "no_proxy": "127.0.0.1",
+        }
+        program = Path(sys.prefix, "bin", "openstack")
+        done = subprocess.run(
+            [program, *words], env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout
+
+    def processes(self):
+        """Everything that runs on behalf of this lab."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARKER) == str(self.state):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+@pytest.fixture(scope="session")
+def lab():
+    # Short, as unix sockets need it.
+    with tempfile.TemporaryDirectory(prefix="nhl") as home:
+        found = Lab(home)
+        try:
+            found.up()
+            yield found
+        finally:
+            done = found.nova_hpc("down", "--purge")
+        left = [process.cmdline() for process in found.processes()]
+        assert not left
+        assert done.returncode == 0, done.stderr
+        assert not found.state.exists()

@@ -1,0 +1,156 @@
+"""The lab from the outside: what a user types and reads."""
+
+import ipaddress
+import json
+import signal
+import time
+
+import psutil
+import pytest
+
+FLAVOR = ("--vcpus", "1", "--ram", "256", "--disk", "1")
+#: Kills nova-compute in the node; init starts it again with its present configuration.
+RESTART_COMPUTE = (
+    "for p in /proc/[0-9]*; do"
+    ' if tr "\\0" " " <$p/cmdline | grep -q "inside/compute[.]py"; then kill -9 ${p#/proc/}; fi;'
+    " done 2>/dev/null; true"
+)
+
+
+def _until(condition):
+    while not condition():
+        time.sleep(2)
+
+
+def test_everything_is_healthy(lab):
+    found = lab.status()
+    assert found["healthy"], found
+    assert {one["name"] for one in found["services"]} >= {"keystone", "nova-scheduler", "mariadb"}
+    (node,) = found["nodes"]
+    assert node["state"] == "up"
+    assert node["nova_compute"] == "up"
+
+
+def test_everything_listens_on_the_loopback_only(lab):
+    pids = {process.pid for process in lab.processes()}
+    listening = [
+        connection
+        for connection in psutil.net_connections("inet")
+        if connection.pid in pids and connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 9
+    assert all(ipaddress.ip_address(one.laddr.ip).is_loopback for one in listening), listening
+
+
+def test_no_password_can_be_read_by_others(lab):
+    settings = json.loads((lab.state / "settings.json").read_text())
+    secrets = [text.encode() for text in settings["passwords"].values()]
+    assert lab.state.stat().st_mode & 0o077 == 0
+    for path in (lab.state / "etc").rglob("*"):
+        if path.is_file() and any(secret in path.read_bytes() for secret in secrets):
+            assert path.stat().st_mode & 0o077 == 0, path
+    for process in lab.processes():
+        assert not any(secret.decode() in " ".join(process.cmdline()) for secret in secrets)
+
+
+def test_up_again_changes_nothing(lab):
+    before = {one["name"]: one["pid"] for one in lab.status()["services"]}
+    lab.up()
+    assert {one["name"]: one["pid"] for one in lab.status()["services"]} == before
+
+
+def test_up_recovers_what_was_killed(lab):
+    pids = {one["name"]: one["pid"] for one in lab.status()["services"]}
+    for name in ("mariadb", "rabbitmq", "keystone", "nova-scheduler"):
+        psutil.Process(pids[name]).send_signal(signal.SIGKILL)
+    assert not lab.status()["healthy"]
+    lab.up()
+    _until(lambda: lab.status()["healthy"])
+
+
+def test_another_base_port_is_refused_while_the_lab_runs(lab):
+    done = lab.nova_hpc("up", "--base-port", "28800")
+    assert done.returncode == 1
+    assert "the lab runs with base port 28700" in done.stderr
+
+
+def test_demo_agrees(lab):
+    done = lab.nova_hpc("demo", "--keep")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All accounts agree." in done.stdout
+    assert "WRONG" not in done.stdout
+    assert "$ openstack --os-compute-api-version 2.37 server create" in done.stdout
+    assert done.stdout.count("The user reads: ") == 2
+    assert "is not viable" in done.stdout
+
+
+def test_demo_notices_two_devices_that_were_swapped(lab):
+    assert lab.nova_hpc("demo", "--server", "hpc-demo").returncode == 0
+    # Behind Nova's back, the guest gets the other GPU of the same root.
+    lab.inside(
+        "virsh='virsh -c qemu:///system'; name=$($virsh list --name | head -1);"
+        " $virsh dumpxml $name >/run/old.xml;"
+        " sed \"s/\\(<address domain='0x0000' bus='\\)0x41\\('\\)/\\10x4x\\2/;"
+        " s/\\(<address domain='0x0000' bus='\\)0x43\\('\\)/\\10x41\\2/;"
+        ' s/0x4x/0x43/" /run/old.xml >/run/new.xml;'
+        " ! cmp -s /run/old.xml /run/new.xml && $virsh destroy $name && $virsh create /run/new.xml"
+    )
+    done = lab.nova_hpc("demo", "--server", "hpc-demo")
+    assert done.returncode == 1, done.stdout
+    assert "WRONG libvirt's domain has exactly the recorded devices" in done.stdout
+    assert "WRONG the guest has exactly these devices, by their identities" in done.stdout
+
+
+def _offered(lab, address):
+    (node,) = lab.status()["nodes"]
+    found = [one for one in node["providers"] if one["address"] == address]
+    return bool(found) and not found[0]["withheld"]
+
+
+def _server(lab, name):
+    lab.openstack(
+        *("server", "create", "--flavor", "lab.vf3", "--image", "hpc-guest", "--nic", "none"),
+        *("--wait", name),
+        check=False,
+    )
+    return json.loads(lab.openstack("server", "show", name, "-f", "json"))
+
+
+@pytest.fixture
+def stock_compute(lab):
+    """Stock Nova's own driver in the node."""
+    conf = "/etc/nova/nova.conf.d/zz-stock.conf"
+    lab.inside(
+        f"printf '[DEFAULT]\\ncompute_driver = libvirt.LibvirtDriver\\n' >{conf}; {RESTART_COMPUTE}"
+    )
+    yield
+    lab.inside(f"rm {conf}; {RESTART_COMPUTE}")
+    _until(lambda: not _offered(lab, "0000:24:00.0") and lab.status()["healthy"])
+
+
+def test_a_vf_in_a_group_that_is_not_viable_is_never_offered(lab):
+    lab.openstack("server", "delete", "--wait", "hpc-demo")
+    lab.openstack(
+        *("flavor", "create", "lab.vf3", *FLAVOR),
+        *("--property", "pci_passthrough:alias=vf:3", "--property", "hw:mem_page_size=2048"),
+        *("--property", "hw:pci_numa_affinity_policy=preferred"),
+    )
+    server = _server(lab, "ours")
+    # Two of the four VFs are left: nothing is tried, nothing dies.
+    assert server["status"] == "ERROR"
+    assert "No valid host" in server["fault"]["message"]
+    lab.openstack("server", "delete", "--wait", "ours")
+
+
+@pytest.mark.usefixtures("stock_compute")
+def test_stock_nova_offers_that_vf_and_its_guest_dies(lab):
+    log = lab.state / "nodes" / "hpc1" / "nova-compute.log"
+    _until(lambda: _offered(lab, "0000:24:00.0"))
+    before = log.stat().st_size
+    server = _server(lab, "stock")
+    assert server["status"] == "ERROR"
+    with log.open(errors="replace") as stream:
+        stream.seek(before)
+        text = stream.read()
+    assert "is not viable" in text
+    lab.openstack("server", "delete", "--wait", "stock")
