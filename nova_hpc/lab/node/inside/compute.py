@@ -5,14 +5,17 @@ emulated machine. From the first line of ``main`` on it is the ordinary program
 with its ordinary configuration.
 """
 
+import importlib
 import sys
 import time
 from pathlib import Path
 
 READY = Path("/run/nova-hpc/start-nova-compute")
 
-from nova.cmd import compute  # noqa: E402 - it patches what it has to before all others
-from nova.virt.libvirt import driver  # noqa: E402, F401
+# By name: this file runs inside the node, where Nova is; the package that it
+# is shipped in does without. The first patches what it has to before all others.
+compute = importlib.import_module("nova.cmd.compute")
+importlib.import_module("nova.virt.libvirt.driver")
 
 while not READY.exists():
     time.sleep(0.2)
