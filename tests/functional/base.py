@@ -70,6 +70,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
             self.flags(api_paste_config=str(etc / "api-paste.ini"), group="wsgi")
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.flags(disable_fallback_pcpu_query=True, group="workarounds")
+        self.flags(instances=-1, cores=-1, ram=-1, group="quota")
         if self.DRIVER == HPC_DRIVER:
             put_shim_in_place()
         self.shapes: dict[str, fixtures.Shape] = {}

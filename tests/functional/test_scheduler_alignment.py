@@ -254,6 +254,26 @@ class CellsTest(base.HpcServersTest):
         self.assertEqual([1], [place.numa for place in self.locations_of(server)])
         self.assertEqual({0: 1}, self.domain_nodes(server))
 
+    def test_huge_pages_beside_the_devices(self) -> None:
+        shape = Shape((Switch(gpus=1, numa=1),), pages=((4, 1048576), (2048, 256)))
+        self.start_host("one", shape)
+        specs = self.SPECS | {
+            "hw:numa_nodes": "1",
+            "hw:mem_page_size": "2048",
+            "pci_passthrough:alias": "gpu:1",
+        }
+        too_large = self.boot(self.make_flavor(specs, vcpu=2, memory_mb=1024), state="ERROR")
+        self.assertIn("page", self.fault(too_large))
+        server = self.boot(self.make_flavor(specs, vcpu=2, memory_mb=512))
+        self.assertEqual({0: 1}, self.domain_nodes(server))
+        page = self.domain_of(server).find("memoryBacking/hugepages/page")
+        self.assertEqual("2048", page.get("size"))
+        pins = self.domain_of(server).findall("cputune/vcpupin")
+        self.assertEqual(
+            {"4", "5", "6", "7"} & {pin.get("cpuset") for pin in pins},
+            {pin.get("cpuset") for pin in pins},
+        )
+
     def test_no_cpus_beside_free_devices(self) -> None:
         shape = Shape((Switch(gpus=2, numa=0), Switch(gpus=0, numa=1)), cores=2, threads=2)
         self.start_host("secret", shape)
