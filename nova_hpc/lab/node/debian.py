@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.lab.errors import LabError
+from nova_hpc.lab.node import cache
 
 SUITE: Final = "bookworm"
 #: Version of Python in the suite; compiled packages of another do not run there.
@@ -47,6 +48,11 @@ PACKAGES: Final = (
 _PIN: Final = "Package: *\\nPin: release n=bookworm-backports\\nPin-Priority: 990\\n"
 
 _UNWANTED: Final = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*")
+
+
+def key() -> str:
+    """A key for what :func:`bootstrap` makes."""
+    return cache.key_of("1", SUITE, _PIN, *_UNWANTED, *PACKAGES)
 
 
 def bootstrap(target: Path, log: Path) -> None:

@@ -23,8 +23,6 @@ from nova_hpc.lab.node.contract import Progress
 from nova_hpc.lab.node.initramfs import module_files, plain_module
 from nova_hpc.lab.paths import Paths
 
-#: To be raised when the way the disk is made changes, but not what it is made of.
-_MAKING: Final = "1"
 _DISK_SIZE: Final = "6G"
 
 #: What the node's own initial RAM file system loads before there is a root disk.
@@ -91,7 +89,7 @@ def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
         _make_disk(base / "root.tar", paths.venv, target)
 
     tell("checking the node's packages", None)
-    name = f"debian-{cache.key_of(_MAKING, debian.SUITE, *debian.PACKAGES)}"
+    name = f"debian-{debian.key()}"
     base = folder / name
     image = folder / image_name(paths)
     # A good disk does not need the packages that it was made from.
@@ -120,8 +118,9 @@ def image_name(paths: Paths) -> str:
     versions = [
         f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]
-    made_of = [*debian.PACKAGES, *versions, *_LATER_MODULES, *BOOT_MODULES]
-    return f"image-{cache.key_of(_MAKING, debian.SUITE, *GUEST_MODULES, *made_of)}"
+    # The two modules that make it are part of what it is made of.
+    makers = [Path(module).read_bytes() for module in (__file__, python_env.__file__)]
+    return f"image-{cache.key_of(debian.key(), *versions, *makers)}"
 
 
 def _make_disk(archive: Path, venv: Path, target: Path) -> None:

@@ -27,6 +27,12 @@ libvirtd)
     start /usr/sbin/libvirtd >>/var/log/libvirtd.log 2>&1
     ;;
 nova-compute)
+    # It waits for the cloud by itself; what ends it again and again has another cause.
+    echo >>/run/nova-hpc/starts
+    [ "$(wc -l </run/nova-hpc/starts)" -gt 5 ] && {
+        echo "failed: nova-compute ends again and again, see its log" >/run/nova-hpc/phase
+        sleep 3600
+    }
     # The log goes to a file on the host, where it can be read whatever becomes of the node.
     start python /opt/nova-hpc/config/inside/compute.py >/run/nova-hpc/log 2>&1
     ;;
