@@ -29,6 +29,17 @@ _PACKAGES: Final = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
 _INSIDE: Final = Path(__file__).parent / "inside"
 _SIZE: Final = "48M"
 
+# Nova's options that an emulated node needs.
+_LAB_SETTINGS: Final = """\
+[DEFAULT]
+reserved_host_memory_mb = 512
+resume_guests_state_on_host_boot = true
+
+[libvirt]
+# libvirt knows no model for what the emulator offers.
+cpu_mode = host-passthrough
+"""
+
 
 def make(
     target: Path, name: str, number: int, shape: Shape, files: Mapping[str, str], folder: Path
@@ -45,7 +56,7 @@ def make(
         tree = Path(temporary) / "tree"
         tree.mkdir()
         _nova(tree / "nova", files)
-        (tree / "90-lab.conf").write_text(lab_settings(shape))
+        (tree / "lab.conf").write_text(_LAB_SETTINGS)
         document = describe(name, number, shape, _identity(folder))
         (tree / "node.json").write_text(json.dumps(document, indent=1))
         shutil.copytree(_INSIDE, tree / "inside", ignore=shutil.ignore_patterns("__pycache__"))
@@ -78,29 +89,6 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
         ],
         "hugepages": [node.hugepages for node in shape.numa_nodes],
     }
-
-
-def lab_settings(shape: Shape) -> str:
-    """Nova's options that an emulated node needs, read after all others."""
-    shared: list[int] = []
-    dedicated: list[int] = []
-    first = 0
-    for node in shape.numa_nodes:
-        cpus = range(first, first + node.cpus)
-        first += node.cpus
-        shared += cpus[: node.cpus - node.dedicated]
-        dedicated += cpus[node.cpus - node.dedicated :]
-    return (
-        "[compute]\n"
-        f"cpu_shared_set = {','.join(map(str, shared))}\n"
-        f"cpu_dedicated_set = {','.join(map(str, dedicated))}\n"
-        "[libvirt]\n"
-        # libvirt knows no model for what the emulator offers.
-        "cpu_mode = host-passthrough\n"
-        "[DEFAULT]\n"
-        "reserved_host_memory_mb = 512\n"
-        "resume_guests_state_on_host_boot = true\n"
-    )
 
 
 def make_keys(folder: Path) -> None:

@@ -79,8 +79,6 @@ class NumaNode:
 
     socket: int
     cpus: int
-    #: How many of the CPUs, from the last, only servers with dedicated CPUs get.
-    dedicated: int
     memory_mib: int
     hugepages: int  #: pages of 2 MiB
     roots: tuple[Root, ...]
@@ -196,7 +194,7 @@ class _Counter:
 
 
 def _numa_node(value: Value, counter: _Counter) -> NumaNode:
-    keys = value.mapping({"cpus", "memory_mib", "roots"}, {"socket", "dedicated", "hugepages"})
+    keys = value.mapping({"cpus", "memory_mib", "roots"}, {"socket", "hugepages"})
     cpus = keys["cpus"].number(1, 8)
     memory = keys["memory_mib"].number(1024, 65536)
     if memory % 128:
@@ -209,7 +207,6 @@ def _numa_node(value: Value, counter: _Counter) -> NumaNode:
     return NumaNode(
         socket=keys["socket"].number(0, 3) if "socket" in keys else 0,
         cpus=cpus,
-        dedicated=keys["dedicated"].number(0, cpus) if "dedicated" in keys else 0,
         memory_mib=memory,
         hugepages=hugepages,
         roots=tuple(_root(item, counter) for item in keys["roots"].sequence(0, MAX_ROOTS)),
@@ -255,10 +252,6 @@ def _gpu(value: Value, counter: _Counter) -> Gpu:
 def _check(shape: Shape, value: Value) -> None:
     if sum(len(node.roots) for node in shape.numa_nodes) > MAX_ROOTS:
         raise value.error(f"there are at most {MAX_ROOTS} roots in all")
-    if all(node.dedicated == node.cpus for node in shape.numa_nodes):
-        raise value.error(
-            "all CPUs are dedicated to servers; leave at least one to the node itself"
-        )
     sockets = [node.socket for node in shape.numa_nodes]
     if sockets != sorted(sockets) or set(sockets) != set(range(max(sockets) + 1)):
         raise value.error("sockets are numbered from 0, in the order of the NUMA nodes")

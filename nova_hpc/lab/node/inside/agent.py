@@ -185,7 +185,7 @@ def configuration(node: dict[str, Any]) -> None:
     Path("/var/lib/nova/instances").mkdir(parents=True, exist_ok=True)
     # The same node of the same cloud after any restart, also on a fresh disk.
     Path("/var/lib/nova/compute_id").write_text(node["uuid"] + "\n")
-    shutil.copy2(CONFIG / "90-lab.conf", INCLUDES / "90-lab.conf")
+    shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute")
 
 

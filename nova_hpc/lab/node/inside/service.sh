@@ -14,6 +14,19 @@ start() {
     exec "$@"
 }
 
+# Tell the supervisor of a service that ends again and again, each time after less
+# than two minutes.
+too_often() {
+    read -r now rest </proc/uptime
+    now=${now%.*}
+    read -r count last <"/run/nova-hpc/$name.starts" || { count=0 last=0; }
+    [ $((now - last)) -gt 120 ] && count=0
+    echo "$((count + 1)) $now" >"/run/nova-hpc/$name.starts"
+    [ "$count" -lt 6 ] && return
+    echo "failed: $name ends again and again, see its log" >/run/nova-hpc/phase
+    sleep 3600
+}
+
 name=$1
 case $name in
 agent)
@@ -27,12 +40,7 @@ libvirtd)
     start /usr/sbin/libvirtd >>/var/log/libvirtd.log 2>&1
     ;;
 nova-compute)
-    # It waits for the cloud by itself; what ends it again and again has another cause.
-    echo >>/run/nova-hpc/starts
-    [ "$(wc -l </run/nova-hpc/starts)" -gt 5 ] && {
-        echo "failed: nova-compute ends again and again, see its log" >/run/nova-hpc/phase
-        sleep 3600
-    }
+    too_often
     # The log goes to a file on the host, where it can be read whatever becomes of the node.
     start python /opt/nova-hpc/config/inside/compute.py >/run/nova-hpc/log 2>&1
     ;;
