@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -131,6 +132,14 @@ class DriverTest(base.HpcServersTest):
     def instance_flavor(self, server: Mapping[str, object]) -> Mapping[str, str]:
         """Extra specs of the flavor that the server has now."""
         return self.instance(server).flavor.extra_specs
+
+    def eventually(self, assertion: Callable[[], None]) -> None:
+        """Repeat an assertion until it holds, for what services do in their own time."""
+        for _ in range(120):
+            with contextlib.suppress(AssertionError):
+                return assertion()
+            time.sleep(0.5)
+        return assertion()
 
     def stop_host(self, name: str) -> None:
         """The host dies."""

@@ -82,7 +82,6 @@ def wheel(source, tmp_path_factory) -> Path:
         "-q",
         "wheel",
         "--no-deps",
-        "--no-build-isolation",
         "-w",
         folder,
         source,
@@ -143,8 +142,11 @@ def test_a_wheel_in_the_environment_of_nova(wheel, venv) -> None:
 def test_an_editable_installation(source, venv) -> None:
     python, site = venv
     link_nova(site)
-    pip(python, "install", "--no-deps", "--no-build-isolation", "-e", source)
-    assert "No module named 'nova.virt.hpc'" in call(python, "-c", LOAD).stderr
+    pip(python, "install", "--no-deps", "-e", source)
+    # Recent setuptools find the file by a hook of their own, older ones do not;
+    # neither hides the real Nova, and the command makes it work with both.
+    done = call(python, "-c", "import nova.virt; print(nova.virt.__file__)")
+    assert done.stdout.strip() == str(site / "nova/virt/__init__.py")
     assert shim(python, "--check").returncode == 1
     done = shim(python)
     assert done.returncode == 0, done.stderr

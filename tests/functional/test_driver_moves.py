@@ -212,7 +212,7 @@ class EvacuateTest(DriverTest):
         self.host("alpha", TOGETHER)
         server = self.boot(self.make_flavor(PAIR))
         self._shelve_server(server, expected_state="SHELVED_OFFLOADED")
-        self.assertEqual([], self.devices_of(server))
+        self.eventually(lambda: self.assertEqual([], self.devices_of(server)))
         self.sysfs["alpha"].vanish("0000:40:00.0")
         self.api.post_server_action(server["id"], {"unshelve": None})
         self._wait_for_action_fail_completion(server, "unshelve", "compute_unshelve_instance")
