@@ -9,8 +9,9 @@ from typing import Final
 
 from nova_hpc.lab import config
 from nova_hpc.lab.paths import Paths
+from nova_hpc.lab.probes import connect
 from nova_hpc.lab.process import Tools
-from nova_hpc.lab.services import connect, program, script
+from nova_hpc.lab.services import program, script
 from nova_hpc.lab.state import Settings, write
 
 #: Names of the schemas that are complete; kept in the database server itself,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.lab import bootstrap
-from nova_hpc.lab.services import connect
+from nova_hpc.lab.probes import connect
 from nova_hpc.lab.state import Settings
 from nova_hpc.placement import decision
 from nova_hpc.tracker import stats

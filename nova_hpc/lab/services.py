@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -15,9 +14,8 @@ import amqp
 import attrs
 import psutil
 import pymysql
-import requests
 
-from nova_hpc.lab import config
+from nova_hpc.lab import config, probes
 from nova_hpc.lab.errors import InterruptedStepError, LabError
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import Process
@@ -143,7 +141,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
     def wsgi(name: str, title: str, module: str, port: str, environ: Mapping[str, str]) -> Service:
         number = ports[port]
         argv = (sys.executable, "-m", "nova_hpc.lab.serve", module, str(number))
-        return make(name, title, argv, lambda: _http(number), number, environ)
+        return make(name, title, argv, lambda: probes.http(number), number, environ)
 
     nova = ("--config-file", str(etc / "nova" / "nova.conf"))
     services = [
@@ -151,7 +149,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
             "mariadb",
             "MariaDB",
             mariadb_argv(paths, settings),
-            lambda: _database(settings),
+            lambda: probes.database(settings),
             ports["database"],
         ),
         make(
@@ -161,14 +159,14 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
                 program("epmd", "rabbitmq-server"),
                 *("-address", config.LOOPBACK, "-port", str(ports["epmd"])),
             ),
-            lambda: _listening(ports["epmd"]),
+            lambda: probes.listening(ports["epmd"]),
             ports["epmd"],
         ),
         make(
             "rabbitmq",
             "RabbitMQ",
             (program("rabbitmq-server", "rabbitmq-server"),),
-            lambda: _messages(settings),
+            lambda: probes.messages(settings),
             ports["messages"],
             rabbitmq_environment(paths, settings),
         ),
@@ -207,13 +205,13 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
             "nova-conductor",
             "Nova's conductor",
             script(paths, "nova-conductor") + nova,
-            lambda: _worker(settings, "nova-conductor", "conductor"),
+            lambda: probes.worker(settings, "nova-conductor", "conductor"),
         ),
         make(
             "nova-scheduler",
             "Nova's scheduler",
             script(paths, "nova-scheduler") + nova,
-            lambda: _worker(settings, "nova-scheduler", "scheduler"),
+            lambda: probes.worker(settings, "nova-scheduler", "scheduler"),
         ),
         wsgi(
             "nova-api",
@@ -282,76 +280,6 @@ def rabbitmq_environment(paths: Paths, settings: Settings) -> dict[str, str]:
             " +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none"
         ),
     }
-
-
-def _listening(port: int) -> None:
-    with socket.create_connection((config.LOOPBACK, port), timeout=5):
-        pass
-
-
-def _http(port: int) -> None:
-    # The proxies of the environment do not lead to the loopback.
-    with requests.Session() as session:
-        session.trust_env = False
-        answer = session.get(f"http://{config.LOOPBACK}:{port}/", timeout=20)
-    if answer.status_code >= 400:
-        raise LabError(f"GET / answers {answer.status_code}")
-
-
-def _database(settings: Settings) -> None:
-    with connect(settings) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT 1")
-
-
-def connect(settings: Settings, database: str | None = None) -> pymysql.Connection:
-    """A connection to the lab's database server."""
-    return pymysql.connect(
-        host=config.LOOPBACK,
-        port=settings.ports["database"],
-        user="lab",
-        password=settings.passwords["database"],
-        database=database,
-        autocommit=True,
-        connect_timeout=10,
-        read_timeout=120,
-    )
-
-
-def _broker(settings: Settings) -> amqp.Connection:
-    return amqp.Connection(
-        host=f"{config.LOOPBACK}:{settings.ports['messages']}",
-        userid="lab",
-        password=settings.passwords["messages"],
-        connect_timeout=10,
-    )
-
-
-def _messages(settings: Settings) -> None:
-    with _broker(settings):
-        pass
-
-
-def _worker(settings: Settings, binary: str, topic: str) -> None:
-    """Whether a service of Nova takes messages, and leaves heartbeats in the database."""
-    with _broker(settings) as connection:
-        try:
-            queue = connection.channel().queue_declare(topic, passive=True)
-        except amqp.NotFound:
-            raise LabError("does not listen to the message bus yet") from None
-    if not queue.consumer_count:
-        raise LabError("does not listen to the message bus")
-    with connect(settings, "nova") as connection, connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT TIMESTAMPDIFF(SECOND, COALESCE(updated_at, created_at), UTC_TIMESTAMP())"
-            " FROM services WHERE `binary` = %s AND deleted = 0",
-            (binary,),
-        )
-        ages = [int(row[0]) for row in cursor.fetchall()]
-    if not ages:
-        raise LabError("not registered yet")
-    # Nova's own limit, [DEFAULT]service_down_time.
-    if min(ages) > 60:
-        raise LabError(f"last heartbeat {min(ages)} s ago")
 
 
 def _first_line(err: BaseException) -> str:
