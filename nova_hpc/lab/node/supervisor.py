@@ -24,15 +24,24 @@ import attrs
 from nova_hpc.lab.node.plan import Plan
 from nova_hpc.lab.state import write
 
-#: Seconds without a sign of life after which a node counts as frozen: until its
-#: first one, and later. Emulation on a busy machine pauses for half a minute.
-FIRST_SIGN: Final = 180.0
-NEXT_SIGN: Final = 120.0
 #: So often in a row a node may freeze or die before it is up; then it is given up.
 MAX_FAILURES: Final = 4
 #: From this failure in a row on the node starts from a fresh disk.
 FRESH_DISK: Final = 2
-_LOOK: Final = 2.0
+
+
+@attrs.frozen
+class Patience:
+    """How long to wait, in seconds. Emulation on a busy machine pauses for half a minute."""
+
+    #: Without any sign of life since the start, and since the last one, after
+    #: which a node counts as frozen.
+    first_sign: float = 180.0
+    next_sign: float = 120.0
+    #: Between two looks.
+    look: float = 2.0
+    #: For QEMU to end, before it is ended by force.
+    end: float = 10.0
 
 
 @attrs.define
@@ -61,11 +70,11 @@ class Beat:
         _, _, phase = whole.decode(errors="replace").splitlines()[-1].partition(" ")
         self.phase = phase or self.phase
 
-    def silent(self, now: float, started: float) -> bool:
+    def silent(self, now: float, started: float, patience: Patience) -> bool:
         """Whether the last sign of life is too long ago."""
         if self.last is None:
-            return now - started > FIRST_SIGN
-        return now - self.last > NEXT_SIGN
+            return now - started > patience.first_sign
+        return now - self.last > patience.next_sign
 
 
 @attrs.define
@@ -74,6 +83,7 @@ class Supervisor:
 
     folder: Path
     plan: Plan
+    patience: Patience = Patience()
     _stop: threading.Event = attrs.field(factory=threading.Event, init=False)
     _restarts: int = attrs.field(default=0, init=False)
     #: Ends in a row of which none came after the node was up.
@@ -89,9 +99,11 @@ class Supervisor:
             if self._stop.is_set():
                 break
             self._restarts += 1
-            # What the node itself calls a failure seldom goes away by itself.
-            weight = 2 if self._reason.startswith("failed") else 1
-            self._failures = 0 if was_up else self._failures + weight
+            if self._reason.startswith("failed"):
+                # What the node itself calls a failure seldom goes away by itself.
+                self._failures += 2
+            else:
+                self._failures = 0 if was_up else self._failures + 1
             self._log(f"{self._reason}; restart number {self._restarts}")
             if self._failures >= MAX_FAILURES:
                 self._tell("failed", None, Beat(Path(self.plan.heartbeat)), 0.0)
@@ -121,13 +133,13 @@ class Supervisor:
                 if beat.phase.startswith("failed"):
                     self._reason = beat.phase
                     break
-                if beat.silent(time.monotonic(), started):
+                if beat.silent(time.monotonic(), started, self.patience):
                     self._reason = f"no sign of life (last phase: {beat.phase})"
                     self._tell("silent", qemu.pid, beat, started)
                     break
                 state = "up" if beat.phase == "compute" else "starting"
                 self._tell(state, qemu.pid, beat, started)
-                self._stop.wait(_LOOK)
+                self._stop.wait(self.patience.look)
             else:
                 self._reason = f"QEMU ended with status {qemu.poll()}, see qemu.log"
         finally:
@@ -141,7 +153,7 @@ class Supervisor:
                 qmp(Path(self.plan.qmp), "quit")
         for step in (qemu.terminate, qemu.kill):
             try:
-                qemu.wait(10)
+                qemu.wait(self.patience.end)
                 return
             except subprocess.TimeoutExpired:
                 step()

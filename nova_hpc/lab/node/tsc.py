@@ -12,11 +12,15 @@ import ctypes
 import mmap
 import platform
 import time
+from collections.abc import Callable
 from typing import Final
 
 # rdtsc; shl rdx, 32; or rax, rdx; ret
 _CODE: Final = bytes.fromhex("0f31 48c1e220 4809d0 c3")
 _SAMPLE: Final = 0.1
+_TRIES: Final = 1000
+#: ns between which both are read; a thousandth of the sample would be too coarse.
+_NARROW: Final = 20_000
 
 
 def frequency_khz() -> int | None:
@@ -35,12 +39,23 @@ def _measure() -> int | None:
         start = ctypes.c_char.from_buffer(page)
         try:
             read = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(start))
-            first, ticks = time.monotonic_ns(), read()
+            first = _both(read)
             time.sleep(_SAMPLE)
-            last, end = time.monotonic_ns(), read()
+            last = _both(read)
         finally:
             # The page cannot be given back while a pointer into it exists.
             del start
-    found = (end - ticks) * 1_000_000 // (last - first)
+    if first is None or last is None:
+        return None
+    found = (last[1] - first[1]) * 1_000_000 // (last[0] - first[0])
     # Anything else is no counter that a clock could be made of.
     return found if 100_000 < found < 10_000_000 else None
+
+
+def _both(read: Callable[[], int]) -> tuple[int, int] | None:
+    """Time in ns and counter at the same moment; None on a machine too busy for that."""
+    for _ in range(_TRIES):
+        before, ticks, after = time.monotonic_ns(), read(), time.monotonic_ns()
+        if after - before < _NARROW:
+            return (before + after) // 2, ticks
+    return None

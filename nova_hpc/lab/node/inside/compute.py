@@ -5,17 +5,16 @@ emulated machine. From the first line of ``main`` on it is the ordinary program
 with its ordinary configuration.
 """
 
-import importlib
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 READY = Path("/run/nova-hpc/start-nova-compute")
 
-# By name: this file runs inside the node, where Nova is; the package that it
-# is shipped in does without. The first patches what it has to before all others.
-compute = importlib.import_module("nova.cmd.compute")
-importlib.import_module("nova.virt.libvirt.driver")
+# This one first: it patches what it has to before all others.
+compute = import_module("nova.cmd.compute")
+import_module("nova.virt.libvirt.driver")
 
 while not READY.exists():
     time.sleep(0.2)

@@ -19,7 +19,8 @@ start() {
 too_often() {
     read -r now rest </proc/uptime
     now=${now%.*}
-    read -r count last <"/run/nova-hpc/$name.starts" || { count=0 last=0; }
+    count=0 last=0
+    [ -e "/run/nova-hpc/$name.starts" ] && read -r count last <"/run/nova-hpc/$name.starts"
     [ $((now - last)) -gt 120 ] && count=0
     echo "$((count + 1)) $now" >"/run/nova-hpc/$name.starts"
     [ "$count" -lt 6 ] && return

@@ -1,0 +1,161 @@
+"""From a shape to QEMU: the command line, and the machine that the real QEMU makes of it."""
+
+import itertools
+import json
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from nova_hpc.lab.node import qemu
+from nova_hpc.lab.node.shape import Adapter, Gpu, Shape, sample_names
+from nova_hpc.lab.node.tsc import frequency_khz
+
+
+def files(folder):
+    return qemu.Files(
+        kernel=Path("/boot/k"),
+        initramfs=Path("/boot/i"),
+        disk=folder / "disk",
+        config=folder / "config",
+        serial_log=folder / "serial",
+        heartbeat=folder / "heartbeat",
+        compute_log=folder / "compute",
+        qmp=folder / "qmp",
+    )
+
+
+def options(argv, name):
+    return [value for option, value in itertools.pairwise(argv) if option == name]
+
+
+def command(name="two-socket", number=3):
+    return qemu.command("hpc3", number, Shape.load(name), files(Path("/lab")), 2022, 2_400_000)
+
+
+@pytest.mark.parametrize("name", sample_names())
+def test_every_device_of_the_shape_is_there_once(name):
+    devices = options(command(name), "-device")
+    for _, device in Shape.load(name).devices():
+        model = "bochs-display" if isinstance(device, Gpu) else "igb"
+        assert len([one for one in devices if one.startswith(f"{model},id={device.name},")]) == 1
+
+
+@pytest.mark.parametrize("name", sample_names())
+def test_ports_have_chassis_numbers_of_their_own_and_known_buses(name):
+    devices = options(command(name), "-device")
+    chassis = [part for one in devices for part in one.split(",") if part.startswith("chassis=")]
+    assert chassis
+    assert len(set(chassis)) == len(chassis)
+    known = {"pcie.0"}
+    for one in devices:
+        parts = dict(part.split("=", 1) for part in one.split(",") if "=" in part)
+        if "bus" in parts:
+            assert parts["bus"] in known, one
+        known.add(parts.get("id"))
+
+
+def test_the_roots_are_on_the_numa_nodes_of_the_shape():
+    roots = [one for one in options(command("wide"), "-device") if one.startswith("pxb-pcie")]
+    assert [one.rpartition("=")[2] for one in roots] == ["0", "0", "1", "1"]
+    assert len({one.partition("bus_nr=")[2].split(",")[0] for one in roots}) == 4
+
+
+def test_nothing_is_reachable_from_other_machines():
+    (network,) = [one for one in options(command(), "-netdev") if one.startswith("user")]
+    assert "hostfwd=tcp:127.0.0.1:2022-" in network
+    assert not [one for one in command() if one.startswith(("vnc", "tcp:", "spice"))]
+
+
+def test_software_emulation_is_asked_for_whatever_the_host_can():
+    (accelerator,) = options(command(), "-accel")
+    assert accelerator.startswith("tcg,")
+
+
+def test_the_kernel_gets_the_pages_and_the_clock():
+    (line,) = options(command(), "-append")
+    assert "hugepages=0:384,1:640" in line
+    assert "tsc_early_khz=2400000" in line
+    (without,) = options(
+        qemu.command("a", 1, Shape.load("two-socket"), files(Path("/lab")), 1), "-append"
+    )
+    assert "tsc_early_khz" not in without
+
+
+def test_a_comma_in_a_path_does_not_end_an_option():
+    found = qemu.command("a", 1, Shape.load("switchless"), files(Path("/a,b")), 1)
+    assert "file=/a,,b/disk,format=qcow2" in options(found, "-drive")[0]
+
+
+def test_the_counter_of_this_machine_is_measured_or_left_alone():
+    first, second = frequency_khz(), frequency_khz()
+    assert (first is None) == (second is None)
+    if first and second:
+        # Two measurements of one crystal.
+        assert abs(first - second) * 100 < first
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    """A machine of the real QEMU, its processors not yet running; gives a function to ask it."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("QEMU is not installed")
+    found = []
+
+    def start(name):
+        place = files(tmp_path)
+        for path in (place.disk, place.config):
+            kind = "qcow2" if path == place.disk else "raw"
+            subprocess.run(["qemu-img", "create", "-q", "-f", kind, path, "1M"], check=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        argv = qemu.command("node", 1, Shape.load(name), place, port)
+        end = argv.index("-kernel")
+        process = subprocess.Popen([*argv[:end], "-S"], stderr=subprocess.PIPE)
+        found.append(process)
+        while not place.qmp.exists():
+            assert process.poll() is None, process.stderr.read().decode()
+            time.sleep(0.05)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(place.qmp))
+        stream = connection.makefile("rwb")
+        stream.readline()
+
+        def ask(name, **arguments):
+            stream.write(json.dumps({"execute": name, "arguments": arguments}).encode() + b"\n")
+            stream.flush()
+            while True:
+                answer = json.loads(stream.readline())
+                if "return" in answer or "error" in answer:
+                    return answer["return"]
+
+        ask("qmp_capabilities")
+        return ask
+
+    yield start
+    for process in found:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("name", sample_names())
+def test_qemu_makes_the_machine_of_the_shape(monitor, name):
+    shape = Shape.load(name)
+    ask = monitor(name)
+    assert len(ask("query-cpus-fast")) == shape.cpus
+    backends = ask("query-memdev")
+    assert [one["size"] >> 20 for one in sorted(backends, key=lambda one: one["id"])] == [
+        node.memory_mib for node in shape.numa_nodes
+    ]
+    for _, device in shape.devices():
+        path = f"/machine/peripheral/{device.name}"
+        if isinstance(device, Gpu):
+            assert ask("qom-get", path=path, property="vgamem") == device.bar_bytes
+        else:
+            assert isinstance(device, Adapter)
+            assert ask("qom-get", path=path, property="mac") == device.pf_mac(1)
