@@ -56,6 +56,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
 
     #: The driver of the compute services.
     DRIVER = STOCK_DRIVER
+    #: How many times longer than Nova's own tests these wait.
+    PATIENCE = 12
     #: Placement's limit of allocation candidates: as many as there are hosts.
     CANDIDATES = 100
     #: Whether the scheduler has the filter and the weigher.
@@ -71,6 +73,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.flags(disable_fallback_pcpu_query=True, group="workarounds")
         self.flags(instances=-1, cores=-1, ram=-1, group="quota")
+        # A slow machine is no failure.
+        self.flags(rpc_response_timeout=600)
         if self.DRIVER == HPC_DRIVER:
             put_shim_in_place()
         self.shapes: dict[str, fixtures.Shape] = {}
@@ -97,6 +101,22 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         if isinstance(fixture, nova_fixtures.PlacementFixture):
             self.placement_fixture = fixture
         return super().useFixture(fixture)
+
+    def _patiently(self, wait, *args, **keywords):
+        """Nova's helpers wait five seconds, which is short on a busy machine."""
+        for _ in range(self.PATIENCE):
+            with contextlib.suppress(self.failureException):
+                return wait(*args, **keywords)
+        return wait(*args, **keywords)
+
+    def _wait_for_server_parameter(self, *args, **keywords):
+        return self._patiently(super()._wait_for_server_parameter, *args, **keywords)
+
+    def _wait_for_instance_action_event(self, *args, **keywords):
+        return self._patiently(super()._wait_for_instance_action_event, *args, **keywords)
+
+    def _wait_for_migration_status(self, *args, **keywords):
+        return self._patiently(super()._wait_for_migration_status, *args, **keywords)
 
     # -- services ---------------------------------------------------------
 
