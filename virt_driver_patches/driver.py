@@ -100,7 +100,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def _hpc_check(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Full check of the devices that *instance* has; records the decision."""
         decision = None
-        if self.hpc_active or flavors.has_hpc_keys(instance.flavor.extra_specs or {}):
+        if self.hpc_active or _has_hpc_keys(instance):
             decision = self._hpc_check_claim(context, instance, Claim.of(instance))
         self._hpc_record(instance, decision)
 
@@ -120,9 +120,10 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Record the decision of a server that has its former devices back."""
         decision = None
-        with contextlib.suppress(ClaimRefused):
-            claim = Claim.of(instance)
-            decision = before_start.check_flavor(context, instance, claim, self.hpc_source.read())
+        if _has_hpc_keys(instance):
+            claim, reading = Claim.of(instance), self.hpc_source.read()
+            with contextlib.suppress(ClaimRefused):
+                decision = before_start.check_flavor(context, instance, claim, reading)
         self._hpc_record(instance, decision)
 
     @staticmethod
@@ -208,7 +209,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check a direct port's device together with those that the server has."""
         slot = (vif.get("profile") or {}).get("pci_slot")
-        if slot:
+        if slot and _has_hpc_keys(instance):
             claim = Claim.of(instance).with_port(slot)
             before_start.check_flavor(context, instance, claim, self.hpc_source.read())
         super().attach_interface(context, instance, image_meta, vif)
@@ -258,7 +259,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         **kwargs: Any,
     ) -> Any:
         """Refuse: nobody could check the destination's devices before the move."""
-        if flavors.has_hpc_keys(instance.flavor.extra_specs or {}) and instance.pci_devices:
+        if _has_hpc_keys(instance) and instance.pci_devices:
             raise exception.MigrationPreCheckError(
                 reason="a server with hpc: keys in its flavor and PCI devices cannot be "
                 "live-migrated; use cold migration"
@@ -276,9 +277,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> str:
         """Nova's domain, with the emulator threads off the pinned CPUs."""
         xml = super()._get_guest_xml(context, instance, *args, **kwargs)
-        specs = instance.flavor.extra_specs or {}
-        if not flavors.has_hpc_keys(specs) or instance.numa_topology is None:
+        if not _has_hpc_keys(instance) or instance.numa_topology is None:
             return xml
+        specs = instance.flavor.extra_specs
         if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
             return xml  # the flavor says itself where they go
         cells = self._host.get_capabilities().host.topology.cells
@@ -290,3 +291,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             nodes=[cell.id for cell in instance.numa_topology.cells],
         )
         return guest_xml.keep_emulator_off(xml, cpus)
+
+
+def _has_hpc_keys(instance: objects.Instance) -> bool:
+    return flavors.has_hpc_keys(instance.flavor.extra_specs or {})

@@ -29,7 +29,7 @@ class DriverTest(base.HpcServersTest):
         super().setUp()
         self.neutron = self.useFixture(libvirt_base.LibvirtNeutronFixture(self))
 
-    # Nova's helpers give up after five seconds, which a busy machine needs.
+    # Nova's tests give up after five seconds, which a busy machine needs.
 
     def _wait_for_server_parameter(self, server, expected_params, max_retries=120, **keywords):
         return super()._wait_for_server_parameter(

@@ -9,7 +9,7 @@ from nova_hpc.placement import decision
 from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
-from tests.functional import fixtures
+from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 
 SWITCH = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
@@ -267,6 +267,25 @@ class PortsTest(DriverTest):
         self.assertEqual(
             Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA), self.decision(server)
         )
+
+
+    def attach(self, server) -> None:
+        body = {"interfaceAttachment": {"port_id": self.direct_port()}}
+        self.api.attach_interface(server["id"], body)
+
+    def test_a_port_that_is_attached_later(self) -> None:
+        self.start(vfs_of=0)
+        server = self.boot(self.make_flavor(self.GPU))
+        self.attach(server)
+        self.assertEqual(Level.SWITCH, self.level_of(server))
+        self.assertEqual(2, len(self.devices_of(server)))
+
+    def test_a_port_that_is_attached_elsewhere_is_refused(self) -> None:
+        self.start(vfs_of=1)
+        server = self.boot(self.make_flavor(self.GPU))
+        self.assertRaises(base.client.OpenStackApiException, self.attach, server)
+        self.assertEqual(1, len(self.devices_of(server)))
+        self.assertTrue(self.log_lines("do not satisfy hpc:affinity=switch: .*port"))
 
 
 class InertTest(DriverTest):
