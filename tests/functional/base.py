@@ -21,6 +21,7 @@ from nova.tests.functional import fixtures as nova_fixtures
 from nova.tests.functional.api import client  # noqa: F401  tests use it from here
 from nova.tests.functional.libvirt import test_pci_sriov_servers
 from oslo_config import cfg
+from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
@@ -73,7 +74,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.flags(disable_fallback_pcpu_query=True, group="workarounds")
         self.flags(instances=-1, cores=-1, ram=-1, group="quota")
-        # A slow machine is no failure.
+        # A slow machine is no failure. The option is registered with the first client.
+        CONF.register_opts(rpc_client._client_opts)
         self.flags(rpc_response_timeout=600)
         if self.DRIVER == HPC_DRIVER:
             put_shim_in_place()
