@@ -81,6 +81,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
             put_shim_in_place()
         self.shapes: dict[str, fixtures.Shape] = {}
         super().setUp()
+        # A slow machine is no failure.
+        self.flags(rpc_response_timeout=600)
         self.flags(report_in_placement=True, group="pci")
         placement = self.placement_fixture.conf_fixture
         placement.config(group="workarounds", optimize_for_wide_provider_trees=True)
