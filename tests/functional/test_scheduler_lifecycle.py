@@ -141,7 +141,8 @@ class LifecycleTest(DriverTest):
         self.flags(shelved_offload_time=0)
         server = self.boot(self.flavor)
         self._shelve_server(server)
-        self.assertEqual([], self.here(server, "alpha"))
+        # The status comes before the devices are given back.
+        self._wait_for_assert(lambda: self.assertEqual([], self.here(server, "alpha")), 120)
         self._unshelve_server(server)
         self.assert_together(server, "alpha", 2)
 
