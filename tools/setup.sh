@@ -71,12 +71,12 @@ fi
 
 # One environment for the cloud's services, the command and the tests' driver.
 # Debian's own interpreter: a copy of this environment runs inside the node.
-_want=$(cat "$_top"/{setup.cfg,requirements.txt,nova_hpc/lab/constraints.txt} | sha256sum)
+_want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,nova_hpc/lab/constraints.txt} | sha256sum)
 if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" \
-        wheel "setuptools<80" pbr tox pytest
+        wheel "setuptools<80" pbr tox pytest pytest-rerunfailures
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" -e "$_top[lab]"
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 fi

@@ -55,8 +55,7 @@ def _switch_on() -> None:
 
     hpc_conf.register(host_manager.CONF)
     _counted(HpcTopologyFilter, "filter_all")
-    _counted(HpcTopologyFilter, "host_passes")
-    _counted(HpcPackingWeigher, "_weigh_object")
+    _counted(HpcPackingWeigher, "weigh_objects")
     for name in ("init_host", "get_available_resource", "_get_guest_xml", "_create_guest"):
         _counted(hpc.HpcLibvirtDriver, name)
 
