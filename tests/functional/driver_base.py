@@ -17,6 +17,7 @@ from nova_hpc.placement import decision
 from nova_hpc.tracker import quarantine, stats
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
+from virt_driver_patches import compat
 
 
 class DriverTest(base.HpcServersTest):
@@ -33,6 +34,8 @@ class DriverTest(base.HpcServersTest):
     def _native_threads(self) -> None:
         """Let Nova's fake notifier work without eventlet before release 34."""
         if utils.concurrency_mode_threading():
+            if compat.nova_release() == 32:
+                self.skipTest("nova-compute 32 copies a lock, which native threads do not allow")
             self.useFixture(
                 fixtures.fixtures.MockPatch(
                     "nova.tests.fixtures.notifications.FakeVersionedNotifier"

@@ -114,9 +114,14 @@ def venv(tmp_path) -> tuple[Path, Path]:
 
 
 def loaded_from(python: Path) -> Path:
-    done = call(python, "-c", LOAD)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip().splitlines()[-1])
+    """The file that was loaded, on green and on native threads."""
+    found = set()
+    for native in ("false", "true"):
+        done = call(python, "-c", LOAD, OS_NOVA_DISABLE_EVENTLET_PATCHING=native)
+        assert done.returncode == 0, done.stderr
+        found.add(Path(done.stdout.strip().splitlines()[-1]))
+    (path,) = found
+    return path
 
 
 def shim(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
