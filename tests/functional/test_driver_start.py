@@ -268,7 +268,6 @@ class PortsTest(DriverTest):
             Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA), self.decision(server)
         )
 
-
     def attach(self, server) -> None:
         body = {"interfaceAttachment": {"port_id": self.direct_port()}}
         self.api.attach_interface(server["id"], body)

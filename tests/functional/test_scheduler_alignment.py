@@ -17,6 +17,8 @@ class TwentyServersTest(base.HpcServersTest):
     """The same twenty servers, with the filter and without."""
 
     SERVERS = 20
+    # Stock Nova checks each candidate; two a host are as good as twenty here.
+    CANDIDATES = 10
 
     def test_none_is_scattered(self) -> None:
         for index in range(5):
