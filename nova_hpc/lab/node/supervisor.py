@@ -95,7 +95,14 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         while not self._stop.is_set():
-            was_up = self._once()
+            try:
+                was_up = self._once()
+            except (OSError, subprocess.SubprocessError) as err:
+                # A program that is not installed, a full disk: the same every time.
+                self._reason = f"failed: {err}"
+                self._log(self._reason)
+                self._tell("failed", None, Beat(Path(self.plan.heartbeat)), 0.0)
+                return 1
             if self._stop.is_set():
                 break
             self._restarts += 1
@@ -181,23 +188,24 @@ class Supervisor:
 
 def make_overlay(disk: Path, backing: Path) -> None:
     """The node's own disk over the image: kept where it is whole and belongs to this image."""
-    if disk.exists():
-        shown = subprocess.run(
-            ["qemu-img", "info", "--output=json", str(disk)], capture_output=True, check=False
-        )
-        with contextlib.suppress(ValueError, AttributeError):
-            found = json.loads(shown.stdout).get("full-backing-filename")
-            check = ["qemu-img", "check", "-q", "-r", "leaks", str(disk)]
-            if found == str(backing) and not subprocess.run(check, check=False).returncode:
-                return
-        disk.unlink()
-    beside = disk.with_suffix(".new")
-    beside.unlink(missing_ok=True)
+    mark = disk.with_suffix(".image")
+    known = backing.stat()
+    # The path alone says too little: an image can be made again at the same place.
+    identity = f"{backing} {known.st_size} {known.st_mtime_ns}\n"
+    with contextlib.suppress(OSError):
+        check = ["qemu-img", "check", "-q", "-r", "leaks", str(disk)]
+        if (
+            mark.read_text() == identity
+            and disk.exists()
+            and not subprocess.run(check, check=False).returncode
+        ):
+            return
+    disk.unlink(missing_ok=True)
     subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(backing), str(beside)],
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(backing), str(disk)],
         check=True,
     )
-    beside.replace(disk)
+    write(mark, identity)
 
 
 def qmp(path: Path, command: str) -> None:

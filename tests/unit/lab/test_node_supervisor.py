@@ -1,6 +1,7 @@
 """The supervisor, with a stand-in for QEMU that lives, falls silent or dies on demand."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -156,6 +157,14 @@ def test_a_node_that_says_why_it_fails_is_given_up_sooner(supervise):
     assert (folder / "starts").read_text() == "xx"
 
 
+def test_a_disk_that_cannot_be_made_is_told(supervise, backing):
+    backing.unlink()
+    process, folder = supervise("well")
+    assert process.wait() == 1
+    assert status(folder)["state"] == "failed"
+    assert str(backing) in status(folder)["reason"]
+
+
 def test_a_foreign_process_with_a_known_number_is_not_touched(supervise, tmp_path):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
         process, folder = supervise("well")
@@ -185,8 +194,22 @@ def test_the_disk_is_kept_while_it_belongs_to_the_image(tmp_path, backing):
     assert json.loads(shown.stdout)["full-backing-filename"] == str(other)
 
 
-def test_a_damaged_disk_is_replaced(tmp_path, backing):
+def test_a_disk_over_an_image_that_was_made_again_is_replaced(tmp_path, backing):
     disk = tmp_path / "disk.qcow2"
+    make_overlay(disk, backing)
+    old = backing.stat()
+    subprocess.run(["qemu-io", "-c", "write -P 7 0 64k", disk], check=True, capture_output=True)
+    used = disk.stat().st_blocks
+    os.utime(backing, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+    make_overlay(disk, backing)
+    assert disk.stat().st_blocks < used
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_damaged_disk_is_replaced(tmp_path, backing, marked):
+    disk = tmp_path / "disk.qcow2"
+    if marked:
+        make_overlay(disk, backing)
     disk.write_bytes(b"no disk at all")
     make_overlay(disk, backing)
     subprocess.run(["qemu-img", "check", "-q", disk], check=True)
