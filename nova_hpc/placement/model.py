@@ -22,6 +22,14 @@ class Policy(enum.Enum):
     PREFERRED = "preferred"
 
 
+class Nvlink(enum.Enum):
+    """``hpc:nvlink``: whether the GPUs of a group must be a whole NVLink set."""
+
+    REQUIRED = "required"
+    PREFERRED = "preferred"
+    NONE = "none"
+
+
 @attrs.frozen
 class Want:
     """One alias of the flavor: *count* devices of one kind."""
@@ -70,6 +78,8 @@ class Request:
     cells: tuple[Cell, ...] = ()
     #: Groups must sit on the guest's cells (hw:pci_numa_affinity_policy).
     on_cells: bool = False
+    #: The NVLink devices of each group are exactly one of Host.nvlink.
+    nvlink: Nvlink = Nvlink.NONE
 
 
 @attrs.frozen
@@ -84,8 +94,12 @@ class Pool:
     name: str  # PCI address, for people
     location: Location
     free: int
-    serves: frozenset[str]  # keys of the wants that it can serve
+    #: Keys of the wants that it can serve; empty for devices that the request
+    #: does not want, which still count for IOMMU units and for the damage.
+    serves: frozenset[str]
     unit: str | None = None  # IOMMU unit that is given whole or not at all
+    #: Role of the devices, by which later servers want them; None: unknown.
+    role: str | None = None
 
 
 @attrs.frozen
@@ -106,6 +120,9 @@ class Host:
     name: str
     pools: tuple[Pool, ...]
     nodes: tuple[HostNode, ...] = ()
+    #: Legal NVLink sets that are completely free: ids of pools of one device
+    #: each. A partition of NVSwitches, or GPUs with direct links.
+    nvlink: tuple[frozenset[str], ...] = ()
 
 
 @attrs.frozen

@@ -68,9 +68,6 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
 
     def setUp(self) -> None:
         hpc_conf.register(CONF)
-        etc = fixtures.nova_etc()
-        if etc is not None:
-            self.flags(api_paste_config=str(etc / "api-paste.ini"), group="wsgi")
         self.flags(pci_in_placement=True, group="filter_scheduler")
         self.flags(disable_fallback_pcpu_query=True, group="workarounds")
         self.flags(instances=-1, cores=-1, ram=-1, group="quota")

@@ -6,10 +6,14 @@ functional tests.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 # Nova's functional tests patch the concurrency library when they are imported,
 # which has to come before anything else of Nova.
 import nova.tests.functional  # noqa: F401
 from nova import test
+from nova.tests.fixtures import conf as conf_fixture
 
 
 def _clear_attrs(self: test.TestCase) -> None:
@@ -24,6 +28,23 @@ def _clear_attrs(self: test.TestCase) -> None:
 
 
 test.TestCase._clear_attrs = _clear_attrs
+
+
+def _with_paste_config(self: conf_fixture.ConfFixture) -> None:
+    """Name the paste configuration where Nova's wheel installed it.
+
+    Nova's fixture looks for it in a source tree.
+    """
+    _set_up(self)
+    for prefix in (Path(sys.prefix), Path(sys.base_prefix)):
+        installed = prefix / "etc" / "nova" / "api-paste.ini"
+        if installed.is_file():
+            self.conf.set_default("api_paste_config", str(installed), group="wsgi")
+            return
+
+
+_set_up = conf_fixture.ConfFixture.setUp
+conf_fixture.ConfFixture.setUp = _with_paste_config
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

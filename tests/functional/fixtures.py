@@ -9,9 +9,7 @@ with tags) and the truth that tests compare with (address -> Location).
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import attrs
 import fixtures
@@ -216,14 +214,6 @@ def two_switches(
 ) -> Shape:
     """The plainest host with something to choose: two switches."""
     return Shape(tuple(Switch(gpus=gpus, pfs=pfs, numa=node) for node in numa), **keywords)
-
-
-def nova_etc() -> Path | None:
-    """The folder ``etc/nova`` that Nova's wheel installed; None: not found."""
-    for prefix in (Path(sys.prefix), Path(sys.base_prefix)):
-        if (prefix / "etc" / "nova" / "api-paste.ini").is_file():
-            return prefix / "etc" / "nova"
-    return None
 
 
 class DomainRecorder(fixtures.Fixture):
