@@ -14,24 +14,30 @@ from collections.abc import Iterator
 import attrs
 
 from nova_hpc.placement import damage, reasons
+from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.build import Built, build
 from nova_hpc.placement.cells import Seating, seatings
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import ALONE, Item, Key, Rank, Site, node_region, survey
 from nova_hpc.placement.model import Answer, DeviceSet, Host, HostNode, Pick, Policy, Request
+from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.tables import Domain, Stage, choices, regions, wide_units
 from nova_hpc.topology.level import Distance, distance
 
 
-def choose(request: Request, host: Host, limit: int = 1) -> Answer:
+def choose(
+    request: Request, host: Host, limit: int = 1, profile: Profile = profiles.DEFAULT
+) -> Answer:
     """The best device sets of *host* for *request*, or why there is none.
 
     :param limit: at most so many sets. Each is on other NUMA nodes or in
         other domains than the ones before: choosing another of two alike
         devices is no alternative. Sets on other nodes come first, in the
         order of their scores, and then sets in other domains of those nodes.
+    :param profile: what later servers look like, the yardstick of damage
     :raises ValueError: the request contradicts itself (see Demand.of).
     """
+    del profile
     demand = Demand.of(request)
     site = survey(demand, host)
     solver = _Solver(request, demand, site)
