@@ -17,7 +17,7 @@ from nova_hpc import conf
 from nova_hpc.cli import include_files, values
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import InventoryError, Node
-from nova_hpc.tracker import device_spec, roles, settings
+from nova_hpc.tracker import device_spec, nvlink, roles, settings
 from nova_hpc.tracker.terms import Terms, TermsError
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
@@ -80,6 +80,13 @@ class Configure(Command):
             metavar="JSON",
             help="a value of [hpc]device_role; given once or more, these replace those of the "
             "configuration and are written to the file of the node",
+        )
+        offer.add_argument(
+            "--nvlink-set",
+            action="append",
+            metavar="JSON",
+            help="a value of [hpc]nvlink_set; given once or more, these replace those of the "
+            "configuration (default of the option: all GPUs where the node has NVSwitches)",
         )
         offer.add_argument(
             "--whole-pf",
@@ -168,6 +175,7 @@ class Configure(Command):
             InventoryError,
             include_files.IncludeError,
             roles.RoleError,
+            nvlink.NvlinkError,
             TermsError,
         ) as error:
             print(f"nova-hpc configure: {error}", file=sys.stderr)
@@ -176,11 +184,14 @@ class Configure(Command):
     def _run(self, args: argparse.Namespace) -> int:
         if args.dry_run and args.write is None:
             raise values.UsageError("--dry-run needs --write: without it nothing is written anyway")
-        table = roles.strict(args.device_role or _configured_roles(args.config_file))
+        configured_roles, configured_sets = _configured(args.config_file)
+        table = roles.strict(args.device_role or configured_roles)
+        sets = nvlink.strict(args.nvlink_set or configured_sets)
         terms = Terms(
             whole=frozenset(values.whole(args.whole_pf)),
             resource_classes=values.resource_classes(args.resource_class),
             traits=values.traits(args.trait),
+            nvlink=sets or None,
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
         if not node.functions and not node.numa_nodes:
@@ -252,8 +263,8 @@ def _read(path: Path) -> Node:
     return sysfs.read(path) if path.is_dir() else lstopo.read(path)
 
 
-def _configured_roles(files: Sequence[Path] | None) -> list[str]:
-    """``[hpc]device_role`` as the services of this machine see it."""
+def _configured(files: Sequence[Path] | None) -> tuple[list[str], list[str]]:
+    """``[hpc]device_role`` and ``nvlink_set`` as the services of this machine see them."""
     if files is None:
         files = [NOVA_CONF] if NOVA_CONF.exists() else []
     options = cfg.ConfigOpts()
@@ -265,6 +276,6 @@ def _configured_roles(files: Sequence[Path] | None) -> list[str]:
             default_config_files=[str(path) for path in files],
             default_config_dirs=[],
         )
-        return list(options.hpc.device_role)
+        return list(options.hpc.device_role), list(options.hpc.nvlink_set)
     except (cfg.Error, OSError) as error:
         raise values.UsageError(f"the configuration cannot be read: {error}") from error

@@ -16,7 +16,8 @@ from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc import conf
-from nova_hpc.topology import document, live, lstopo, sysfs, text
+from nova_hpc.topology import document, live, lstopo, nccl, sysfs, text
+from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import InventoryError, Node
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
@@ -69,10 +70,10 @@ class Inventory(Command):
         source.add_argument("--xml", type=Path, metavar="FILE", help="XML that lstopo wrote")
         parser.add_argument(
             "--format",
-            choices=("tree", "json", "device-spec"),
+            choices=("tree", "json", "device-spec", "nccl"),
             default="tree",
-            help="tree for people, a JSON document with a version, or the entries of "
-            "[pci]device_spec (default: tree)",
+            help="tree for people, a JSON document with a version, the entries of "
+            "[pci]device_spec, or a topology file of NCCL (default: tree)",
         )
         parser.add_argument(
             "--all",
@@ -97,6 +98,8 @@ class Inventory(Command):
                 _draw(node, parsed_args.all)
             elif parsed_args.format == "json":
                 sys.stdout.write(document.dumps(node))
+            elif parsed_args.format == "nccl":
+                sys.stdout.write(nccl.from_node(node, _processor(parsed_args)))
             else:
                 for line in _device_spec(node, parsed_args.config_file):
                     print(line)
@@ -130,6 +133,10 @@ def _read(args: argparse.Namespace) -> Node:
     return live.with_names(node) if root.resolve() == Path("/") else node
 
 
+def _processor(args: argparse.Namespace) -> nccl.Processor | None:
+    return nccl.processor(Tree(args.root)) if args.xml is None else None
+
+
 def _draw(node: Node, everything: bool) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     plain = not encoding.startswith("utf")
@@ -142,21 +149,28 @@ def _draw(node: Node, everything: bool) -> None:
 
 
 def _device_spec(node: Node, files: Sequence[Path] | None) -> Iterator[str]:
-    from nova_hpc.tracker import device_spec, roles
+    from nova_hpc.tracker import device_spec, nvlink, roles
+    from nova_hpc.tracker.terms import Terms
 
     try:
-        table = roles.strict(_device_roles(files))
+        names, sets = _configured(files)
+        table = roles.strict(names)
     except (roles.RoleError, cfg.Error, OSError) as error:
         detail = " ".join(str(error).split())
         raise InventoryError(f"[hpc]device_role cannot be used: {detail}") from error
-    spec = device_spec.build(node, table)
+    try:
+        links = nvlink.strict(sets)
+        nvlink.check(links, node, table)
+    except nvlink.NvlinkError as error:
+        raise InventoryError(str(error)) from error
+    spec = device_spec.build(node, table, Terms(nvlink=links or None))
     for item in spec.omitted:
         print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
     for line in spec.lines():
         yield f"device_spec = {line}"
 
 
-def _device_roles(files: Sequence[Path] | None) -> list[str]:
+def _configured(files: Sequence[Path] | None) -> tuple[list[str], list[str]]:
     if files is None:
         files = [NOVA_CONF] if NOVA_CONF.exists() else []
     options = cfg.ConfigOpts()
@@ -167,4 +181,4 @@ def _device_roles(files: Sequence[Path] | None) -> list[str]:
         default_config_files=[str(path) for path in files],
         default_config_dirs=[],
     )
-    return list(options.hpc.device_role)
+    return list(options.hpc.device_role), list(options.hpc.nvlink_set)

@@ -56,6 +56,32 @@ Related options:
 * ``[pci]alias``
 """,
     ),
+    cfg.MultiStrOpt(
+        "nvlink_set",
+        default=[],
+        help="""
+The NVLink sets of the node: which of its GPUs a server with ``hpc:nvlink`` may
+get together. May be given several times, and a GPU may be in several sets.
+
+Each value is a JSON object: ``name`` is up to 32 letters, digits, ``.``, ``_``
+and ``-``, and ``devices`` a list of the PCI addresses of all members, e.g.
+``{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}``. Write one
+set for each partition of the NVSwitches that the fabric manager offers, or for
+each group of GPUs with direct links to one another.
+
+Without the option, a node whose inventory has functions of the role
+``nvswitch`` has one set, of all its GPUs of the same vendor; other nodes have
+none. Giving the option replaces that set.
+
+``nova-hpc configure`` reads it and writes the tag ``hpc_nvlink`` of the
+entries of ``[pci]device_spec``; services read the tags only.
+
+Related options:
+
+* ``[hpc]device_role``
+* ``[pci]device_spec``
+""",
+    ),
     cfg.FloatOpt(
         "packing_weight_multiplier",
         default=100.0,

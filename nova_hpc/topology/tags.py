@@ -26,11 +26,14 @@ ROOT: Final = "hpc_root"
 NUMA: Final = "hpc_numa"
 SOCKET: Final = "hpc_socket"
 GROUP: Final = "hpc_group"
+NVLINK: Final = "hpc_nvlink"
 # Nova strips these two of its own keys from the pools, so they are mirrored.
 RESOURCE_CLASS: Final = "hpc_resource_class"
 TRAITS: Final = "hpc_traits"
 
-ALL: Final = frozenset({VERSION, ROLE, SWITCH, ROOT, NUMA, SOCKET, GROUP, RESOURCE_CLASS, TRAITS})
+ALL: Final = frozenset(
+    {VERSION, ROLE, SWITCH, ROOT, NUMA, SOCKET, GROUP, NVLINK, RESOURCE_CLASS, TRAITS}
+)
 
 #: Switches of one path are written outermost first, joined by this.
 SEPARATOR: Final = "/"
@@ -51,6 +54,9 @@ class Tags:
     group: str | None = None
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
+    #: NVLink sets that it is in, as :mod:`nova_hpc.topology.nvlink` writes them.
+    #: Whether they make sense is seen only where all members are together.
+    nvlink: str | None = None
 
     def to_spec(self) -> dict[str, str]:
         """The keys to add to an entry of ``[pci]device_spec``."""
@@ -63,6 +69,7 @@ class Tags:
             NUMA: None if place.numa is None else str(place.numa),
             SOCKET: None if place.socket is None else str(place.socket),
             GROUP: self.group,
+            NVLINK: self.nvlink,
             RESOURCE_CLASS: self.resource_class,
             TRAITS: ",".join(sorted(self.traits)) or None,
         }
@@ -98,6 +105,7 @@ def parse(pool: Mapping[str, object]) -> Tags | None:
         ),
         role=text.get(ROLE) or None,
         group=text.get(GROUP) or None,
+        nvlink=text.get(NVLINK) or None,
         resource_class=text.get(RESOURCE_CLASS) or None,
         traits=frozenset(filter(None, text.get(TRAITS, "").split(","))),
     )

@@ -19,7 +19,7 @@ import attrs
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node, address_key
 from nova_hpc.topology.tags import Tags
-from nova_hpc.tracker import spec_address
+from nova_hpc.tracker import nvlink, spec_address
 from nova_hpc.tracker.roles import Roles
 from nova_hpc.tracker.terms import Terms
 
@@ -85,6 +85,7 @@ def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
     sieve = _Sieve(node, roles, terms)
     pools = sieve.pools()
     units = _units(node, pools)
+    links = nvlink.tags(nvlink.default(node, roles) if terms.nvlink is None else terms.nvlink)
     # Leaving a pool out makes units smaller, so begin again until all agree.
     while odd := {id(pool): pool for pool in pools if len(_units_of(pool, units)) > 1}:
         for pool in odd.values():
@@ -98,7 +99,7 @@ def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
         units = _units(node, pools)
     offers = []
     for pool in pools:
-        offer = _offer(node, pool, next(iter(_units_of(pool, units))), terms)
+        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, terms)
         if isinstance(offer, str):
             for function in pool.functions:
                 sieve.omit(function, offer)
@@ -203,7 +204,9 @@ def _units_of(pool: _Pool, units: Mapping[str, str]) -> set[str | None]:
     return {units.get(function.address) for function in pool.functions}
 
 
-def _offer(node: Node, pool: _Pool, unit: str | None, terms: Terms) -> Offer | str:
+def _offer(
+    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], terms: Terms
+) -> Offer | str:
     """The offer of one pool, or why there is none."""
     first = pool.functions[0]
     # Both are there: _unfit() saw to it. The assertions are for the type checker.
@@ -213,6 +216,8 @@ def _offer(node: Node, pool: _Pool, unit: str | None, terms: Terms) -> Offer | s
         location=_location(node, pool),
         role=pool.role,
         group=unit,
+        # Virtual functions share their adapter, so they are in no set.
+        nvlink=links.get(first.address) if first.physical_function is None else None,
         resource_class=terms.resource_classes.get(pool.role),
         traits=frozenset(terms.traits.get(pool.role, ())),
     )

@@ -9,6 +9,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import Node
+from nova_hpc.tracker import nvlink
+from nova_hpc.tracker.nvlink import NvlinkSet
 from nova_hpc.tracker.roles import Roles
 
 #: Value of :attr:`Terms.whole` that means every adapter.
@@ -58,6 +60,8 @@ class Terms:
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
+    #: The node's NVLink sets; None: those that its inventory can tell.
+    nvlink: tuple[NvlinkSet, ...] | None = None
 
     def gives_whole(self, address: str) -> bool:
         """Whether the physical function at *address* is given as a whole."""
@@ -68,7 +72,10 @@ class Terms:
 
         :raises TermsError: a role that no entry of ``[hpc]device_role``
             names, or an address that is no physical function with a role.
+        :raises nova_hpc.tracker.nvlink.NvlinkError: a set of GPUs that the
+            node does not have like that.
         """
+        nvlink.check(self.nvlink or (), node, roles)
         for role in sorted({*self.resource_classes, *self.traits}):
             if role not in roles.names:
                 raise TermsError(

@@ -68,7 +68,7 @@ def test_the_sample_has_every_option():
     for group, options in conf.list_opts():
         assert f"\n[{group}]\n" in text
         for option in options:
-            assert f"\n#{option.name} = " in text
+            assert f"\n#{option.name} =" in text
             assert len(option.help.split()) > 20
 
 

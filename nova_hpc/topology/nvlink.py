@@ -1,0 +1,97 @@
+"""NVLink sets as the tags of their members: written by nodes, read back by schedulers.
+
+A *set* is what a server may use as a whole: all GPUs of a partition of
+NVSwitches, or GPUs with direct links. Every member carries the tag
+``hpc_nvlink``: a comma-separated list of ``name:size``, one entry for each set
+that it is in. A reader puts the sets together again from the devices that it
+sees; a set counts only if all of its *size* members are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+#: Names of sets are short, because a tag holds 255 characters.
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
+
+#: More GPUs than any NVLink domain inside one host has.
+MOST_MEMBERS: Final = 64
+
+_SIZE: Final = re.compile(r"[0-9]{1,3}", re.ASCII)
+
+
+def write(memberships: Mapping[str, int]) -> str | None:
+    """The value of the tag; None for a device that is in no set.
+
+    :param memberships: name of each set -> number of its members.
+    """
+    return ",".join(f"{name}:{size}" for name, size in sorted(memberships.items())) or None
+
+
+@attrs.frozen
+class Table:
+    """The sets that are complete, and what is wrong with others."""
+
+    #: Ids of the members of each set, in the order of the sets' names.
+    sets: tuple[frozenset[str], ...] = ()
+    #: One sentence for each set that cannot be used because its tags are wrong.
+    faults: tuple[str, ...] = ()
+
+
+@attrs.define
+class _Set:
+    sizes: set[int] = attrs.field(factory=set)
+    members: set[str] = attrs.field(factory=set)
+    fault: str | None = None
+
+
+def rebuild(tags: Mapping[str, str], shared: Iterable[str] = ()) -> Table:
+    """Put the sets together from the tags of the devices that can be used.
+
+    A mistake costs the set that it is in and no other. A set of which a
+    member is missing is no mistake: somebody has that device.
+
+    :param tags: id of each usable device -> value of its tag.
+    :param shared: ids of pools with several functions, which are no member.
+    """
+    found: dict[str, _Set] = {}
+    faults: list[str] = []
+    several = set(shared)
+    for identifier, text in sorted(tags.items()):
+        seen: set[str] = set()
+        for word in text.split(","):
+            name, colon, size = (part.strip() for part in word.partition(":"))
+            if not NAME.fullmatch(name):
+                # The set that was meant lacks this member now, so it is not used.
+                faults.append(f"NVLink set {word[:40]!r} has no usable name")
+                continue
+            one = found.setdefault(name, _Set())
+            if not (colon and _SIZE.fullmatch(size) and 2 <= int(size) <= MOST_MEMBERS):
+                one.fault = f"{size[:40]!r} is no size (2 to {MOST_MEMBERS})"
+            elif name in seen:
+                one.fault = "a device names it twice"
+            elif identifier in several:
+                one.fault = "one of its members is shared by several functions"
+            else:
+                one.sizes.add(int(size))
+                one.members.add(identifier)
+            seen.add(name)
+    complete: dict[frozenset[str], None] = {}
+    for name, one in sorted(found.items()):
+        if one.fault is None and len(one.sizes) > 1:
+            one.fault = f"its members disagree about its size ({_listed(one.sizes)})"
+        if one.fault is None and len(one.members) > max(one.sizes):
+            one.fault = f"it has {len(one.members)} members, but says {max(one.sizes)}"
+        if one.fault is not None:
+            faults.append(f"NVLink set {name!r}: {one.fault}")
+        elif len(one.members) == max(one.sizes):
+            complete.setdefault(frozenset(one.members))
+    return Table(sets=tuple(complete), faults=tuple(dict.fromkeys(faults)))
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(str(size) for size in sorted(sizes))
