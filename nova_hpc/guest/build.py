@@ -1,0 +1,104 @@
+"""Pack the command for guests: a single file, or a part of cloud-init's user data.
+
+``python3 -m nova_hpc.guest.build FILE`` writes the command itself, and with
+``--cloud-config`` user data that installs it and its systemd unit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+COMMAND: Final = "/usr/local/bin/nova-hpc-guest"
+UNIT: Final = "/etc/systemd/system/nova-hpc-guest.service"
+
+_HERE: Final = Path(__file__).parent
+_MODULES: Final = (
+    "__init__",
+    "command",
+    "compare",
+    "document",
+    "files",
+    "install",
+    "machine",
+    "show",
+)
+_MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"
+#: Built twice it is the same file, byte for byte.
+_DATE: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def single_file() -> bytes:
+    """The command as one executable file that needs ``python3`` and nothing else."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        _add(archive, "__main__.py", _MAIN.encode())
+        for module in _MODULES:
+            name = f"{module}.py"
+            _add(archive, f"nova_hpc_guest/{name}", (_HERE / name).read_bytes())
+    return b"#!/usr/bin/env python3\n" + target.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    info = zipfile.ZipInfo(name, _DATE)
+    info.external_attr = 0o644 << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(info, data)
+
+
+def cloud_config() -> str:
+    """User data of cloud-init that installs the command and starts it at each boot."""
+    return "\n".join(
+        [
+            "#cloud-config",
+            "write_files:",
+            *_file(COMMAND, single_file(), "0755"),
+            *_file(UNIT, (_HERE / "data/nova-hpc-guest.service").read_bytes(), "0644"),
+            "runcmd:",
+            "  - [systemctl, daemon-reload]",
+            "  - [systemctl, enable, --now, nova-hpc-guest.service]",
+            "",
+        ]
+    )
+
+
+def _file(path: str, data: bytes, mode: str) -> list[str]:
+    packed = base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii")
+    return [
+        f"  - path: {path}",
+        f"    permissions: '{mode}'",
+        "    owner: root:root",
+        "    encoding: gz+b64",
+        f"    content: {packed}",
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file; 0, or 2 after one line that says what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m nova_hpc.guest.build", description="Pack the command for guests."
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="where to write it")
+    parser.add_argument("--cloud-config", action="store_true", help="write user data of cloud-init")
+    known = parser.parse_args(arguments)
+    target: Path = known.file
+    try:
+        if known.cloud_config:
+            target.write_text(cloud_config())
+        else:
+            target.write_bytes(single_file())
+            target.chmod(0o755)
+    except OSError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

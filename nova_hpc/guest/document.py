@@ -1,0 +1,236 @@
+"""The document that the cloud hands to a guest, and where it lies.
+
+The schema is described in the user guide. Within a version keys may be added;
+a key is never removed and never changes meaning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+from .files import FileError, Root
+
+SCHEMA: Final = "nova-hpc/guest"
+VERSION: Final = 1
+
+#: Names in the firmware's configuration interface; fw_cfg takes 55 characters.
+PREFIX: Final = "opt/org.nova-hpc/"
+DOCUMENT: Final = PREFIX + "guest.json"
+NCCL: Final = PREFIX + "nccl-topology.xml"
+#: ``busid`` of the device with that number in the list of the document.
+PLACEHOLDER: Final = "device-{}"
+
+FW_CFG: Final = "/sys/firmware/qemu_fw_cfg"
+#: Where ``install`` leaves copies: fw_cfg can be read by root only.
+STATE: Final = "/run/nova-hpc"
+
+TOPOLOGIES: Final = ("mirror", "numa", "flat")
+#: More than any server has; a broken document must not make us work for ever.
+_MOST: Final = 4096
+_HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
+_BUS: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+_ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
+_CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
+_ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+class DocumentError(Exception):
+    """There is no document, or not one that can be used; the text says why."""
+
+
+class NoDocumentError(DocumentError):
+    """This machine was given no document."""
+
+
+class Cell(NamedTuple):
+    """A NUMA node that the guest was promised."""
+
+    cpus: int
+    memory_kib: int
+    #: Size of the host's pages behind its memory.
+    page_kib: int | None
+
+
+class Device(NamedTuple):
+    """A PCI function that the guest was promised."""
+
+    number: int
+    role: str | None
+    vendor_id: str
+    product_id: str
+    class_code: str | None
+    #: Near to this NUMA node; None: to none of the guest's.
+    cell: int | None
+    #: Number of its root complex on the host; None: not known.
+    root: int | None
+    #: Numbers of the switches above it on the host, outermost first.
+    switches: tuple[int, ...]
+    #: Bus of the guest's root and then device.function of each step down to it;
+    #: None: not laid down, the order of the list counts.
+    path: tuple[str, ...] | None
+    #: GT/s a lane and lanes, at most.
+    speed: float | None
+    width: int | None
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """Vendor and product."""
+        return self.vendor_id, self.product_id
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        role = f"{self.role} " if self.role else ""
+        return f"device {self.number} ({role}{self.vendor_id}:{self.product_id})"
+
+
+class Document(NamedTuple):
+    """What the cloud promised."""
+
+    topology: str
+    cells: tuple[Cell, ...]
+    devices: tuple[Device, ...]
+
+
+def read(root: Root) -> tuple[bytes, Document]:
+    """The document of this machine, as bytes and as data.
+
+    :raises NoDocumentError: there is none.
+    :raises DocumentError: it cannot be read, or makes no sense.
+    """
+    data = raw(root, DOCUMENT)
+    if data is None:
+        hint = "" if root.exists(FW_CFG) else "; is the kernel module qemu_fw_cfg loaded?"
+        raise NoDocumentError(
+            f"this machine was given no {DOCUMENT} (looked in {FW_CFG} and {STATE}){hint}"
+        )
+    return data, parse(data)
+
+
+def raw(root: Root, name: str) -> bytes | None:
+    """The bytes of an entry, or of the copy that ``install`` made; None: neither.
+
+    :raises DocumentError: it is there and cannot be read.
+    """
+    copy = f"{STATE}/{name[len(PREFIX) :]}"
+    denied = None
+    for path in (f"{FW_CFG}/by_name/{name}/raw", copy):
+        try:
+            data = root.read(path)
+        except FileError as error:
+            denied = error
+            continue
+        if data is not None:
+            return data.rstrip(b"\0")
+    if denied is not None:
+        raise DocumentError(f"{denied}; run this as root, or `nova-hpc-guest install` at boot")
+    return None
+
+
+def parse(data: bytes) -> Document:
+    """Read the text of a document.
+
+    :raises DocumentError: it is not a document of this version.
+    """
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DocumentError(f"{DOCUMENT} is not JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise DocumentError(f"{DOCUMENT} is not a document of schema {SCHEMA}")
+    if found.get("version") != VERSION:
+        raise DocumentError(
+            f"{DOCUMENT} has version {found.get('version')!r}, and this command knows version "
+            f"{VERSION}; install the command that belongs to the cloud"
+        )
+    topology = _pick(found, "topology", lambda value: value in TOPOLOGIES, "document")
+    cells = tuple(
+        Cell(
+            _pick(cell, "cpus", _whole, f"cell {number}"),
+            _pick(cell, "memory_kib", _whole, f"cell {number}"),
+            _pick(cell, "page_kib", _or_none(_whole), f"cell {number}"),
+        )
+        for number, cell in enumerate(_items(found, "cells"))
+    )
+    devices = tuple(
+        _device(number, item, len(cells)) for number, item in enumerate(_items(found, "devices"))
+    )
+    paths = [device.path for device in devices if device.path is not None]
+    if len(paths) != len(set(paths)):
+        raise DocumentError(f"{DOCUMENT}: two devices have the same path")
+    return Document(topology, cells, devices)
+
+
+def _device(number: int, item: dict[str, Any], cells: int) -> Device:
+    where = f"device {number}"
+    link = item.get("link")
+    if link is not None and not isinstance(link, dict):
+        raise DocumentError(f"{DOCUMENT}: {where}: link is no object")
+    return Device(
+        number=number,
+        role=_pick(item, "role", _or_none(_text(_ROLE)), where),
+        vendor_id=_pick(item, "vendor_id", _text(_ID), where),
+        product_id=_pick(item, "product_id", _text(_ID), where),
+        class_code=_pick(item, "class_code", _or_none(_text(_CLASS)), where),
+        cell=_pick(item, "cell", _or_none(lambda cell: _whole(cell) and cell < cells), where),
+        root=_pick(item, "root", _or_none(_whole), where),
+        switches=tuple(_pick(item, "switches", _list(_whole), where)),
+        path=_path(_pick(item, "path", _or_none(_list(_text(None))), where), where),
+        speed=_pick(link or {}, "speed", _or_none(_number), where),
+        width=_pick(link or {}, "width", _or_none(_whole), where),
+    )
+
+
+def _path(value: list[str] | None, where: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    good = len(value) > 1 and _BUS.fullmatch(value[0]) and all(map(_HOP.fullmatch, value[1:]))
+    if not good:
+        raise DocumentError(f"{DOCUMENT}: {where}: path is {_short(value)}")
+    return tuple(value)
+
+
+def _items(found: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    value = found.get(key)
+    if not isinstance(value, list) or len(value) > _MOST:
+        raise DocumentError(f"{DOCUMENT}: {key} is no list of at most {_MOST} objects")
+    if not all(isinstance(item, dict) for item in value):
+        raise DocumentError(f"{DOCUMENT}: {key} holds something that is no object")
+    return value
+
+
+def _pick(found: dict[str, Any], key: str, good: Any, where: str) -> Any:
+    value = found.get(key)
+    if not good(value):
+        raise DocumentError(f"{DOCUMENT}: {where}: {key} is {_short(value)}")
+    return value
+
+
+def _short(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+
+
+def _number(value: object) -> bool:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and 0 < value < 1e6  # type: ignore[operator]
+
+
+def _or_none(good: Any) -> Any:
+    return lambda value: value is None or good(value)
+
+
+def _list(good: Any) -> Any:
+    return lambda value: isinstance(value, list) and len(value) <= 64 and all(map(good, value))
+
+
+def _text(pattern: Any) -> Any:
+    return lambda value: (
+        isinstance(value, str) and (pattern is None or pattern.fullmatch(value) is not None)
+    )

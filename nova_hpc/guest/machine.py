@@ -1,0 +1,186 @@
+"""What this machine has: PCI functions, NUMA nodes, huge pages.
+
+Nothing raises: what cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from .files import Root
+
+DEVICES: Final = "/sys/bus/pci/devices"
+_NODES: Final = "/sys/devices/system/node"
+_HUGEPAGES: Final = "/sys/kernel/mm/hugepages"
+
+_ADDRESS: Final = re.compile(
+    r"([0-9a-f]{4,8}):([0-9a-f]{2}):([01][0-9a-f]\.[0-7])", re.ASCII | re.IGNORECASE
+)
+_HOST_BRIDGE: Final = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})", re.ASCII | re.IGNORECASE)
+_SPEED: Final = re.compile(r"(\d{1,4}(?:\.\d)?) ?GT/s", re.ASCII)
+_MEMORY: Final = re.compile(r"MemTotal:\s*(\d{1,15}) kB", re.ASCII)
+#: Kernel devices that users know a function by.
+_CLASSES: Final = ("infiniband", "net", "nvme", "drm")
+
+
+class Function(NamedTuple):
+    """A PCI function that is no bridge."""
+
+    address: str
+    #: As in the document: bus of the root, then device.function of each step.
+    path: tuple[str, ...] | None
+    #: Name of the host bridge, and addresses of the bridges above.
+    root: str | None
+    bridges: tuple[str, ...]
+    vendor_id: str | None
+    product_id: str | None
+    class_code: str | None
+    driver: str | None
+    #: -1: the kernel was told none.
+    numa_node: int | None
+    speed: float | None
+    width: int | None
+    max_speed: float | None
+    names: tuple[str, ...]
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """The points that devices share, as for the cloud's inventory.
+
+        Root port, upstream port, downstream port, upstream port, ...: an
+        upstream port is one with a bridge below it. Without a switch, the root
+        port alone.
+        """
+        upstream = tuple(bridge for index, bridge in enumerate(self.bridges[:-1]) if index % 2 == 1)
+        return upstream or self.bridges[:1]
+
+
+class NumaNode(NamedTuple):
+    """A NUMA node with CPUs or memory."""
+
+    number: int
+    cpus: int
+    memory_kib: int | None
+
+
+class Machine(NamedTuple):
+    """What is there."""
+
+    functions: tuple[Function, ...]
+    nodes: tuple[NumaNode, ...]
+    #: Size in KiB -> pages in the pool.
+    hugepages: dict[int, int]
+
+
+def read(root: Root) -> Machine:
+    """Look at the machine."""
+    functions = []
+    for name in root.names(DEVICES):
+        if _ADDRESS.fullmatch(name):
+            function = _function(root, name.lower(), name)
+            if function is not None:
+                functions.append(function)
+    return Machine(tuple(functions), tuple(_nodes(root)), _hugepages(root))
+
+
+def _function(root: Root, address: str, name: str) -> Function | None:
+    folder = f"{DEVICES}/{name}"
+    link = root.link(folder)
+    host_bridge, bridges, path = _place(link or "", address)
+    if link is not None and "/devices/" in link:
+        # The link of a capture may be absolute: go by its text.
+        folder = "/sys/devices/" + link.split("/devices/", 1)[1]
+    class_code = _digits(root, f"{folder}/class", 6)
+    if class_code is not None and class_code.startswith(("0604", "0600", "0601")):
+        return None
+    driver = root.link(f"{folder}/driver")
+    names = [
+        f"{kind} {each}"
+        for kind in _CLASSES
+        for each in root.names(f"{folder}/{kind}")
+        if each.isprintable()
+    ]
+    return Function(
+        address=address,
+        path=path,
+        root=host_bridge,
+        bridges=bridges,
+        vendor_id=_digits(root, f"{folder}/vendor", 4),
+        product_id=_digits(root, f"{folder}/device", 4),
+        class_code=class_code,
+        driver=driver.rstrip("/").rpartition("/")[2] if driver else None,
+        numa_node=_whole(root.text(f"{folder}/numa_node")),
+        speed=_speed(root.text(f"{folder}/current_link_speed")),
+        width=_lanes(root.text(f"{folder}/current_link_width")),
+        max_speed=_speed(root.text(f"{folder}/max_link_speed")),
+        names=tuple(names),
+    )
+
+
+def _place(link: str, address: str) -> tuple[str | None, tuple[str, ...], tuple[str, ...] | None]:
+    """Host bridge, bridges above and path, from where the kernel's link leads."""
+    host_bridge: str | None = None
+    start: str | None = None
+    above: list[str] = []
+    for part in link.split("/"):
+        bridge = _HOST_BRIDGE.fullmatch(part)
+        if bridge:
+            host_bridge, above = part.lower(), []
+            domain, bus = bridge[1].lower(), bridge[2].lower()
+            start = bus if int(domain, 16) == 0 else f"{domain}:{bus}"
+        elif start is not None and _ADDRESS.fullmatch(part):
+            above.append(part.lower())
+    if start is None or not above or above[-1] != address:
+        return None, (), None
+    return host_bridge, tuple(above[:-1]), (start, *(each.rpartition(":")[2] for each in above))
+
+
+def _nodes(root: Root) -> list[NumaNode]:
+    found = []
+    for name in root.names(_NODES):
+        if not re.fullmatch(r"node\d{1,4}", name, re.ASCII):
+            continue
+        memory = _MEMORY.search(root.text(f"{_NODES}/{name}/meminfo") or "")
+        cpus = _count(root.text(f"{_NODES}/{name}/cpulist") or "")
+        found.append(NumaNode(int(name[4:]), cpus, int(memory[1]) if memory else None))
+    return sorted(found)
+
+
+def _hugepages(root: Root) -> dict[int, int]:
+    found = {}
+    for name in root.names(_HUGEPAGES):
+        match = re.fullmatch(r"hugepages-(\d{1,10})kB", name, re.ASCII)
+        if match:
+            found[int(match[1])] = _whole(root.text(f"{_HUGEPAGES}/{name}/nr_hugepages")) or 0
+    return found
+
+
+def _digits(root: Root, path: str, length: int) -> str | None:
+    text = (root.text(path) or "").lower()
+    match = re.fullmatch(rf"0x([0-9a-f]{{{length}}})", text, re.ASCII)
+    return match[1] if match else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"-?\d{1,12}", text, re.ASCII) else None
+
+
+def _speed(text: str | None) -> float | None:
+    match = _SPEED.match(text or "")
+    return float(match[1]) if match else None
+
+
+def _lanes(text: str | None) -> int | None:
+    # 0 and 255 are what the kernel shows where there is no link.
+    width = _whole(text)
+    return width if width is not None and 0 < width < 255 else None
+
+
+def _count(text: str) -> int:
+    total = 0
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII)
+        if match:
+            total += max(0, int(match[2] or match[1]) - int(match[1]) + 1)
+    return total

@@ -1,0 +1,119 @@
+"""What was promised and where it is, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .compare import Result, distance
+from .document import Device, Document
+
+#: A table of distances for more devices than this is no help.
+_WIDEST = 32
+
+
+def tree(document: Document, result: Result) -> Iterator[str]:
+    """The promised topology, with the devices that were found; then distances."""
+    yield f"topology {document.topology}, {_plural(len(document.devices), 'device')}"
+    cells: list[int | None] = list(range(len(document.cells)))
+    cells += sorted({each.cell for each in document.devices if each.cell is not None} - set(cells))
+    if any(device.cell is None for device in document.devices):
+        cells.append(None)
+    for number in cells:
+        yield _cell(document, number)
+        near = [device for device in document.devices if device.cell == number]
+        last: tuple[int | None, ...] = ()
+        for device in sorted(near, key=lambda each: (each.root is None, each.root or 0)):
+            above = (device.root, *device.switches)
+            for depth, point in enumerate(above):
+                if last[: depth + 1] != above[: depth + 1]:
+                    word = "switch" if depth else "root"
+                    yield f"{'  ' * (depth + 1)}{word} {'?' if point is None else point}"
+            last = above
+            yield f"{'  ' * (len(above) + 1)}{_device(device, result)}"
+    if 1 < len(document.devices) <= _WIDEST:
+        yield ""
+        yield from _table(document)
+
+
+def _cell(document: Document, number: int | None) -> str:
+    if number is None:
+        return "near to none of the NUMA nodes"
+    if number >= len(document.cells):
+        return f"NUMA node {number}"
+    cell = document.cells[number]
+    pages = f", pages of {_size(cell.page_kib)}" if cell.page_kib else ""
+    return f"NUMA node {number}: {_plural(cell.cpus, 'CPU')}, {_size(cell.memory_kib)}{pages}"
+
+
+def _device(device: Device, result: Result) -> str:
+    function = result.places.get(device.number)
+    if function is None:
+        return f"{device.name}: not found"
+    names = " ".join(name.partition(" ")[2] for name in function.names)
+    parts = [f"{device.name}: {function.address}", function.driver or "no driver", names]
+    return " ".join(part for part in parts if part)
+
+
+def _table(document: Document) -> Iterator[str]:
+    width = max(4, len(str(len(document.devices) - 1)))
+    numbers = [str(device.number).rjust(width) for device in document.devices]
+    yield " ".join([" " * width, *numbers])
+    for one, number in zip(document.devices, numbers):  # noqa: B905
+        row = ["-" if one is other else distance(one, other) for other in document.devices]
+        yield " ".join([number, *(word.rjust(width) for word in row)])
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def _size(kib: int) -> str:
+    value, unit = float(kib), "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.4g} {unit}"
+
+
+def as_data(document: Document, result: Result) -> dict[str, Any]:
+    """The same as plain objects."""
+    devices = []
+    for device in document.devices:
+        function = result.places.get(device.number)
+        devices.append(
+            {
+                "number": device.number,
+                "role": device.role,
+                "vendor_id": device.vendor_id,
+                "product_id": device.product_id,
+                "cell": device.cell,
+                "root": device.root,
+                "switches": list(device.switches),
+                "address": function.address if function else None,
+                "driver": function.driver if function else None,
+                "numa_node": function.numa_node if function else None,
+                "kernel_devices": list(function.names) if function else [],
+                "distances": [
+                    None if device is other else distance(device, other)
+                    for other in document.devices
+                ],
+            }
+        )
+    return {
+        "schema": "nova-hpc/guest-report",
+        "version": 1,
+        "topology": document.topology,
+        "good": result.good,
+        "devices": devices,
+        "findings": [
+            {
+                "kind": finding.kind,
+                "device": finding.device,
+                "text": finding.text,
+                "wrong": finding.wrong,
+            }
+            for finding in result.findings
+        ],
+    }

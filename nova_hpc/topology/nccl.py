@@ -1,0 +1,279 @@
+"""A topology as NCCL reads it: the file that ``NCCL_TOPO_FILE`` names.
+
+NCCL puts GPUs and adapters where the
+file has their ``busid``, and looks in sysfs only for attributes that the file
+leaves out. What follows from its reader, which is not an XML parser:
+
+* no declaration, one blank between attributes, none before ``/>``, no entities,
+  at most 16 attributes, 254 characters a value and 256 elements;
+* the class says what an element is: ``0x06`` a switch, ``0x03`` a GPU, ``0x02``
+  an adapter; ``gpu``, ``nic`` and ``net`` elements it adds itself;
+* a switch is one element, its upstream port: root ports and downstream ports
+  are left out, as NCCL leaves them out when it reads sysfs;
+* host bridges cannot be written down: two devices of one NUMA node with no
+  switch in common are ``PHB``, below one host bridge or below two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Function, InventoryError, Link, Node
+
+VERSION: Final = 1
+#: NCCL's limit of elements in a file (NCCL_TOPO_XML_MAX_NODES).
+MOST_ELEMENTS: Final = 256
+#: What NCCL adds below a device: nic and net, or gpu and nvlink.
+_ADDED: Final = 2
+_BRIDGE: Final = "060400"
+#: Display controllers and network controllers, by base class.
+_DEVICES: Final = ("03", "02")
+
+
+class NcclError(InventoryError):
+    """The topology cannot be written as a file of NCCL; the text says why."""
+
+
+@attrs.frozen
+class Processor:
+    """What NCCL derives the speed between sockets from."""
+
+    arch: str  # x86_64, arm64, ppc64
+    vendor: str | None = None  # x86_64 only: GenuineIntel, AuthenticAMD
+    family: int | None = None
+    model: int | None = None
+
+
+@attrs.frozen
+class Switch:
+    """A PCIe switch, by its upstream port."""
+
+    busid: str
+    #: Vendor, device, and the two of the subsystem, four hex digits each. NCCL
+    #: knows by them the switches that show themselves as two but are one.
+    ids: tuple[str | None, ...] = ()
+    link: Link | None = None
+
+
+@attrs.frozen
+class Device:
+    """A GPU or an adapter."""
+
+    busid: str
+    class_code: str  # four or six hex digits
+    numa: int | None = None
+    #: Keys of the switches above, outermost first.
+    switches: tuple[str, ...] = ()
+    link: Link | None = None
+
+
+def from_node(node: Node, processor: Processor | None = None) -> str:
+    """The file for *node* itself: its GPUs and adapters without virtual functions.
+
+    :raises NcclError: more than NCCL can read.
+    """
+    chosen = [function for function in node.functions if _is_device(function)]
+    shared = shared_points(chosen)
+    devices = [
+        Device(
+            busid=function.address,
+            class_code=function.class_code or "",
+            numa=function.numa_node,
+            switches=tuple(point for point in function.switches if point in shared),
+            link=best_link(node, function),
+        )
+        for function in chosen
+    ]
+    switches = {point: switch_of(node, point) for device in devices for point in device.switches}
+    cells = {numa.id: numa.cpus for numa in node.numa_nodes}
+    return write(devices, switches, cells, processor)
+
+
+def _is_device(function: Function) -> bool:
+    return (
+        function.bridge is None
+        and function.physical_function is None
+        and function.class_code is not None
+        and function.class_code.startswith(_DEVICES)
+    )
+
+
+def shared_points(functions: Iterable[Function]) -> frozenset[str]:
+    """The points of the devices' paths that are written as switches.
+
+    Every switch; a root port alone (a device without a switch names it) only
+    where several devices are behind it.
+    """
+    count: dict[str, int] = {}
+    real: set[str] = set()
+    for function in functions:
+        for point in function.switches:
+            count[point] = count.get(point, 0) + 1
+        # Above the first bridge of a path there is no switch: it is a root port.
+        real.update(point for point in function.switches if (point,) != function.path[:1])
+    return frozenset(point for point, users in count.items() if users > 1 or point in real)
+
+
+def switch_of(node: Node, point: str, busid: str | None = None) -> Switch:
+    """The switch whose upstream port is at *point*; *busid*: what to call it."""
+    port = node.function(point)
+    if port is None:
+        return Switch(busid or point)
+    return Switch(
+        busid or point,
+        (port.vendor_id, port.product_id, port.subsystem_vendor_id, port.subsystem_id),
+        best_link(node, port),
+    )
+
+
+def best_link(node: Node, function: Function) -> Link | None:
+    """What the link above *function* can at most: the lesser of its two ends.
+
+    A virtual function has the link of its physical function. None: not known.
+    """
+    if function.physical_function is not None:
+        parent = node.function(function.physical_function)
+        if parent is None or parent.physical_function is not None:
+            return None
+        return best_link(node, parent)
+    own = function.link
+    if own is None:
+        return None
+    port = node.function(function.path[-1]) if function.path else None
+    other = port.link if port is not None and port.link is not None else own
+    speed = _least(own.max_speed, other.max_speed)
+    width = _least(own.max_width, other.max_width)
+    if not speed and not width:
+        return None
+    return Link(max_speed=speed or None, max_width=int(width) if width else None)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    known = [value for value in (one, other) if value]
+    return min(known) if known else None
+
+
+def write(
+    devices: Sequence[Device],
+    switches: Mapping[str, Switch],
+    cells: Mapping[int, Collection[int]],
+    processor: Processor | None = None,
+) -> str:
+    """The file.
+
+    :param switches: by the keys that the devices use.
+    :param cells: CPUs of each NUMA node; empty: NCCL looks them up itself.
+    :raises NcclError: more elements than NCCL can read.
+    """
+    groups: dict[int | None, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(device.numa, []).append(device)
+    lines = [f'<system version="{VERSION}">']
+    for numa in sorted(groups, key=lambda number: -1 if number is None else number):
+        lines.append(f"  <cpu{_cpu(numa, cells, processor)}>")
+        lines.extend(_level(groups[numa], switches, 0, "    "))
+        lines.append("  </cpu>")
+    lines.append("</system>")
+    count = sum(not line.lstrip().startswith("</") for line in lines)
+    count += _ADDED * len(devices)
+    if count > MOST_ELEMENTS:
+        raise NcclError(
+            f"{len(devices)} GPUs and adapters make {count} elements, and NCCL reads no file of "
+            f"more than {MOST_ELEMENTS}; write one of fewer devices"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _cpu(
+    numa: int | None, cells: Mapping[int, Collection[int]], processor: Processor | None
+) -> str:
+    # -1 is what NCCL itself takes from sysfs where no node is near.
+    found: dict[str, str] = {"numaid": str(-1 if numa is None else numa)}
+    cpus = cells.get(numa, ()) if numa is not None else ()
+    if cpus:
+        found["affinity"] = _mask(cpus)
+    if processor is not None:
+        found["arch"] = processor.arch
+        known = (processor.vendor, processor.family, processor.model)
+        if None not in known:
+            found["vendor"] = str(processor.vendor)
+            found["familyid"] = str(processor.family)
+            found["modelid"] = str(processor.model)
+    return _attributes(found)
+
+
+def _mask(cpus: Collection[int]) -> str:
+    value = sum(1 << cpu for cpu in set(cpus))
+    words: list[str] = []
+    while value or not words:
+        words.append(f"{value & 0xFFFFFFFF:08x}")
+        value >>= 32
+    return ",".join(reversed(words))
+
+
+def _level(
+    devices: Sequence[Device], switches: Mapping[str, Switch], depth: int, indent: str
+) -> Iterable[str]:
+    below: dict[str, list[Device]] = {}
+    for device in devices:
+        if len(device.switches) > depth:
+            below.setdefault(device.switches[depth], []).append(device)
+        else:
+            yield f"{indent}<pci{_attributes(_device(device))}/>"
+    for key, members in below.items():
+        yield f"{indent}<pci{_attributes(_switch(switches[key]))}>"
+        yield from _level(members, switches, depth + 1, indent + "  ")
+        yield f"{indent}</pci>"
+
+
+def _device(device: Device) -> dict[str, str]:
+    return {
+        "busid": device.busid,
+        "class": f"0x{device.class_code:0<6}",
+        **_link(device.link),
+    }
+
+
+def _switch(switch: Switch) -> dict[str, str]:
+    names = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    ids = {name: f"0x{value}" for name, value in zip(names, switch.ids, strict=False) if value}
+    return {"busid": switch.busid, "class": f"0x{_BRIDGE}", **ids, **_link(switch.link)}
+
+
+def _link(link: Link | None) -> dict[str, str]:
+    # Left out where unknown: NCCL then reads it, or supposes 8 GT/s x16.
+    found = {}
+    if link is not None and link.max_speed:
+        found["link_speed"] = f"{link.max_speed:.1f} GT/s PCIe"
+    if link is not None and link.max_width:
+        found["link_width"] = str(link.max_width)
+    return found
+
+
+def _attributes(values: Mapping[str, str]) -> str:
+    return "".join(f' {key}="{value}"' for key, value in values.items())
+
+
+def processor(tree: Tree) -> Processor | None:
+    """The processor as ``/proc/cpuinfo`` has it; None: not readable, or another kind."""
+    try:
+        text = tree.text("/proc/cpuinfo") or ""
+    except FileError:
+        return None
+    first: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        first.setdefault(key.strip(), value.strip())
+    if re.fullmatch(r"[A-Za-z ]{12}", first.get("vendor_id", ""), re.ASCII):
+        family, model = first.get("cpu family", ""), first.get("model", "")
+        if re.fullmatch(r"\d{1,5}", family, re.ASCII) and re.fullmatch(r"\d{1,5}", model, re.ASCII):
+            return Processor("x86_64", first["vendor_id"], int(family), int(model))
+        return None
+    if "CPU implementer" in first:
+        return Processor("arm64")
+    return Processor("ppc64") if first.get("cpu", "").startswith("POWER") else None

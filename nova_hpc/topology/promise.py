@@ -1,0 +1,173 @@
+"""What a guest is told about its devices: a document, and NCCL's topology.
+
+Neither holds a name, an address or a serial number of the host: switches and
+root complexes have numbers of their own, which begin at 0 in every guest. The
+schema is described in the user guide; :mod:`nova_hpc.guest.document` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.guest import document
+from nova_hpc.topology import nccl
+from nova_hpc.topology.model import Function, Node
+
+#: What a GPU or an adapter is to NCCL.
+_FOR_NCCL: Final = ("03", "02")
+
+
+@attrs.frozen
+class Cell:
+    """A NUMA cell of the guest."""
+
+    cpus: int
+    memory_kib: int
+    #: Size of the host's pages; None: not said.
+    page_kib: int | None
+    #: The host's NUMA node that it lies on.
+    host_node: int
+
+
+@attrs.frozen
+class Given:
+    """A device that the guest gets."""
+
+    #: Address on the host; it is only looked up, and never told.
+    address: str
+    #: Where it sits in the guest: bus of its root, then device.function of
+    #: each step down to it, ``("20", "00.0", "00.0")``. None: not laid down.
+    path: tuple[str, ...] | None = None
+    role: str | None = None
+
+
+def documents(
+    node: Node,
+    topology: str,
+    cells: Sequence[Cell],
+    devices: Iterable[Given],
+    processor: nccl.Processor | None = None,
+) -> dict[str, bytes]:
+    """The entries for the guest: name -> text.
+
+    :param topology: ``mirror``, ``numa`` or ``flat``.
+    :param devices: in the order in which the guest finds those without a path.
+        One that *node* does not have, or of which it knows no ids, is left out.
+    :param processor: the host's, where the guest has the same.
+    :raises nova_hpc.topology.nccl.NcclError: more devices than NCCL can read;
+        no server has as many.
+    """
+    given = [(each, node.function(each.address)) for each in devices]
+    known = [
+        (each, function)
+        for each, function in given
+        if function is not None and function.vendor_id and function.product_id
+    ]
+    places = _Places.of([function for _, function in known])
+    homes = {cell.host_node: number for number, cell in enumerate(cells)}
+    entry = {
+        "schema": document.SCHEMA,
+        "version": document.VERSION,
+        "topology": topology,
+        "cells": [
+            {"cpus": cell.cpus, "memory_kib": cell.memory_kib, "page_kib": cell.page_kib}
+            for cell in cells
+        ],
+        "devices": [_device(node, each, function, homes, places) for each, function in known],
+    }
+    text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
+    return {
+        document.DOCUMENT: text.encode("ascii"),
+        document.NCCL: _nccl(node, [item for _, item in known], homes, processor).encode("ascii"),
+    }
+
+
+@attrs.frozen
+class _Places:
+    """The host's roots and switches by numbers of the guest's own."""
+
+    roots: Mapping[str, int]
+    switches: Mapping[str, int]
+
+    @classmethod
+    def of(cls, functions: Iterable[Function]) -> _Places:
+        functions = list(functions)
+        shared = nccl.shared_points(functions)
+        roots: dict[str, int] = {}
+        switches: dict[str, int] = {}
+        for function in functions:
+            if function.root is not None:
+                roots.setdefault(function.root, len(roots))
+            for point in function.switches:
+                if point in shared:
+                    switches.setdefault(point, len(switches))
+        return cls(roots, switches)
+
+
+def _device(
+    node: Node,
+    given: Given,
+    function: Function,
+    homes: Mapping[int, int],
+    places: _Places,
+) -> dict[str, Any]:
+    # A virtual function shows no link of its own: in it the registers are void.
+    link = None if function.physical_function else nccl.best_link(node, function)
+    return {
+        "role": given.role,
+        "vendor_id": function.vendor_id,
+        "product_id": function.product_id,
+        "class_code": function.class_code,
+        "cell": _cell(function, homes),
+        "root": None if function.root is None else places.roots[function.root],
+        "switches": [
+            places.switches[point] for point in function.switches if point in places.switches
+        ],
+        "path": None if given.path is None else list(given.path),
+        "link": None if link is None else {"speed": link.max_speed, "width": link.max_width},
+    }
+
+
+def _cell(function: Function, homes: Mapping[int, int]) -> int | None:
+    return None if function.numa_node is None else homes.get(function.numa_node)
+
+
+def _nccl(
+    node: Node,
+    functions: Sequence[Function],
+    homes: Mapping[int, int],
+    processor: nccl.Processor | None,
+) -> str:
+    chosen = {
+        number: function
+        for number, function in enumerate(functions)
+        if function.class_code is not None and function.class_code.startswith(_FOR_NCCL)
+    }
+    shared = nccl.shared_points(chosen.values())
+    devices = [
+        nccl.Device(
+            busid=document.PLACEHOLDER.format(number),
+            class_code=function.class_code or "",
+            numa=_cell(function, homes),
+            switches=tuple(point for point in function.switches if point in shared),
+            link=nccl.best_link(node, function),
+        )
+        for number, function in chosen.items()
+    ]
+    switches: dict[str, nccl.Switch] = {}
+    for device in devices:
+        for point in device.switches:
+            if point not in switches:
+                busid = _no_address(len(switches) + 1)
+                switches[point] = nccl.switch_of(node, point, busid)
+    # The guest's CPUs are the guest's to say: NCCL reads them from its sysfs.
+    return nccl.write(devices, switches, {}, processor)
+
+
+def _no_address(number: int) -> str:
+    """An address that no device of a guest has."""
+    return f"ffff:{0xFF - (number >> 5):02x}:{number & 31:02x}.0"
