@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import nova.conf
@@ -22,6 +23,7 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.decision import Decision
+from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import (
     before_start,
     bind_moves,
@@ -30,11 +32,12 @@ from virt_driver_patches import (
     contract,
     follow,
     guest_xml,
+    hygiene,
     last_host,
 )
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused, rollback
-from virt_driver_patches.reading import Source
+from virt_driver_patches.reading import Reading, Source
 from virt_driver_patches.withhold import Withholder, in_use
 
 CONF = nova.conf.CONF
@@ -58,6 +61,11 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Where this node's topology and quarantine are read."""
         return Source.from_config(CONF)
 
+    @functools.cached_property
+    def hpc_hygiene(self) -> hygiene.Hygiene | None:
+        """Keeps this node's devices clean; None: switched off."""
+        return hygiene.Hygiene.from_config(CONF)
+
     @property
     def hpc_active(self) -> bool:
         """Whether this node's ``device_spec`` has ``hpc_*`` tags."""
@@ -69,6 +77,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Refuse to start where a contract with Nova does not hold."""
         self._hpc_host = host
         active = contract.check_config(CONF)
+        if active and self.hpc_hygiene is None:
+            LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
         super().init_host(host)
         if active:
             bind_moves.install()
@@ -88,12 +98,20 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Nova's answer without the devices that must not be given."""
         resources = super().get_available_resource(nodename)
         if self.hpc_active:
-            self._hpc_withholder.edit(
-                resources,
-                self.hpc_source.read(),
-                functools.partial(in_use, self._hpc_host, nodename),
-            )
+            taken = functools.partial(in_use, self._hpc_host, nodename)
+            reading, more = self.hpc_source.read(), None
+            if self.hpc_hygiene is not None:
+                more = self.hpc_hygiene.sweep(reading, taken)
+            self._hpc_withholder.edit(resources, reading, taken, more)
         return resources
+
+    def update_provider_tree(
+        self, provider_tree: Any, nodename: str, allocations: Any = None
+    ) -> None:
+        """Nova's answer, and clean one-time-use devices are free again."""
+        super().update_provider_tree(provider_tree, nodename, allocations=allocations)
+        if self.hpc_active and self.hpc_hygiene is not None:
+            self.hpc_hygiene.unreserve(provider_tree, nodename)
 
     # -- the check ------------------------------------------------------------
 
@@ -101,19 +119,32 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Full check of the devices that *instance* has; records the decision."""
         decision = None
         if self.hpc_active or _has_hpc_keys(instance):
-            decision = self._hpc_check_claim(context, instance, Claim.of(instance))
+            claim, reading = Claim.of(instance), self.hpc_source.read()
+            decision = self._hpc_check_claim(context, instance, claim, reading)
+            self._hpc_give(instance, claim.addresses, reading)
         self._hpc_record(instance, decision)
 
     def _hpc_check_claim(
-        self, context: nova_context.RequestContext, instance: objects.Instance, claim: Claim
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        claim: Claim,
+        reading: Reading | None = None,
     ) -> Decision | None:
         """Refuse a *claim* on this node that must not, or may not, start."""
         if not claim.addresses and not flavors.has_hpc_keys(claim.extra_specs):
             return None
-        reading = self.hpc_source.read()
+        reading = reading or self.hpc_source.read()
         if self.hpc_active:
             before_start.check_health(instance, claim, reading)
         return before_start.check_flavor(context, instance, claim, reading)
+
+    def _hpc_give(
+        self, instance: objects.Instance, addresses: Sequence[str], reading: Reading
+    ) -> None:
+        """Check, and mark, what *instance* is about to get, when all else is decided."""
+        if self.hpc_active and self.hpc_hygiene is not None and addresses:
+            self.hpc_hygiene.give(instance, addresses, reading)
 
     def _hpc_record_again(
         self, context: nova_context.RequestContext, instance: objects.Instance
@@ -139,6 +170,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         if self.hpc_active and instance.pci_devices:
             claim = Claim.of(instance)
             before_start.check_health(instance, claim, self.hpc_source.read(), restart=True)
+            if self.hpc_hygiene is not None:
+                self.hpc_hygiene.keep(instance, claim)
 
     # -- a server starts --------------------------------------------------------
 
@@ -212,6 +245,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         if slot and _has_hpc_keys(instance):
             claim = Claim.of(instance).with_port(slot)
             before_start.check_flavor(context, instance, claim, self.hpc_source.read())
+        if slot:
+            self._hpc_give(instance, [normalise_address(slot)], self.hpc_source.read())
         super().attach_interface(context, instance, image_meta, vif)
 
     def rescue(
@@ -224,6 +259,20 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Check before the guest is replaced by the rescue guest."""
         self._hpc_check_restart(instance)
         super().rescue(context, instance, *args, **kwargs)
+
+    # -- a server ends --------------------------------------------------------
+
+    def destroy(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Clean the devices of a server that is gone, before Nova frees them."""
+        super().destroy(context, instance, *args, **kwargs)
+        if self.hpc_active and self.hpc_hygiene is not None:
+            self.hpc_hygiene.take_back(instance, self.hpc_source)
 
     # -- a server moves -----------------------------------------------------------
 

@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc.tracker import health, quarantine
+from nova_hpc.tracker import health, hygiene_file, hygiene_reset, quarantine
 from nova_hpc.tracker.health import Finding, Kind, Offer
 from virt_driver_patches.devices import Specs
 
@@ -26,6 +26,8 @@ class Source:
     root: Path
     quarantine_file: Path
     kinds: frozenset[Kind]
+    #: Where resets keep their locks.
+    locks: Path
 
     @classmethod
     def from_config(cls, conf: Any) -> Source:
@@ -36,11 +38,12 @@ class Source:
             root=Path(conf.hpc.sysfs_root),
             quarantine_file=Path(conf.hpc.quarantine_file),
             kinds=health.ALL - off,
+            locks=hygiene_file.locks_of(Path(conf.hpc.hygiene_file)),
         )
 
     def read(self) -> Reading:
         """Read everything afresh; what cannot be read is no error but not there."""
-        node = sysfs.read(self.root)
+        node = sysfs.read(self.root, hygiene_reset.busy(self.locks))
         # Single functions carry their own reason; a node without any does not.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
         held = quarantine.read(self.quarantine_file)

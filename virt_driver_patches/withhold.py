@@ -51,17 +51,21 @@ class Withholder:
         resources: dict[str, Any],
         reading: Reading,
         taken: Callable[[], frozenset[str]],
+        more: Mapping[str, Finding] | None = None,
     ) -> None:
         """Edit *resources*, the answer of ``get_available_resource``, in place.
 
         :param reading: the node as it is now.
         :param taken: asked only when there is something to withhold.
+        :param more: what was found out elsewhere.
         """
         reported = jsonutils.loads(resources["pci_passthrough_devices"] or "[]")
         offers = reading.specs.offers(reading.node, reported)
         findings = reading.judge(offers)
         for address, reason in contract.mixed_tags(offers, reading.node).items():
             findings.setdefault(address, Finding(Kind.UNIT, reason))
+        for address, finding in (more or {}).items():
+            findings.setdefault(address, finding)
         used = taken() if findings else frozenset()
         withheld = {each: found.reason for each, found in findings.items() if each not in used}
         ailing = {each: found.reason for each, found in findings.items() if each in used}

@@ -109,8 +109,50 @@ Related options:
         max=64,
         help="""
 How many ranked device sets HpcTopologyFilter tries on one host until one of
-them also satisfies Nova's own check of CPUs and memory pages. Only the first
+them also satisfies Nova's own check of CPUs and memory pages. The best is tried
+first, and the others are only made where Nova would refuse it. Only the first
 set that passes is offered to the rest of the scheduler.
+""",
+    ),
+    cfg.Opt(
+        "flavor_weights",
+        type=types.Dict(value_type=types.Integer(min=0)),
+        default={},
+        help="""
+How much each flavor counts when HpcTopologyFilter measures what a placement
+takes away from later servers: a list of ``flavor name:weight``, for example
+``hpc.gpu8:4,hpc.gpu1:10``. Only the proportions matter, and the share of a
+flavor among the servers that are asked for is a good weight. A flavor that is
+not named has the weight 1, and one with the weight 0 is left out.
+
+The filter reads the flavors that ask for PCI devices from the API database, at
+most every five minutes. Where it cannot, or where there are none, servers with
+1, 2, 4, 8 and 16 GPUs are the measure.
+""",
+    ),
+    cfg.BoolOpt(
+        "spread_equal_sets",
+        default=True,
+        help="""
+Whether equally good device sets of a host are offered in an order that depends
+on the server. Schedulers that work at the same moment then mostly choose
+different devices; without it all but one of them would lose the host, because
+Nova tries only one set of devices of each host before it goes on to the next.
+
+Related options:
+
+* ``[filter_scheduler]shuffle_best_same_weighed_hosts``
+""",
+    ),
+    cfg.IntOpt(
+        "cache_size",
+        default=4096,
+        min=0,
+        help="""
+How many results of each kind the scheduler keeps: what a device's tags say,
+what a host with certain free devices has, and which of its devices are best
+for a request. Hosts with the same free devices, CPUs and pages share them. An
+entry takes a few kilobytes, and the results used last are kept; 0 keeps none.
 """,
     ),
     cfg.StrOpt(
@@ -128,8 +170,57 @@ node it is ``/``.
         help="""
 The file in which the compute node keeps the devices that must not be given to
 any server until an operator releases them. It is a JSON object of PCI
-addresses to reasons; a file that cannot be read withholds nothing by itself,
-but is reported in the log and in the node's statistics.
+addresses to reasons, with a copy beside it. While neither the file nor its copy
+can be read, nobody knows which devices are in it, and none is offered.
+""",
+    ),
+    cfg.BoolOpt(
+        "clean_devices",
+        default=True,
+        help="""
+Whether the compute node cleans and checks its passthrough devices between two
+servers. A device is reset when its server is gone and must then look as its
+baseline says; before the next server starts it is looked at once more. A
+device that fails goes into quarantine.
+
+Related options:
+
+* ``[hpc]quarantine_file``
+* ``[hpc]hygiene_file``
+* ``[hpc]reset_timeout``
+* ``[hpc]cleaners``
+""",
+    ),
+    cfg.StrOpt(
+        "hygiene_file",
+        default="$state_path/hpc-hygiene.json",
+        help="""
+The file in which the compute node keeps the baseline of each device, and which
+server has had it since it was last found clean. It has a copy and locks beside
+it. While neither the file nor its copy can be read, no device is offered; see
+the documentation of ``nova-hpc device``.
+""",
+    ),
+    cfg.FloatOpt(
+        "reset_timeout",
+        default=60.0,
+        min=1.0,
+        max=600.0,
+        help="""
+Seconds after which the reset of a device is given up and the device goes into
+quarantine. The kernel itself waits up to 60 seconds for a function that comes
+back from a reset.
+""",
+    ),
+    cfg.DictOpt(
+        "cleaners",
+        default={"vf": "vf"},
+        help="""
+Which cleaner makes the devices of a role ready for the next server, as
+``role:cleaner`` separated by commas. Cleaners are found by the entry points of
+the namespace ``nova_hpc.cleaners``: ``generic``, for all roles that are not
+named, ``vf``, and ``nvidia-gpu``, which uses ``nvidia-smi`` on a GPU that is
+bound to NVIDIA's driver.
 """,
     ),
     cfg.ListOpt(

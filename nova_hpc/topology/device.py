@@ -39,9 +39,12 @@ _NO_WIDTH: Final = 255
 _T = TypeVar("_T")
 
 
-def read(tree: Tree, name: str) -> Raw:
-    """The function that *name*, a PCI address, lists in :data:`DEVICES`."""
-    return _Device(tree, name).read()
+def read(tree: Tree, name: str, busy: bool = False) -> Raw:
+    """The function that *name*, a PCI address, lists in :data:`DEVICES`.
+
+    :param busy: it is in a reset, so its configuration space is left alone.
+    """
+    return _Device(tree, name, busy).read()
 
 
 @attrs.define
@@ -50,6 +53,7 @@ class _Device:
 
     tree: Tree
     name: str
+    busy: bool = False
     reasons: list[str] = attrs.Factory(list)
 
     def read(self) -> Raw:
@@ -150,6 +154,8 @@ class _Device:
         return last or None
 
     def _config(self) -> bytes:
+        if self.busy:
+            raise FileError("its reset has not ended")
         return self.tree.read(self.path("config"), confspace.SIZE) or b""
 
     def _place(self) -> tuple[str, tuple[str, ...]] | None:

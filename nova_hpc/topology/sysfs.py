@@ -7,6 +7,7 @@ Nothing raises: what cannot be read or makes no sense makes one function
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -21,17 +22,19 @@ from nova_hpc.topology.place import Raw, make_groups, place
 _GROUPS: Final = "/sys/kernel/iommu_groups"
 
 
-def read(root: Path) -> Node:
+def read(root: Path, busy: Collection[str] = ()) -> Node:
     """Read the machine whose ``sys`` and ``proc`` are below *root*.
 
     :param root: ``/`` for this machine, or the top directory of a capture.
+    :param busy: addresses of devices in a reset: the kernel makes whoever
+        reads their configuration space wait for its end.
     :returns: always a node; without anything readable below *root* it is
         empty but for its problems.
     """
     tree = Tree(root)
     numa_nodes, hugepages, problems = numa.read(tree)
     groups = _groups(tree, problems)
-    raws = _functions(tree, problems)
+    raws = _functions(tree, problems, busy)
     functions, inactive = place(raws, numa_nodes, groups)
     by_group: dict[int, set[str]] = {group: set(members) for group, members in groups.items()}
     for function in (*functions, *inactive):
@@ -57,7 +60,7 @@ def _hostname(tree: Tree) -> str | None:
     return text if text and re.fullmatch(r"[\w.-]{1,253}", text, re.ASCII) else None
 
 
-def _functions(tree: Tree, problems: list[str]) -> list[Raw]:
+def _functions(tree: Tree, problems: list[str], busy: Collection[str]) -> list[Raw]:
     try:
         names = tree.names(DEVICES)
     except FileError as error:
@@ -68,7 +71,7 @@ def _functions(tree: Tree, problems: list[str]) -> list[Raw]:
         if ADDRESS.fullmatch(name) is None:
             problems.append(f"{DEVICES}/{name}: not a PCI address, left out")
             continue
-        raw = device.read(tree, name)
+        raw = device.read(tree, name, busy=name in busy)
         if raw.address in raws:
             problems.append(f"{DEVICES}/{name}: a second {raw.address}, left out")
             continue

@@ -27,6 +27,8 @@ class Kind(enum.Enum):
     DRIVER = "driver"
     LINK = "link"
     RESET = "reset"
+    #: What was found between two servers; see nova_hpc.tracker.hygiene.
+    HYGIENE = "hygiene"
 
 
 #: What an operator may switch off. The others guard the host or a tenant.
@@ -69,6 +71,7 @@ _USER: Final[Mapping[Kind, str]] = {
     Kind.DRIVER: "is in use by the host",
     Kind.LINK: "has a degraded link",
     Kind.RESET: "cannot be reset",
+    Kind.HYGIENE: "did not pass the check between two servers",
 }
 
 ALL: Final = frozenset(Kind)

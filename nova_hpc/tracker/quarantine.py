@@ -1,22 +1,26 @@
-"""The devices that an operator, or a failed reset, has taken out of service.
+"""The devices that an operator, or a failed check, has taken out of service.
 
 One JSON object of PCI addresses to reasons, kept by the compute node
 (``[hpc]quarantine_file``). A quarantined physical function quarantines its
-virtual functions with it. A broken file withholds nothing by itself: that
-would take a whole node out of service; it is reported instead.
+virtual functions with it. A file that cannot be read is read from its copy;
+where that is broken too, nobody knows which devices are out of service, and
+:attr:`Quarantine.lost` says so.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 import attrs
 
 from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.tracker import hygiene_file
+from nova_hpc.tracker.hygiene_file import StateError
+
+_WHAT: Final = "quarantine file"
+_LONGEST_REASON: Final = 1000
 
 
 class QuarantineError(Exception):
@@ -31,12 +35,16 @@ class Quarantine:
     reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: What is wrong with the file, for the log and the statistics.
     problems: tuple[str, ...] = ()
+    #: Neither the file nor its copy can be read.
+    lost: bool = False
 
     def why(self, *addresses: str | None) -> str | None:
         """The reason why any of *addresses* is quarantined; None: none is."""
         for address in addresses:
             if address is not None and address in self.reasons:
                 return self.reasons[address] or "no reason given"
+        if self.lost:
+            return f"nobody knows which devices are in it; {self.problems[0]}"
         return None
 
 
@@ -45,22 +53,15 @@ def read(path: Path) -> Quarantine:
 
     Never raises for what the file holds or for how it may be read.
     """
-    try:
-        body = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return Quarantine()
-    except (OSError, ValueError, RecursionError) as error:
-        return Quarantine(problems=(f"the quarantine file {path} cannot be read: {error}",))
-    if not isinstance(body, dict):
-        return Quarantine(problems=(f"the quarantine file {path} holds no JSON object",))
+    loaded = hygiene_file.load(path, _WHAT)
     reasons: dict[str, str] = {}
-    problems: list[str] = []
-    for key, reason in body.items():
+    problems = list(loaded.problems)
+    for key, reason in loaded.body.items():
         try:
             reasons[normalise_address(key)] = str(reason)
         except AddressError as error:
-            problems.append(f"the quarantine file {path}: {error}")
-    return Quarantine(reasons, tuple(problems))
+            problems.append(f"the {_WHAT} {path}: {error}")
+    return Quarantine(reasons, tuple(problems), loaded.lost)
 
 
 def put(path: Path, address: str, reason: str) -> None:
@@ -69,7 +70,19 @@ def put(path: Path, address: str, reason: str) -> None:
     :raises QuarantineError: the file is broken or cannot be written.
     :raises AddressError: *address* is no PCI address.
     """
-    _write(path, {**_whole(path), normalise_address(address): reason})
+    put_all(path, {address: reason})
+
+
+def put_all(path: Path, reasons: Mapping[str, str]) -> None:
+    """Add several devices at once, or none.
+
+    :raises QuarantineError: the file is broken or cannot be written.
+    :raises AddressError: one of them is no PCI address.
+    """
+    more = {
+        normalise_address(address): reason[:_LONGEST_REASON] for address, reason in reasons.items()
+    }
+    _change(path, lambda now: {**now, **more})
 
 
 def release(path: Path, address: str) -> bool:
@@ -79,34 +92,28 @@ def release(path: Path, address: str) -> bool:
     :raises QuarantineError: the file is broken or cannot be written.
     :raises AddressError: *address* is no PCI address.
     """
-    reasons = _whole(path)
-    if reasons.pop(normalise_address(address), None) is None:
-        return False
-    _write(path, reasons)
-    return True
+    address = normalise_address(address)
+    return _change(path, lambda now: {each: now[each] for each in now if each != address})
+
+
+def _change(path: Path, edit: Callable[[dict[str, str]], dict[str, str]]) -> bool:
+    """Edit the file; False when nothing has changed."""
+    try:
+        with hygiene_file.locked(path, _WHAT):
+            now = _whole(path)
+            then = edit(now)
+            if then == now:
+                return False
+            hygiene_file.save(path, then, _WHAT)
+            return True
+    except StateError as error:
+        raise QuarantineError(str(error)) from error
 
 
 def _whole(path: Path) -> dict[str, str]:
     """Everything in the file; refuses to go on with one that would lose entries."""
     quarantine = read(path)
-    if quarantine.problems:
+    # One that was read from its copy is complete, and is repaired by the change.
+    if quarantine.lost or any("PCI address" in problem for problem in quarantine.problems):
         raise QuarantineError(f"{quarantine.problems[0]}; repair or remove it first")
     return dict(quarantine.reasons)
-
-
-def _write(path: Path, reasons: Mapping[str, str]) -> None:
-    text = json.dumps(dict(sorted(reasons.items())), indent=1) + "\n"
-    try:
-        # Beside the file, so that the replacement is atomic.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise QuarantineError(f"cannot write the quarantine file {path}: {error}") from error

@@ -74,7 +74,10 @@ class DriverTest(base.HpcServersTest):
         if before is not None:
             before(tree)
         self.flags(
-            sysfs_root=str(tree.root), quarantine_file=str(tree.root / "quarantine"), group="hpc"
+            sysfs_root=str(tree.root),
+            quarantine_file=str(tree.root / "quarantine"),
+            hygiene_file=str(tree.root / "hygiene"),
+            group="hpc",
         )
         return self.start_host(name, shape, device_spec, **options)
 

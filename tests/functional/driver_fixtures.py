@@ -82,6 +82,7 @@ class FakeSysfs(fixtures.Fixture):
         driver = _DRIVERS[function.kind]
         self._function(path, vendor, product, code, place.numa, driver)
         self._write(path / "reset_method", "flr bus")
+        self._write(path / "reset", "")
         self.regroup(function.address, function.group)
         if function.kind == "pf":
             self._write(path / "sriov_totalvfs", "8")

@@ -107,12 +107,25 @@ class WithholdTest(DriverTest):
         self.assertEqual({FIRST, SECOND}, set(document.withheld))
         self.assertTrue(document.notes)
 
-    def test_a_broken_quarantine_file_is_reported(self) -> None:
+    def test_a_broken_quarantine_file_is_read_from_its_copy(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        self.quarantine("alpha", FIRST, "overheats")
+        path = self.sysfs["alpha"].root / "quarantine"
+        path.write_bytes(path.read_bytes()[:10])
+        self.update("alpha")
+        self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
+        self.assertIn("its copy is used", self.stats_of("alpha").notes[0])
+
+    def test_a_broken_quarantine_file_without_a_copy_withholds_everything(self) -> None:
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1),)))
-        (self.sysfs["alpha"].root / "quarantine").write_text("{")
+        path = self.sysfs["alpha"].root / "quarantine"
+        path.write_text("{")
+        self.update("alpha")
+        self.assertEqual({}, self.tracked("alpha"))
+        self.assertIn("quarantine file", self.stats_of("alpha").notes[0])
+        path.unlink()
         self.update("alpha")
         self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
-        self.assertIn("quarantine file", self.stats_of("alpha").notes[0])
 
 
 class ContractTest(DriverTest):

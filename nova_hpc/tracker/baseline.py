@@ -1,0 +1,286 @@
+"""What a device looks like when it is well, and how it differs from that now.
+
+A snapshot holds what no guest may change: identity, sizes of the BARs, the
+list of capabilities, the number of virtual functions, the link, and the
+kernel's counters of uncorrected errors. Registers: PCI Local Bus 3.0 chapter 6,
+PCI Express Base 5.0 chapter 7; counters: the kernel's
+``Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology import confspace
+from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Function
+
+_HEADER: Final = 64
+_STANDARD: Final = 256
+_BUS_MASTER: Final = 0x04
+_MOST_CAPABILITIES: Final = 512
+_TOTAL: Final = re.compile(r"TOTAL_ERR_(?:FATAL|NONFATAL)[ \t]+(\d{1,18})", re.ASCII)
+_BOOT: Final = "/proc/sys/kernel/random/boot_id"
+_LONGEST: Final = 64
+
+
+@attrs.frozen
+class Difference:
+    """One way in which a device is not as it was recorded."""
+
+    text: str
+    #: It cannot come right by itself: the device goes into quarantine.
+    lasting: bool = True
+
+
+@attrs.frozen
+class Snapshot:
+    """One device at one moment; None: could not be read, and is not compared."""
+
+    #: Kernel's name of a value -> the value, as hex digits without prefix.
+    identity: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: The same registers as the device itself answers now; not of a VF, whose
+    #: ids read as ones. The kernel reads ids only once.
+    answers: Mapping[str, str] | None = attrs.field(default=None, hash=False)
+    #: "index size flags" of each BAR in use; flags: i(o), p(refetchable), w(ide).
+    bars: tuple[str, ...] = ()
+    #: "id@offset" of the standard and "id.version@offset" of the extended ones.
+    capabilities: tuple[str, ...] | None = None
+    #: Virtual functions that are switched on: its own, or those of its PF.
+    vfs: int | None = None
+    speed: float | None = None  # GT/s per lane
+    width: int | None = None  # lanes
+    fatal: int | None = None  # uncorrected errors since the boot, by the kernel
+    nonfatal: int | None = None
+    boot: str | None = None  # which boot the counters belong to
+    #: Registers that are judged and never recorded.
+    master: bool | None = None
+    silent: bool = False
+    unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has not
+
+    def dumps(self) -> dict[str, Any]:
+        """As JSON can hold it, without what is never recorded."""
+        body = attrs.asdict(self, filter=lambda field, value: field.name in _RECORDED)
+        return {key: value for key, value in body.items() if value not in (None, (), {})}
+
+
+_RECORDED: Final = frozenset(
+    {"identity", "answers", "bars", "capabilities", "vfs", "speed", "width"}
+    | {"fatal", "nonfatal", "boot"}
+)
+
+
+def loads(body: object) -> Snapshot | None:
+    """A recorded snapshot; None when it is none, or has been damaged."""
+    if not isinstance(body, dict) or not body.keys() <= _RECORDED:
+        return None
+    try:
+        return Snapshot(
+            identity=_texts(body.get("identity", {})),
+            answers=_texts(body["answers"]) if "answers" in body else None,
+            bars=_list(body.get("bars", [])),
+            capabilities=_list(body["capabilities"]) if "capabilities" in body else None,
+            vfs=_number(body.get("vfs")),
+            speed=None if body.get("speed") is None else float(body["speed"]),
+            width=_number(body.get("width")),
+            fatal=_number(body.get("fatal")),
+            nonfatal=_number(body.get("nonfatal")),
+            boot=None if body.get("boot") is None else str(body["boot"]),
+        )
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _texts(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return {str(key): str(each) for key, each in value.items()}
+
+
+def _list(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError
+    return tuple(str(each) for each in value)
+
+
+def _number(value: object) -> int | None:
+    if value is not None and type(value) is not int:
+        raise TypeError
+    return value
+
+
+def take(
+    tree: Tree, function: Function, vfs: int | None = None, config: bytes | None = None
+) -> Snapshot:
+    """Look at a device.
+
+    :param tree: the system that *function* was just read from.
+    :param vfs: of a virtual function: how many its physical function has.
+    :param config: the configuration space, where the caller may read more of
+        it than this process.
+    """
+    if config is None:
+        config = _attempt(tree, "config", function, confspace.SIZE)
+    space = confspace.parse(config)
+    virtual = function.physical_function is not None
+    read = len(config) >= _HEADER and not space.silent
+    names = ("vendor_id", "product_id", "class_code", "revision")
+    answers = {name: str(getattr(space, name)) for name in names}
+    if not virtual and function.total_vfs:
+        vfs = len(function.virtual_functions)
+    identity = {
+        name: value
+        for name in ("vendor_id", "product_id", "subsystem_vendor_id", "subsystem_id")
+        if (value := getattr(function, name)) is not None
+    }
+    link = function.link
+    return Snapshot(
+        identity=identity,
+        answers=answers if read and not virtual else None,
+        bars=tuple(
+            f"{bar.index} {bar.size} "
+            f"{'i' * bar.io}{'p' * bar.prefetchable}{'w' * bar.wide}".rstrip()
+            for bar in function.bars
+        ),
+        capabilities=_capabilities(config) if read else None,
+        vfs=vfs,
+        speed=link.speed if link else None,
+        width=link.width if link else None,
+        fatal=_errors(tree, function, "aer_dev_fatal"),
+        nonfatal=_errors(tree, function, "aer_dev_nonfatal"),
+        boot=boot(tree),
+        master=bool(config[4] & _BUS_MASTER) if read else None,
+        silent=space.silent,
+        unset=tuple(_unset(config, function)) if read and not virtual else (),
+    )
+
+
+def boot(tree: Tree) -> str | None:
+    """Which boot of the machine this is."""
+    try:
+        return (tree.text(_BOOT) or "")[:_LONGEST] or None
+    except FileError:
+        return None
+
+
+def _attempt(tree: Tree, name: str, function: Function, limit: int) -> bytes:
+    try:
+        return tree.read(f"{DEVICES}/{function.address}/{name}", limit) or b""
+    except FileError:
+        return b""
+
+
+def _errors(tree: Tree, function: Function, name: str) -> int | None:
+    data = _attempt(tree, name, function, 4096)
+    match = _TOTAL.search(data.decode("ascii", "replace"))
+    return int(match[1]) if match else None
+
+
+def _capabilities(config: bytes) -> tuple[str, ...] | None:
+    if len(config) < _STANDARD:
+        return None  # only root sees them
+    found = []
+    if config[6] & 0x10:
+        offset = config[0x34] & ~3
+        seen: set[int] = set()
+        while _HEADER <= offset < _STANDARD - 1 and offset not in seen:
+            seen.add(offset)
+            found.append(f"{config[offset]:02x}@{offset:02x}")
+            offset = config[offset + 1] & ~3
+    seen = set()
+    offset = _STANDARD
+    while len(config) >= offset + 4 and offset not in seen and len(seen) < _MOST_CAPABILITIES:
+        seen.add(offset)
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header in (0, 0xFFFFFFFF):
+            break
+        found.append(f"{header & 0xFFFF:04x}.{header >> 16 & 0xF:x}@{offset:03x}")
+        offset = header >> 20 & ~3
+        if offset < _STANDARD:
+            break
+    return tuple(found)
+
+
+def _unset(config: bytes, function: Function) -> Iterator[int]:
+    """BARs that have lost their address, as after a reset that was not restored."""
+    for bar in function.bars:
+        if bar.io or bar.index > 5:
+            continue
+        size = 8 if bar.wide and bar.index < 5 else 4
+        start = 0x10 + 4 * bar.index
+        if int.from_bytes(config[start : start + size], "little") & ~0xF == 0:
+            yield bar.index
+
+
+def compare(recorded: Snapshot, now: Snapshot) -> list[Difference]:
+    """How a device differs from its record; [] when it does not."""
+    return [*_lasting(recorded, now), *_passing(recorded, now)]
+
+
+def wrong(now: Snapshot, idle: bool = True) -> list[Difference]:
+    """What no device that nobody has may look like, whatever was recorded.
+
+    :param idle: it is bound to no driver of the host, which may use it itself.
+    """
+    if now.silent:
+        return [Difference("it does not answer: its configuration space is all ones")]
+    found = [
+        Difference(f"BAR {index} has lost its address, as after a reset that went wrong")
+        for index in now.unset
+    ]
+    if now.master and idle:
+        found.append(Difference("bus mastering is on although nobody has it", lasting=False))
+    return found
+
+
+def _lasting(recorded: Snapshot, now: Snapshot) -> Iterator[Difference]:
+    for what, before, after in (
+        ("by the kernel", recorded.identity, now.identity),
+        ("by its own answer", recorded.answers, now.answers),
+    ):
+        for name in sorted((before or {}).keys() & (after or {}).keys()):
+            if before and after and before[name] != after[name]:
+                yield Difference(f"its {name} is {after[name]} {what}, and was {before[name]}")
+    if recorded.bars and recorded.bars != now.bars:
+        yield Difference(f"its BARs are {_show(now.bars)}, and were {_show(recorded.bars)}")
+    if recorded.capabilities is not None and now.capabilities is not None:
+        gone = [each for each in recorded.capabilities if each not in now.capabilities]
+        more = [each for each in now.capabilities if each not in recorded.capabilities]
+        if gone or more:
+            yield Difference(
+                f"its capabilities have changed: {_show(gone)} gone, {_show(more)} new"
+            )
+    if recorded.boot == now.boot:
+        for kind, old, new in (
+            ("fatal", recorded.fatal, now.fatal),
+            ("nonfatal", recorded.nonfatal, now.nonfatal),
+        ):
+            if old is not None and new is not None and new > old:
+                yield Difference(f"{new - old} new uncorrected {kind} errors (AER)")
+
+
+def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Difference]:
+    if recorded.vfs is not None and now.vfs is not None and recorded.vfs != now.vfs:
+        text = f"{now.vfs} virtual functions are on, and there were {recorded.vfs}"
+        yield Difference(text, lasting=False)
+    if recorded.width and now.width and now.width < recorded.width:
+        text = f"its link is x{now.width}, and was x{recorded.width}"
+        yield Difference(text, lasting=False)
+    if recorded.speed and now.speed and now.speed < recorded.speed:
+        text = f"its link runs at {now.speed:g} GT/s, and ran at {recorded.speed:g}"
+        yield Difference(text, lasting=False)
+
+
+def _show(values: tuple[str, ...] | list[str]) -> str:
+    text = ", ".join(values[:8]) or "none"
+    return text if len(values) <= 8 else f"{text} and {len(values) - 8} more"
+
+
+def counters_of(recorded: Snapshot, now: Snapshot) -> Snapshot:
+    """The record with the counters of errors of another boot."""
+    return attrs.evolve(recorded, fatal=now.fatal, nonfatal=now.nonfatal, boot=now.boot)

@@ -1,0 +1,145 @@
+"""Reset a device without being caught in it.
+
+The kernel resets while it handles the write to ``reset``, and a device that
+does not come back can hold that write for minutes or for ever. So the write is
+made by a process of its own, which is left behind when its time is up. It has
+a lock as long as it lives: so everybody, also after a restart of the service,
+knows the devices whose configuration space must not be read now, because the
+kernel would make the reader wait for the end of the reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import normalise_address
+
+_NO_ANSWER: Final = "it did not answer within {:g} seconds"
+#: Writes without truncating or creating; its exit status is the error number.
+_WRITER: Final = """\
+import fcntl, os, sys
+try:
+    lock = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), b"1\\n")
+except OSError as error:
+    os._exit(min(error.errno or 255, 255))
+os._exit(0)
+"""
+
+_SUFFIX: Final = ".reset"
+
+_abandoned: list[subprocess.Popen[bytes]] = []
+_lock = threading.Lock()
+
+
+class ResetError(Exception):
+    """A device was not reset, or it is not known whether it was."""
+
+
+def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
+    """Run a program that may never end.
+
+    :param timeout: seconds; afterwards the program is killed and, where the
+        kernel does not let go of it, left behind.
+    :returns: exit status and output.
+    :raises ResetError: it did not end in time, or cannot be started.
+    """
+    _reap()
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        )
+    except OSError as error:
+        raise ResetError(f"cannot start {argv[0]}: {error}") from error
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        # A process in the kernel dies only when the kernel returns.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        if process.returncode is None:
+            with _lock:
+                _abandoned.append(process)
+        if process.stdout is not None:
+            process.stdout.close()
+        raise ResetError(_NO_ANSWER.format(timeout)) from error
+    return process.returncode, output.decode("utf-8", "replace")
+
+
+def _reap() -> None:
+    """Collect what was left behind and has ended since."""
+    with _lock:
+        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
+
+
+def busy(folder: Path) -> frozenset[str]:
+    """Addresses of the devices whose reset has not ended.
+
+    :param folder: where :func:`reset` keeps its locks.
+    """
+    try:
+        names = [each.name for each in os.scandir(folder) if each.name.endswith(_SUFFIX)]
+    except OSError:
+        return frozenset()
+    return frozenset(each.removesuffix(_SUFFIX) for each in names if _is_locked(folder / each))
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
+    """Let the kernel reset the device at *address*.
+
+    :param root: where ``sys`` is.
+    :param timeout: seconds.
+    :param folder: where the locks are kept; made when it is not there.
+    :raises ResetError: there is no way, it failed, or took too long.
+    """
+    address = normalise_address(address)
+    try:
+        path = Tree(root).resolve(f"{DEVICES}/{address}/reset")
+    except FileError as error:
+        raise ResetError(str(error)) from error
+    if path is None:
+        raise ResetError("the kernel knows no way to reset it")
+    real = f"{os.path.realpath(root).rstrip('/')}{path}"
+    try:
+        folder.mkdir(mode=0o755, exist_ok=True)
+    except OSError as error:
+        raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
+    lock = str(folder / f"{address}{_SUFFIX}")
+    status, _ = run([sys.executable, "-I", "-S", "-c", _WRITER, real, lock], timeout)
+    if status == errno.EAGAIN:
+        raise ResetError("its last reset has not ended")
+    if status:
+        why = os.strerror(status).lower() if 0 < status < 255 else f"status {status}"
+        raise ResetError(f"its reset failed: {why}")
