@@ -18,33 +18,37 @@ from nova_hpc.topology.nccl import Processor
 
 #: Controllers that are a root of their own in the guest.
 _ROOTS: Final = ("pcie-root", "pci-root")
+#: An argument of QEMU has at most 128 KiB, and commas in it are written twice.
+_LONGEST: Final = 100_000
 _EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
 
 
 def tell(
-    domain: etree._Element,
+    xml: str,
     node: Node,
     topology: str,
     cells: Sequence[promise.Cell],
     roles: Mapping[str, str],
     processor: Processor | None = None,
-) -> None:
-    """Tell the guest of *domain* about its devices; a domain without any is left alone.
+) -> str:
+    """Tell the guest of a domain about its devices; a domain without any stays as it is.
 
     The one call for the driver, after everything else has been changed.
 
-    :param domain: changed in place.
+    :param xml: the finished domain.
     :param node: a reading of the host with the claimed devices.
     :param topology: ``hpc:guest_topology``: mirror, numa or flat.
     :param roles: host address of a device -> its role, where it has one.
     :param processor: the host's, where the guest has the same.
-    :raises nova_hpc.topology.nccl.NcclError: more devices than NCCL can read.
     """
+    domain = etree.fromstring(xml, etree.XMLParser(resolve_entities=False))
     given = [
         promise.Given(address, path, roles.get(address)) for address, path in guest_paths(domain)
     ]
-    if given:
-        add_documents(domain, promise.documents(node, topology, cells, given, processor))
+    if not given:
+        return xml
+    add_documents(domain, promise.documents(node, topology, cells, given, processor))
+    return str(etree.tostring(domain, encoding="unicode"))
 
 
 def cells_of(topology: Any) -> tuple[promise.Cell, ...]:
@@ -70,8 +74,8 @@ def add_documents(domain: etree._Element, documents: Mapping[str, bytes]) -> Non
         # libvirt takes opt/ only; QEMU's names have 55 characters.
         if not name.startswith(PREFIX) or len(name) > 55 or not name.isascii():
             raise ValueError(f"{name!r} is no name for an entry of fw_cfg")
-        if b"\0" in text:
-            raise ValueError(f"the text of {name} holds a zero byte")
+        if b"\0" in text or not text.isascii() or len(text) > _LONGEST:
+            raise ValueError(f"{name}: no ASCII text of at most {_LONGEST} characters")
     found = domain.find("sysinfo[@type='fwcfg']")
     sysinfo = etree.SubElement(domain, "sysinfo", type="fwcfg") if found is None else found
     for entry in sysinfo.findall("entry"):

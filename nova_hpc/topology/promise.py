@@ -58,8 +58,6 @@ def documents(
     :param devices: in the order in which the guest finds those without a path.
         One that *node* does not have, or of which it knows no ids, is left out.
     :param processor: the host's, where the guest has the same.
-    :raises nova_hpc.topology.nccl.NcclError: more devices than NCCL can read;
-        no server has as many.
     """
     given = [(each, node.function(each.address)) for each in devices]
     known = [
@@ -80,10 +78,12 @@ def documents(
         "devices": [_device(node, each, function, homes, places) for each, function in known],
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
-    return {
-        document.DOCUMENT: text.encode("ascii"),
-        document.NCCL: _nccl(node, [item for _, item in known], homes, processor).encode("ascii"),
-    }
+    found = {document.DOCUMENT: text.encode("ascii")}
+    try:
+        template = _nccl(node, [function for _, function in known], homes, processor)
+    except nccl.NcclError:
+        return found  # more devices than NCCL can read: it must look for itself
+    return {**found, document.NCCL: template.encode("ascii")}
 
 
 @attrs.frozen
