@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nova.conf
@@ -23,14 +23,17 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.decision import Decision
+from nova_hpc.topology.guest import Abi
 from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import (
+    attach,
     before_start,
     bind_moves,
     check_moves,
     compat,
     contract,
     follow,
+    guest_topology,
     guest_xml,
     hygiene,
     last_host,
@@ -123,6 +126,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             decision = self._hpc_check_claim(context, instance, claim, reading)
             self._hpc_give(instance, claim.addresses, reading)
         self._hpc_record(instance, decision)
+        guest_topology.record(instance, self._hpc_abi(instance, instance.flavor.extra_specs))
 
     def _hpc_check_claim(
         self,
@@ -137,7 +141,15 @@ class HpcLibvirtDriver(LibvirtDriver):
         reading = reading or self.hpc_source.read()
         if self.hpc_active:
             before_start.check_health(instance, claim, reading)
-        return before_start.check_flavor(context, instance, claim, reading)
+        decision = before_start.check_flavor(context, instance, claim, reading)
+        abi = self._hpc_abi(instance, claim.extra_specs)
+        guest_topology.check(instance, claim, reading, abi)
+        return decision
+
+    @staticmethod
+    def _hpc_abi(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:
+        """The rules of the guest's hardware, with a flavor of these *extra_specs*."""
+        return guest_topology.wanted(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
 
     def _hpc_give(
         self, instance: objects.Instance, addresses: Sequence[str], reading: Reading
@@ -156,6 +168,8 @@ class HpcLibvirtDriver(LibvirtDriver):
             with contextlib.suppress(ClaimRefused):
                 decision = before_start.check_flavor(context, instance, claim, reading)
         self._hpc_record(instance, decision)
+        with contextlib.suppress(ClaimRefused):
+            guest_topology.record(instance, self._hpc_abi(instance, instance.flavor.extra_specs))
 
     @staticmethod
     def _hpc_record(instance: objects.Instance, decision: Decision | None) -> None:
@@ -172,6 +186,8 @@ class HpcLibvirtDriver(LibvirtDriver):
             before_start.check_health(instance, claim, self.hpc_source.read(), restart=True)
             if self.hpc_hygiene is not None:
                 self.hpc_hygiene.keep(instance, claim)
+        if _has_hpc_keys(instance):
+            guest_topology.check_restart(instance, self.hpc_source)
 
     # -- a server starts --------------------------------------------------------
 
@@ -232,6 +248,20 @@ class HpcLibvirtDriver(LibvirtDriver):
         except exception.NovaException as error:
             raise rollback(error) from error
         super().resume(context, instance, *args, **kwargs)
+
+    def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+        """Refuse where the guest's devices could not come back as they were."""
+        if _has_hpc_keys(instance) and guest_topology.stored(instance) is not None:
+            xml = self._host.get_guest(instance).get_xml_desc(dump_inactive=True)
+            try:
+                attach.check_suspend(xml)
+            except exception.NovaException as error:
+                raise rollback(error) from error
+        super().suspend(context, instance)
+
+    def _attach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
+        """After a suspend or a snapshot, each device goes where it was."""
+        super()._attach_pci_devices(attach.placing(guest) if pci_devs else guest, pci_devs)
 
     def attach_interface(
         self,
@@ -324,9 +354,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        """Nova's domain, with the emulator threads off the pinned CPUs."""
+        """Nova's domain with the PCIe tree asked for, and emulator threads off pinned CPUs."""
         xml = super()._get_guest_xml(context, instance, *args, **kwargs)
-        if not _has_hpc_keys(instance) or instance.numa_topology is None:
+        if not _has_hpc_keys(instance):
+            return xml
+        xml = guest_topology.apply(xml, instance, self.hpc_source)
+        if instance.numa_topology is None:
             return xml
         specs = instance.flavor.extra_specs
         if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):

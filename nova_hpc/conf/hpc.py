@@ -247,6 +247,20 @@ Related options:
 * ``[pci]device_spec``
 """,
     ),
+    cfg.BoolOpt(
+        "gpudirect_clique",
+        default=False,
+        help="""
+Whether NVIDIA GPUs of servers with ``hpc:guest_topology`` ``mirror`` or ``numa``
+show the GPUDirect clique that they belong to: all those below one PCIe switch
+of the host. NVIDIA's driver in a guest then knows which GPUs can reach each
+other directly; without it, it may refuse peer-to-peer traffic in a virtual
+machine.
+
+It holds for servers that start on this compute node for the first time; a
+server keeps what it was started with. Such servers cannot be suspended.
+""",
+    ),
 ]
 
 

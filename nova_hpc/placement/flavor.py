@@ -46,12 +46,6 @@ _NOT_YET: Final = {
     (NVLINK, "required"): (
         "this release does not know the NVLink sets of its hosts; use preferred or none"
     ),
-    (GUEST_TOPOLOGY, "mirror"): (
-        "this release shows guests their devices on a flat bus only; use flat or leave it out"
-    ),
-    (GUEST_TOPOLOGY, "numa"): (
-        "this release shows guests their devices on a flat bus only; use flat or leave it out"
-    ),
 }
 
 

@@ -1,0 +1,78 @@
+"""How much 64-bit address space devices need in a guest.
+
+A device's memory is mapped into a window of the port above it, and that lies
+in the window of the switch above. The firmware aligns each window to its
+largest BAR: a GPU with BARs of 128 GiB and 32 MiB is followed by a gap of almost
+128 GiB, if another one follows. The whole must lie between the guest's memory
+and the end of the address space of its CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.model import Bar
+
+GIB: Final = 1 << 30
+
+#: What QEMU and the firmware give without being asked.
+DEFAULT_WINDOW: Final = 32 * GIB
+#: Width of physical addresses of QEMU's own CPU models.
+DEFAULT_BITS: Final = 40
+#: The widest that x86 has.
+MOST_BITS: Final = 52
+
+#: Below 4 GiB, a gap takes the place of memory, which goes above instead.
+_GAP: Final = 4 * GIB
+#: Room for what is plugged later.
+_SPARE: Final = 16 * GIB
+_PORT: Final = 1 << 20  # granularity of a port's window
+
+
+@attrs.frozen
+class Span:
+    """A piece of address space: size and alignment, in bytes."""
+
+    size: int = 0
+    align: int = _PORT
+
+
+def of_bars(bars: Iterable[Bar]) -> Span:
+    """What one device takes of the 64-bit window of its port.
+
+    Only prefetchable 64-bit BARs can lie there.
+    """
+    sizes = [bar.size for bar in bars if bar.wide and bar.prefetchable and bar.index <= 5]
+    return pack(Span(size, max(size, _PORT)) for size in sizes)
+
+
+def pack(spans: Iterable[Span]) -> Span:
+    """One window around others, with the largest alignment first."""
+    end, align = 0, _PORT
+    for span in sorted(spans, key=lambda span: -span.align):
+        align = max(align, span.align)
+        end = _up(end, span.align) + _up(span.size, _PORT)
+    return Span(end, align)
+
+
+def window(needed: Span) -> int:
+    """The size of the guest's 64-bit window: a power of two with room to spare."""
+    if needed.size <= DEFAULT_WINDOW - _SPARE:
+        return DEFAULT_WINDOW
+    return 1 << (needed.size + _SPARE - 1).bit_length()
+
+
+def bits(memory: int, size: int) -> int:
+    """Address bits that a guest needs.
+
+    :param memory: most memory that it can have, in bytes.
+    :param size: of its 64-bit window, which starts at a multiple of itself.
+    """
+    return (_up(memory + _GAP, size) + size - 1).bit_length()
+
+
+def _up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
