@@ -31,16 +31,13 @@ class Fields:
         :raises SnapshotError: names the first of them.
         """
         for key in sorted(self._data.keys() - self._read):
-            raise self.error(_shown(key), "is no known field of this version")
+            raise self.error(_plain(key), "is no known field of this version")
 
     # -- texts -------------------------------------------------------------------
 
     def text(self, key: str) -> str:
         """A text that is not empty."""
-        value = self._get(key)
-        if not isinstance(value, str) or not value:
-            raise self._wrong(key, value, "a text")
-        return value
+        return self._text(key, self._get(key), "a text")
 
     def maybe_text(self, key: str) -> str | None:
         """A text that is not empty, or null."""
@@ -59,8 +56,16 @@ class Fields:
             found.append(self._texts(key, value))
         return tuple(found)
 
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        """An object of printable names and texts."""
+        found = self.pairs(key)
+        return {
+            self._text(key, name, "a text"): self._text(f"{key}: {name}", value, "a text")
+            for name, value in found.items()
+        }
+
     def pairs(self, key: str) -> dict[str, str]:
-        """An object of texts."""
+        """An object of texts that users have written: any text at all."""
         return self._pairs(key, self._get(key))
 
     def nested_pairs(self, key: str) -> dict[str, dict[str, str]]:
@@ -94,6 +99,16 @@ class Fields:
                 raise self.error(key, f"has the size {_shown(size)}, not a number of KiB above 0")
             found[int(size)] = self._count(f"{key}: {size}", count, most, 0)
         return found
+
+    def counts(self, key: str, most: int = _MOST, least: int = 0) -> dict[str, int]:
+        """An object of printable names to whole numbers."""
+        value = self._get(key)
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return {
+            self._text(key, name, "a text"): self._count(f"{key}: {name}", count, most, least)
+            for name, count in value.items()
+        }
 
     # -- objects -----------------------------------------------------------------
 
@@ -131,10 +146,15 @@ class Fields:
         return value
 
     def _texts(self, key: str, values: list[Any]) -> tuple[str, ...]:
-        for value in values:
-            if not isinstance(value, str) or not value:
-                raise self._wrong(key, value, "a list of texts")
-        return tuple(values)
+        return tuple(self._text(key, value, "a list of texts") for value in values)
+
+    def _text(self, key: str, value: Any, expected: str) -> str:
+        if not isinstance(value, str) or not value:
+            raise self._wrong(key, value, expected)
+        if not value.isprintable():
+            # It would end in somebody's terminal.
+            raise self.error(key, f"is {_shown(value)}, which cannot be printed")
+        return value
 
     def _pairs(self, key: str, value: Any) -> dict[str, str]:
         if not isinstance(value, dict):
@@ -154,6 +174,10 @@ class Fields:
 
     def _wrong(self, key: str, value: Any, expected: str) -> SnapshotError:
         return self.error(key, f"is {_shown(value)}, not {expected}")
+
+
+def _plain(key: str) -> str:
+    return key if key.isidentifier() and len(key) <= _LONGEST else _shown(key)
 
 
 def _shown(value: object) -> str:

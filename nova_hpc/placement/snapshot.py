@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from nova_hpc.placement import flavor as flavors
+from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.decision import loads as read_decision
 from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
@@ -22,6 +23,11 @@ from nova_hpc.topology.level import Location
 
 class SnapshotError(Exception):
     """A snapshot that cannot be read, made or used; the text is for operators."""
+
+
+def printable(text: str) -> str:
+    """A text of users or nodes as it may be shown in a terminal; never empty."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or "?"
 
 
 def _sorted(values: Mapping[str, str]) -> dict[str, str]:
@@ -176,6 +182,8 @@ class Snapshot:
     flavors: tuple[Flavor, ...] = ()
     aliases: tuple[Alias, ...] = ()
     servers: tuple[Server, ...] = ()
+    #: By what the scheduler measures the damage of a placement.
+    profile: profiles.Profile = profiles.DEFAULT
     #: What could not be read or will not work, for operators.
     problems: tuple[str, ...] = ()
 
@@ -260,13 +268,17 @@ def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> 
 def release(node: Node, server: Server) -> Node:
     """The node after *server* left; a device that ails does not become free."""
     devices = []
+    # A server that is being moved holds CPUs there, and devices here, too.
+    home = (server.host, server.node) == (node.host, node.node)
     for device in node.devices:
         back = sum(
             use.server == server.uuid and not _ails(node, device, use) for use in device.used
         )
         left = tuple(use for use in device.used if use.server != server.uuid)
         devices.append(attrs.evolve(device, free=device.free + back, used=left))
-    return attrs.evolve(node, devices=tuple(devices), numa=_changed(node.numa, server.cells, +1))
+    return attrs.evolve(
+        node, devices=tuple(devices), numa=_changed(node.numa, server.cells if home else (), +1)
+    )
 
 
 def _ails(node: Node, device: Device, use: Use) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from nova_hpc.placement.fields import Fields
 from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.placement.snapshot import (
     Alias,
     Device,
@@ -26,7 +27,7 @@ from nova_hpc.placement.snapshot import (
     SnapshotError,
     Use,
 )
-from nova_hpc.topology.level import Location
+from nova_hpc.topology.level import Level, Location
 
 SCHEMA: Final = "nova-hpc/snapshot"
 VERSION: Final = 1
@@ -61,6 +62,7 @@ def build(snapshot: Snapshot) -> dict[str, Any]:
             for alias in snapshot.aliases
         ],
         "flavors": [_flavor(flavor) for flavor in snapshot.flavors],
+        "profile": [_shape(shape) for shape in snapshot.profile.shapes],
         "hosts": [_node(node) for node in snapshot.hosts],
         "servers": [_server(server) for server in snapshot.servers],
     }
@@ -116,6 +118,7 @@ def loads(text: str) -> Snapshot:
             top, "flavors", "flavor", _read_flavor, lambda each: f"{each.name} with {each.image}"
         ),
         hosts=_unique(top, "hosts", "host", _read_node, lambda each: each.name),
+        profile=Profile(tuple(_read_shape(shape) for shape in top.finished("profile"))),
         servers=_unique(top, "servers", "server", _read_server, lambda each: each.uuid),
     )
     top.finish()
@@ -242,6 +245,34 @@ def _read_flavor(item: Fields) -> Flavor:
     )
 
 
+def _shape(shape: Shape) -> dict[str, Any]:
+    return {
+        "counts": dict(shape.counts),
+        "groups": shape.groups,
+        "level": shape.level.word,
+        "weight": shape.weight,
+        "cpus": shape.cpus,
+        "memory_kib": shape.memory_kib,
+        "page_kib": shape.page_kib,
+    }
+
+
+def _read_shape(item: Fields) -> Shape:
+    try:
+        level = Level.from_word(item.text("level"))
+    except ValueError as error:
+        raise item.error("level", str(error)) from error
+    return Shape(
+        counts=item.counts("counts", 1024, least=1),
+        groups=item.count("groups", 1024, least=1),
+        level=level,
+        weight=item.count("weight", _MOST_KIB, least=1),
+        cpus=item.count("cpus", _MOST),
+        memory_kib=item.count("memory_kib", _MOST_KIB),
+        page_kib=item.maybe_count("page_kib", _MOST_KIB, least=1),
+    )
+
+
 # -- hosts -------------------------------------------------------------------------
 
 
@@ -309,8 +340,8 @@ def _read_node(item: Fields) -> Node:
         devices=tuple(_read_device(each) for each in item.finished("devices", "address")),
         nvlink=tuple(frozenset(each) for each in item.text_lists("nvlink")),
         unusable=item.texts("unusable"),
-        withheld=item.pairs("withheld"),
-        ailing=item.pairs("ailing"),
+        withheld=item.texts_by_name("withheld"),
+        ailing=item.texts_by_name("ailing"),
     )
 
 

@@ -1,0 +1,251 @@
+"""The answers of ``nova-hpc explain`` for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from nova_hpc.placement.explain_model import Choice, Past, Placed, Report, Verdict
+from nova_hpc.placement.model import Request
+from nova_hpc.placement.snapshot import Device, Node
+
+#: Hosts that one line names; the others are counted.
+_NAMED = 8
+
+_NO_PATH: tuple[str, ...] = ()
+
+
+def show(answer: Report | Past) -> None:
+    """Print an answer to standard output."""
+    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    mark = "◀" if encoding.startswith("utf") else "<-"
+    if isinstance(answer, Past):
+        _past(console, answer, mark)
+    else:
+        _report(console, answer, mark)
+
+
+def _report(console: Console, answer: Report, mark: str) -> None:
+    for problem in answer.problems:
+        console.print(Text(f"warning: {problem}", style="yellow"))
+    console.print(Text(_headline(answer), style="bold"))
+    for group in _alike(answer.verdicts):
+        _group(console, answer.request, group, mark)
+    if answer.question.count > 1:
+        _placed(console, answer)
+    console.print()
+    console.print(_conclusion(answer))
+    if not answer.fits:
+        for remedy in answer.remedies:
+            console.print(
+                f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
+            )
+        if not answer.remedies:
+            console.print("  No single change that was tried makes it fit.")
+
+
+def _headline(answer: Report) -> str:
+    request = answer.request
+    devices = ", ".join(f"{want.count} {want.alias}" for want in answer.flavor.wants)
+    text = f"Flavor {answer.flavor.name}"
+    if answer.question.image:
+        text += f" with image {answer.question.image}"
+    text += f": {devices}; affinity {request.level.word} ({request.policy.value})"
+    if len(request.groups) > 1:
+        text += f"; {len(request.groups)} groups"
+    if request.cells:
+        text += f"; {len(request.cells)} guest NUMA cell{'s' if len(request.cells) > 1 else ''}"
+    return text
+
+
+def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """Hosts with the same answer together; those that fit first, best first."""
+    groups: dict[tuple[object, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        score = () if verdict.choice is None else verdict.choice.devices.score
+        key = (verdict.choice is None, score, verdict.reason, verdict.notes)
+        groups.setdefault(key, []).append(verdict)
+    return [groups[key] for key in sorted(groups, key=repr)]
+
+
+def _group(console: Console, request: Request, group: Sequence[Verdict], mark: str) -> None:
+    first = group[0]
+    console.print()
+    names = _names([verdict.node.name for verdict in group])
+    if first.choice is None:
+        console.print(Text.assemble((names, "bold red"), f": {first.reason}"))
+    else:
+        devices = first.choice.devices
+        title = Text.assemble(
+            (names, "bold green"),
+            f": fits at level {devices.level.word} ({devices.distance.name}): {first.reason}",
+        )
+        for cell, numa in sorted(devices.cells.items()):
+            title.append(f"; guest cell {cell} on NUMA node {numa}")
+        console.print(title)
+    for note in first.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if first.node.devices and first.node.out is None:
+        if len(group) > 1:
+            console.print(f"  {first.node.name}, for example:")
+        console.print(_tree(first.node, _marks(request, first.choice), mark))
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
+    """Provider -> what is said next to the mark."""
+    if choice is None:
+        return {}
+    found: dict[str, dict[tuple[int, int | None], int]] = {}
+    for pick in choice.devices.picks:
+        counts = found.setdefault(pick.pool, {})
+        counts[pick.group, pick.cell] = counts.get((pick.group, pick.cell), 0) + 1
+    texts = {}
+    for pool, counts in found.items():
+        parts = []
+        for (group, cell), count in sorted(counts.items(), key=repr):
+            part = f"{count} " if count > 1 else ""
+            part += f"group {group}" if len(request.groups) > 1 else "chosen"
+            parts.append(part + (f" (cell {cell})" if cell is not None else ""))
+        texts[pool] = ", ".join(parts)
+    return texts
+
+
+def _tree(node: Node, marks: Mapping[str, str], mark: str) -> Tree:
+    """The node's devices by NUMA node, PCIe root and switch."""
+    tree = Tree(node.name, hide_root=True, guide_style="dim")
+    branches: dict[tuple[str, ...], Tree] = {}
+    for device in sorted(node.devices, key=_place):
+        above, path = tree, _NO_PATH
+        for label in _labels(node, device):
+            path = (*path, label)
+            if path not in branches:
+                branches[path] = above.add(Text(label, style="cyan"))
+            above = branches[path]
+        above.add(_line(device, marks.get(device.provider), mark))
+    return tree
+
+
+def _place(device: Device) -> tuple[object, ...]:
+    place = device.location
+    return (
+        place.numa is None,
+        place.numa or 0,
+        place.root or "",
+        place.switches,
+        device.address,
+    )
+
+
+def _labels(node: Node, device: Device) -> Iterator[str]:
+    place = device.location
+    if place.numa is None:
+        yield "NUMA node unknown"
+    else:
+        yield _numa(node, place.numa)
+    if place.root is not None:
+        yield place.root
+    elif device.used:
+        yield "PCIe root unknown while it is in use"
+    for switch in place.switches:
+        yield f"switch {switch}"
+
+
+def _numa(node: Node, number: int) -> str:
+    text = f"NUMA node {number}"
+    for numa in node.numa:
+        if numa.id == number:
+            if numa.dedicated_cpus is not None:
+                text += f", {numa.dedicated_cpus} dedicated CPUs free"
+            for size, free in sorted((numa.pages or {}).items()):
+                # Small pages are not what a guest asks for next to devices.
+                if size > 64:
+                    text += f", {free} pages of {size} KiB free"
+    return text
+
+
+def _line(device: Device, chosen: str | None, mark: str) -> Text:
+    line = Text(f"{device.address} {device.role or '/'.join(sorted(device.aliases)) or 'device'}")
+    total = device.free + len(device.used)
+    if total > 1:
+        line.append(f", {device.free} of {total} free", style="dim" if not device.free else "")
+    elif device.free:
+        line.append(", free")
+    if device.unit is not None:
+        line.append(f", IOMMU unit {device.unit}")
+    owners = sorted({use.server for use in device.used})
+    if owners:
+        text = ", ".join(owners[:2]) + (f" and {len(owners) - 2} more" if len(owners) > 2 else "")
+        line.append(f", in use by {text}", style="dim")
+    if chosen is not None:
+        line.append(f"  {mark} {chosen}", style="bold green")
+    return line
+
+
+def _placed(console: Console, answer: Report) -> None:
+    console.print()
+    count = answer.question.count
+    for number, placed in enumerate(answer.placed, 1):
+        console.print(f"Server {number} of {count}: {_where(placed)}")
+
+
+def _where(placed: Placed) -> str:
+    names = {device.provider: device.address for device in placed.before.devices}
+    devices = placed.choice.devices
+    parts = [
+        names[provider] + (f" x{count}" if count > 1 else "")
+        for provider, count in placed.choice.providers().items()
+    ]
+    return (
+        f"{placed.before.name}, level {devices.level.word} ({devices.distance.name}): "
+        f"{', '.join(sorted(parts))}"
+    )
+
+
+def _conclusion(answer: Report) -> Text:
+    count, placed = answer.question.count, len(answer.placed)
+    fitting = sum(verdict.choice is not None for verdict in answer.verdicts)
+    total = len(answer.verdicts)
+    hosts = f"{fitting} of {total} host{'s' if total != 1 else ''}"
+    if answer.fits:
+        text = f"It fits on {hosts}."
+        if count > 1:
+            text = f"All {count} servers fit."
+        return Text(text, style="bold green")
+    if placed:
+        return Text(f"Only {placed} of {count} servers fit.", style="bold red")
+    return Text(f"It fits on none of {total} host{'s' if total != 1 else ''}.", style="bold red")
+
+
+def _past(console: Console, answer: Past, mark: str) -> None:
+    server = answer.server
+    console.print(
+        Text(
+            f"Server {server.name} ({server.uuid}), flavor {server.flavor}, on {answer.node.name}",
+            style="bold",
+        )
+    )
+    decision = answer.decision
+    if decision is not None:
+        console.print(
+            f"Decided: affinity {decision.asked.word} ({decision.policy.value}) was asked for, "
+            f"{decision.reached.word} was reached."
+        )
+    if answer.level is not None and answer.distance is not None:
+        console.print(f"Its devices sit at level {answer.level.word} ({answer.distance.name}).")
+    for note in answer.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if not answer.given:
+        console.print("It has no PCI devices.")
+        return
+    marks = {each.device.provider: ", ".join(each.addresses) for each in answer.given}
+    console.print(_tree(answer.node, marks, mark))

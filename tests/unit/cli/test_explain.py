@@ -1,0 +1,264 @@
+"""``nova-hpc explain`` and ``simulate snapshot`` as an operator meets them."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from nova_hpc.cli import cloud, explain_show
+from nova_hpc.cli.main import main
+from nova_hpc.placement import snapshot_document
+from nova_hpc.placement.explain import explain
+from nova_hpc.placement.explain_model import Question
+from nova_hpc.placement.model import Cell
+from tests.unit.placement import clouds
+
+
+def a_cloud():
+    """A fit, a near miss, a host with a device withheld, one that is out, one that is full."""
+    cell = Cell(id=0, dedicated_cpus=4)
+    whole = clouds.flavor("whole", wants={"gpu": 4, "vf": 4}, group="gpu:1,vf:1")
+    fit = clouds.node("fit1", [2, 1])
+    both = clouds.node("both", [1, 1, ["s1", "s1"]])
+    both = attrs.evolve(both, devices=(*both.devices, clouds.vfs("both", 0), clouds.vfs("both", 1)))
+    return clouds.cloud(
+        fit,
+        attrs.evolve(clouds.node("fit2", [2, 1]), zone="other"),
+        clouds.node("node7", [1, 1, 1, 1], withheld={"0000:41:01.0": "it is quarantined: AER"}),
+        clouds.node("off", [4], out="its nova-compute is disabled (fire)"),
+        both,
+        flavors=[
+            clouds.flavor(),
+            clouds.flavor("four", wants={"gpu": 4}),
+            clouds.flavor("celled", affinity="numa", cells=[cell], numa_policy="required"),
+            whole,
+        ],
+        servers=[
+            clouds.server(
+                "s1",
+                "both",
+                decision='{"v":1,"asked":"switch","policy":"required","reached":"switch"}',
+            )
+        ],
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "cloud.json"
+    path.write_text(snapshot_document.dumps(a_cloud()))
+    return path
+
+
+@pytest.fixture
+def run(file, capsys):
+    def call(*words):
+        status = main(["explain", "--snapshot", str(file), *words])
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return call
+
+
+def test_a_fit(run):
+    status, out, err = run("--flavor", "pair")
+    assert (status, err) == (0, "")
+    assert "Flavor pair: 2 gpu; affinity switch (required)" in out
+    # Hosts that are alike stand together.
+    assert "fit1, fit2: fits at level switch (PIX): 2 gpu under one switch (PIX)" in out
+    lines = out.splitlines()
+    (first, second, third) = [line for line in lines if " gpu, free" in line][:3]
+    assert "0000:40:00.0" in first
+    assert "chosen" in first
+    assert "chosen" in second
+    assert "chosen" not in third
+    assert "4 gpu free, but at most 1 under one switch (needs 2)" in out
+    assert "0000:41:01.0 is withheld: it is quarantined: AER" in out
+    assert "off: its nova-compute is disabled (fire)" in out
+    assert "It fits on 2 of 5 hosts." in out
+    assert out.index("fit1, fit2") < out.index("node7")
+
+
+def test_a_miss_with_remedies(run):
+    status, out, _ = run("--flavor", "four")
+    assert status == 1
+    assert "It fits on none of 5 hosts." in out
+    assert "It would fit with hpc:affinity=host: on " in out
+    assert "It would fit in smaller groups, with hpc:group=gpu:2: on " not in out
+    assert "It would fit with only 2 gpu: on fit1, at level switch." in out
+
+
+def test_a_server_that_would_have_to_leave(run):
+    status, out, _ = run("--flavor", "pair", "--host", "both")
+    assert status == 1
+    assert "after server name-s1 (s1) leaves both: on both, at level switch." in out
+    assert "in use by s1" in out
+    assert "fit1" not in out
+
+
+def test_several_servers(run):
+    status, out, _ = run("--flavor", "pair", "--count", "2")
+    assert status == 0
+    assert "Server 2 of 2: fit2, level switch (PIX): 0000:40:00.0, 0000:40:01.0" in out
+    assert "All 2 servers fit." in out
+    status, out, _ = run("--flavor", "pair", "--count", "3")
+    assert status == 1
+    assert "Only 2 of 3 servers fit." in out
+
+
+def test_a_server_of_the_past(run):
+    status, out, _ = run("--server", "s1")
+    assert status == 0
+    assert "Server name-s1 (s1), flavor pair, on both" in out
+    assert "affinity switch (required) was asked for, switch was reached" in out
+    assert "Its devices sit at level switch (PIX)." in out
+    assert out.count("in use by s1") == 2
+
+
+def test_json(run):
+    status, out, _ = run("--flavor", "pair", "--format", "json")
+    assert status == 0
+    assert json.loads(out)["placed"][0]["host"] == "fit1"
+    status, out, _ = run("--server", "s1", "--format", "json")
+    assert status == 0
+    assert json.loads(out)["level"] == "switch"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ((), "one of the arguments --flavor --server is required"),
+        (("--flavor", "pair", "--server", "s1"), "not allowed with"),
+        (("--server", "s1", "--count", "2"), "--count needs --flavor"),
+        (("--server", "s1", "--host", "fit1"), "--host needs --flavor"),
+        (("--flavor", "pair", "--count", "0"), "--count"),
+        (("--flavor", "pair", "--count", "many"), "--count"),
+        (("--flavor", "pair", "--config-file", "x"), "not allowed with"),
+        (("--flavor", "pear"), "there is no flavor 'pear'; there is: pair"),
+        (("--flavor", "pair", "--host", "fit3"), "there is no host 'fit3'; there is: fit"),
+        (("--flavor", "pair", "--image", "linux"), "was not read with image 'linux'"),
+        (("--server", "s7"), "no host has a server 's7'"),
+    ],
+)
+def test_bad_questions_end_with_status_2(run, words, text, capsys):
+    try:
+        status, out, err = run(*words)
+    except SystemExit as error:  # argparse ends the program
+        status = error.code
+        out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_a_damaged_file_is_named(run, file):
+    document = json.loads(file.read_text())
+    document["hosts"][0]["devices"][0]["free"] = -1
+    file.write_text(json.dumps(document))
+    status, out, err = run("--flavor", "pair")
+    assert (status, out) == (2, "")
+    assert err == (
+        f"nova-hpc explain: {file}: host fit1: devices 0000:40:00.0: free is -1; "
+        "it must be 0 to 1000000\n"
+    )
+
+
+def test_groups_and_cells_are_named(capsys):
+    node = clouds.node("one", [2, 2])
+    node = attrs.evolve(node, devices=(*node.devices, clouds.vfs("one", 0), clouds.vfs("one", 1)))
+    celled = clouds.flavor(
+        wants={"gpu": 2, "vf": 2},
+        affinity="numa",
+        group="gpu:1,vf:1",
+        cells=[Cell(id=0, dedicated_cpus=4)],
+        numa_policy="required",
+    )
+    explain_show.show(explain(clouds.cloud(node, flavors=[celled]), Question("pair")))
+    out = capsys.readouterr().out
+    assert "2 groups; 1 guest NUMA cell" in out
+    assert "guest cell 0 on NUMA node 0" in out
+    assert "group 0 (cell 0)" in out
+    assert "group 1 (cell 0)" in out
+
+
+def test_a_reader_that_is_closed_is_no_error(file):
+    """As with ``| head``: no traceback, no complaint at exit."""
+    done = subprocess.run(
+        f"{sys.executable} -m nova_hpc.cli.main explain --snapshot {file} --flavor pair | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+
+
+def test_ascii_terminals(file):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "nova_hpc.cli.main"),
+            *("explain", "--snapshot", str(file), "--flavor", "pair"),
+        ],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "<- chosen" in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_without_nova_the_cure_is_named(monkeypatch, capsys):
+    class Entry:
+        def load(self):
+            raise ModuleNotFoundError("No module named 'nova'")
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [Entry()])
+    with pytest.raises(cloud.SnapshotError, match="where nova-manage runs, or use --snapshot"):
+        cloud.read(None)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    with pytest.raises(cloud.SnapshotError, match="install it again"):
+        cloud.read(None)
+
+
+needs_nova = pytest.mark.skipif(
+    importlib.util.find_spec("nova") is None, reason="Nova is not installed here"
+)
+
+
+@needs_nova
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "Nova's configuration cannot be read"),
+        ("", "[api_database]connection is not set in"),
+        (
+            "[api_database]\nconnection = nonsense\n[filter_scheduler]\npci_in_placement = true\n",
+            "database cannot be read",
+        ),
+        (
+            "[api_database]\nconnection = sqlite://\n",
+            "[filter_scheduler]pci_in_placement is not True",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(tmp_path, text, message):
+    path = tmp_path / "nova.conf"
+    if text is not None:
+        path.write_text(text)
+    for words in (["explain", "--flavor", "x"], ["simulate", "snapshot", str(tmp_path / "out")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "nova_hpc.cli.main", *words, "--config-file", str(path)],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert str(path) in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+        assert not (tmp_path / "out").exists()
