@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from nova_hpc.placement import damage
+from nova_hpc.placement import estimate as damage
 from nova_hpc.placement.demand import Demand, label
 from nova_hpc.placement.domains import ALONE, Item, Key, Rank, capacities
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement import damage
+from nova_hpc.placement import estimate as damage
 from nova_hpc.placement.domains import Key, Rank, node_region
 from nova_hpc.placement.model import Cell, HostNode
 

@@ -1,116 +1,162 @@
 """What a placement takes away from those who come later.
 
-A domain (switch, PCIe root, NUMA node, host) with *n* free devices can still
-hold ``n // s`` groups of *s* devices. The damage of taking some of them is the
-number of such groups that are lost, each counted with its size, summed over
-the sizes 2, 4, 8 and 16 and over the domains. Taking one GPU of a whole switch
-of four costs 2 + 4; taking the third of three costs nothing but itself.
+The *value* of a host is the number of devices in groups that it could still
+give to the servers of a profile, summed over the shapes of the profile, each
+with its weight, and over the levels up to the shape's own: a group that fits
+below one switch also fits below its root, on its NUMA node and on the host, and
+counts at each of them. The *damage* of a choice is the value that is lost.
 
-Only devices that are given one by one are counted. Functions of which a pool
-has several (virtual functions) are plenty, and what matters for them is how
-many share one adapter.
+This carries the fragmentation gradient of FGD (Weng et al., "Beware of
+Fragmentation", USENIX ATC 2023) from counts of devices on a node to the nested
+domains of its topology. It is a sum over domains, so that a dynamic program
+over the tree of domains finds its least value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
 
-from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import ALONE, Item, Key, Rank
+import attrs
 
-SIZES: Final = (2, 4, 8, 16)
+from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.profile import DEFAULT, Profile, Shape
+from nova_hpc.topology.level import Level
 
-#: The domains that are worth keeping whole.
-RANKS: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA, Rank.HOST)
-
-#: (sum of the ranks of the groups, damage, devices left over in the domains
-#: that were touched, crowding of adapters that give several functions)
-Cost = tuple[int, int, int, int]
-
-ZERO: Final[Cost] = (0, 0, 0, 0)
+#: For each shape the most groups that CPUs and pages allow; None: any number.
+Limits = tuple[int | None, ...]
 
 
-def plus(one: Cost, other: Cost) -> Cost:
-    """Sum of two costs."""
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+@attrs.frozen
+class _Measure:
+    """A shape, with its roles as indices of the yardstick's labels."""
+
+    needs: tuple[tuple[int, int], ...]  # (label, devices in one group)
+    groups: int
+    worth: int  # weight times devices of one group
+    level: Level
+    cpus: int
+    page_kib: int | None
+    pages: int  # of the whole server
 
 
-def loss(free: int, taken: int) -> int:
-    """Damage to one domain with *free* devices when *taken* of them go."""
-    return sum(size * (free // size - max(free - taken, 0) // size) for size in SIZES)
+@attrs.frozen
+class Yardstick:
+    """A profile, ready to measure hosts with."""
+
+    labels: tuple[str, ...]
+    measures: tuple[_Measure, ...]
+    #: Whether CPUs or pages limit any shape.
+    limited: bool
+    #: Most devices of one shape, over all; only for bounds.
+    worth: int
+
+    @classmethod
+    def of(cls, profile: Profile, present: Iterable[str], wanted: Iterable[str]) -> Yardstick:
+        """Read *profile* for one host.
+
+        :param present: labels of the host's devices: the role, or where a
+            device has none the name of the want that it serves
+        :param wanted: labels of devices that the request wants one by one. If
+            no shape names any label that is present, DEFAULT's shapes are
+            applied to each of these: an untagged host is packed as well.
+        :raises ValueError: a shape is nonsense
+        """
+        for shape in profile.shapes:
+            _check(shape)
+        here = set(present)
+        shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
+        if not any(here & set(shape.counts) for shape in profile.shapes):
+            shapes = [
+                attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
+                for label in sorted(set(wanted))
+                for shape in DEFAULT.shapes
+            ]
+        labels = tuple(sorted({label for shape in shapes for label in shape.counts}))
+        measures = tuple(_measure(shape, labels) for shape in shapes)
+        return cls(
+            labels,
+            measures,
+            any(one.cpus or one.pages for one in measures),
+            sum(one.worth for one in measures),
+        )
+
+    def value(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
+        """What one domain of *level* is worth.
+
+        :param free: free devices of each label
+        :param limits: see limits_of(); None: nothing but devices limits it
+        """
+        total = 0
+        for number, one in enumerate(self.measures):
+            if one.level < level:
+                continue
+            # On the host whole servers count, below it their groups.
+            times = one.groups if level is Level.HOST else 1
+            count = min(free[label] // (need * times) for label, need in one.needs)
+            if limits is not None:
+                limit = limits[number]
+                if limit is not None and limit < count:
+                    count = limit
+            total += one.worth * times * count
+        return total
+
+    def limits_of(self, node: HostNode, cell: Cell | None = None) -> Limits:
+        """How many groups of each shape one NUMA node has CPUs and pages for.
+
+        :param cell: a guest cell that takes its share before
+        """
+        return tuple(
+            _room([node], [] if cell is None else [cell], one, True) for one in self.measures
+        )
+
+    def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[Cell]) -> Limits:
+        """How many servers of each shape the host has CPUs and pages for."""
+        return tuple(_room(nodes, cells, one, False) for one in self.measures)
 
 
-def countable(demand: Demand, items: Iterable[Item]) -> tuple[int, ...]:
-    """Indices of the names that are served by devices given one by one."""
-    plenty = 0
-    for item in items:
-        if item.free > 1:
-            plenty |= item.kind
-    return tuple(i for i in range(len(demand.names)) if not plenty >> i & 1)
+def _room(
+    nodes: Sequence[HostNode], cells: Sequence[Cell], one: _Measure, per_group: bool
+) -> int | None:
+    """Servers, or groups of them, of one shape; what is unknown limits nothing."""
+    share = one.groups if per_group else 1
+    rooms = []
+    if one.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):
+        have = sum(max(node.dedicated_cpus or 0, 0) for node in nodes)
+        have -= sum(cell.dedicated_cpus for cell in cells)
+        rooms.append(max(have, 0) // -(-one.cpus // share))
+    if one.pages and nodes and all(node.pages is not None for node in nodes):
+        have = sum(max((node.pages or {}).get(one.page_kib or 0, 0), 0) for node in nodes)
+        have -= sum(pages(cell) for cell in cells if cell.page_kib == one.page_kib)
+        rooms.append(max(have, 0) // -(-one.pages // share))
+    return min(rooms, default=None)
 
 
-def planned(
-    demand: Demand, counted: Iterable[int], caps: Mapping[int, int], groups: int, rank: Rank
-) -> Cost:
-    """Cost, in one domain with these capacities, of placing *groups* in it."""
-    if not groups or rank not in RANKS:
-        return ZERO
-    damage = left = 0
-    for index in counted:
-        free = demand.serving(caps, index)
-        taken = min(groups * demand.per_group[index], free)
-        damage += loss(free, taken)
-        left += free - taken
-    # Devices left over on the host are the same for every choice on it.
-    return (0, damage, left if rank is not Rank.HOST else 0, 0)
+def pages(cell: Cell) -> int:
+    """Pages of the cell's own size that it needs."""
+    return -(-cell.memory_kib // cell.page_kib) if cell.page_kib else 0
 
 
-def crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int) -> Cost:
-    """Cost of several functions of one adapter in one server.
-
-    The sum of the squares of how many functions each adapter gives, if they
-    are spread evenly over the adapters among *items*.
-    """
-    total = 0
-    for index in set(range(len(demand.names))) - set(counted):
-        adapters = sum(1 for item in items if item.kind >> index & 1)
-        if adapters:
-            each, more = divmod(groups * demand.per_group[index], adapters)
-            total += adapters * each * each + more * (2 * each + 1)
-    return (0, 0, 0, total)
+def _measure(shape: Shape, labels: Sequence[str]) -> _Measure:
+    size = sum(shape.counts.values())
+    return _Measure(
+        needs=tuple((labels.index(label), count) for label, count in shape.counts.items()),
+        groups=shape.groups,
+        worth=shape.weight * size,
+        level=shape.level,
+        cpus=shape.cpus,
+        page_kib=shape.page_kib,
+        pages=-(-shape.memory_kib // shape.page_kib) if shape.page_kib else 0,
+    )
 
 
-def done(
-    demand: Demand, counted: Iterable[int], items: Iterable[Item], used: Mapping[str, int]
-) -> tuple[int, int, int]:
-    """Cost of a finished choice.
-
-    :param used: item id -> devices taken
-    :returns: damage, devices left in the touched domains below the host, and
-        devices left on the host (of all kinds that the request wants)
-    """
-    indices = tuple(counted)
-    free: dict[tuple[Rank, Key, int], int] = {}
-    taken: dict[tuple[Rank, Key, int], int] = {}
-    touched: set[tuple[Rank, Key]] = set()
-    spare = 0
-    for item in items:
-        count = used.get(item.id, 0)
-        spare += item.free - count
-        for rank in RANKS:
-            key = item.keys[rank]
-            if count:
-                touched.add((rank, key))
-            for index in indices:
-                if item.kind >> index & 1:
-                    where = (rank, key, index)
-                    free[where] = free.get(where, 0) + item.free
-                    taken[where] = taken.get(where, 0) + count
-    damage = left = 0
-    for (rank, key, index), have in free.items():
-        went = taken[rank, key, index]
-        damage += loss(have, went)
-        if (rank, key) in touched and rank is not Rank.HOST and key[0] != ALONE:
-            left += have - went
-    return damage, left, spare
+def _check(shape: Shape) -> None:
+    counts: Mapping[str, int] = shape.counts
+    if not counts or min(counts.values()) < 1:
+        raise ValueError(f"a shape of the profile has no devices: {dict(counts)}")
+    if shape.groups < 1 or shape.weight < 0:
+        raise ValueError(
+            f"the shape {dict(counts)} has {shape.groups} groups and weight {shape.weight}; "
+            "groups must be 1 or more, weights 0 or more"
+        )
+    if shape.cpus < 0 or shape.memory_kib < 0 or (shape.page_kib or 1) < 1:
+        raise ValueError(f"the shape {dict(counts)} has negative CPUs or memory")

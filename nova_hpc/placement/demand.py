@@ -17,6 +17,9 @@ from nova_hpc.placement.model import Request
 #: Hall's condition is checked for every subset of the names.
 MAX_NAMES = 8
 
+#: More devices of one alias than any host has.
+MAX_COUNT = 65536
+
 
 @attrs.frozen
 class Demand:
@@ -61,6 +64,14 @@ class Demand:
                 raise ValueError(
                     f"{want.count} of {want.name!r} are wanted, the groups hold {used[want.key]}"
                 )
+            if want.count > MAX_COUNT:
+                raise ValueError(f"{want.count} of {want.name!r} are wanted, at most {MAX_COUNT}")
+        ids = [cell.id for cell in request.cells]
+        if len(set(ids)) != len(ids):
+            raise ValueError("two guest cells of the request have the same number")
+        for cell in request.cells:
+            if min(cell.dedicated_cpus, cell.memory_kib) < 0 or (cell.page_kib or 1) < 1:
+                raise ValueError(f"guest cell {cell.id} asks for negative CPUs or memory")
         per_group = sizes.pop()
         weights = tuple(
             sum(count for i, count in enumerate(per_group) if mask >> i & 1)

@@ -26,6 +26,10 @@ Key = tuple[str, ...]
 ALONE: Final = "alone"
 
 
+#: More functions than a PCI function can have (SR-IOV counts them in 16 bits).
+MAX_FREE: Final = 65535
+
+
 class Rank(enum.IntEnum):
     """How tight a domain is; smaller is tighter. Each contains the former."""
 
@@ -58,6 +62,9 @@ class Item:
     keys: tuple[Key, ...]  # its domain at each rank
     location: Location
     unit: str | None
+    #: What damage counts the devices as: the role, or for pools without one
+    #: the name of the want that they serve; None: not counted.
+    label: str | None = None
 
     @property
     def order(self) -> tuple[str, str]:
@@ -106,6 +113,10 @@ class Site:
     #: names of devices left out, because another function of their unit
     #: serves nothing that was asked for
     useless: tuple[str, ...] = ()
+    #: what else is free; counted by the damage only
+    rest: tuple[Item, ...] = ()
+    #: what is not believed, each with the reason
+    ignored: tuple[str, ...] = ()
 
 
 def capacities(items: Iterable[Item]) -> dict[int, int]:
@@ -117,36 +128,42 @@ def capacities(items: Iterable[Item]) -> dict[int, int]:
 
 
 def survey(demand: Demand, host: Host) -> Site:
-    """Translate *host*: merge duplicates, drop what cannot serve, sort."""
-    pools: dict[str, Pool] = {}
-    for pool in sorted(host.pools, key=lambda p: (p.id, p.free, p.name, repr(p.location))):
-        # Of a pool that is listed twice the smaller count is believed.
-        pools.setdefault(pool.id, pool)
-    ordered = sorted(pools.values(), key=lambda p: (p.name, p.id))
+    """Translate *host*: merge duplicates, drop what cannot serve, sort.
+
+    :raises ValueError: the host lists one NUMA node twice, with different data.
+    """
+    ordered, ignored, broken = _believed(host.pools)
     nodes, socket_of = _nodes(host.nodes, ordered)
     places = settle([pool.location for pool in ordered], socket_of)
     kinds = [demand.kind(pool.serves) for pool in ordered]
-    broken = {
+    broken |= {
         pool.unit
         for pool, kind in zip(ordered, kinds, strict=True)
         if pool.unit is not None and (kind == 0 or pool.free < 1)
     }
-    items, useless, members = [], [], dict[str, list[Item]]()
+    items, useless, rest, members = [], [], [], dict[str, list[Item]]()
     for pool, kind, place in zip(ordered, kinds, places, strict=True):
-        if kind == 0 or pool.free < 1:
+        if pool.free < 1:
             continue
-        if pool.unit in broken and pool.unit is not None:
+        usable = kind != 0 and pool.unit not in broken
+        if kind and not usable:
             useless.append(pool.name)
-            continue
+        label = pool.role
+        if label is None and kind:
+            label = demand.names[(kind & -kind).bit_length() - 1]
         item = Item(
             id=pool.id,
             name=pool.name,
             free=pool.free,
-            kind=kind,
+            kind=kind if usable else 0,
             keys=_keys(pool.id, place),
             location=place,
-            unit=pool.unit,
+            unit=pool.unit if usable else None,
+            label=label,
         )
+        if not usable:
+            rest.append(item)
+            continue
         items.append(item)
         if pool.unit is not None:
             members.setdefault(pool.unit, []).append(item)
@@ -156,7 +173,34 @@ def survey(demand: Demand, host: Host) -> Site:
             units.append(Unit(name, tuple(group)))
         else:  # a unit of one device is no constraint
             items[items.index(group[0])] = attrs.evolve(group[0], unit=None)
-    return Site(tuple(items), tuple(units), nodes, tuple(useless))
+    return Site(tuple(items), tuple(units), nodes, tuple(useless), tuple(rest), tuple(ignored))
+
+
+def _believed(pools: Iterable[Pool]) -> tuple[list[Pool], list[str], set[str]]:
+    """The pools by name, each once, what is wrong with the others, and their units."""
+    by_id: dict[str, Pool] = {}
+    twice: dict[str, str] = {}
+    ignored = []
+    for pool in pools:
+        other = by_id.setdefault(pool.id, pool)
+        if other is pool:
+            continue
+        if attrs.evolve(other, free=pool.free) != pool:
+            twice[pool.id] = min(pool.name, other.name)
+        elif pool.free < other.free:
+            # Of a pool that is listed twice the smaller count is believed.
+            by_id[pool.id] = pool
+    broken = {pool.unit for pool in pools if pool.id in twice and pool.unit is not None}
+    for identifier, name in sorted(twice.items()):
+        del by_id[identifier]
+        ignored.append(f"{name} is listed twice with different data")
+    ordered = sorted(by_id.values(), key=lambda pool: (pool.name, pool.id))
+    for pool in ordered:
+        if not 0 <= pool.free <= MAX_FREE:
+            ignored.append(f"{pool.name} is said to have {pool.free} free devices")
+            if pool.unit is not None:
+                broken.add(pool.unit)
+    return [pool for pool in ordered if pool.free <= MAX_FREE], ignored, broken
 
 
 def places(host: Host) -> dict[str, Location]:
@@ -214,7 +258,8 @@ def _nodes(
     }
     by_id: dict[int, HostNode] = {}
     for node in nodes:
-        by_id.setdefault(node.id, node)
+        if by_id.setdefault(node.id, node) != node:
+            raise ValueError(f"the host lists NUMA node {node.id} twice, with different data")
         if node.socket is not None:
             socket_of[node.id] = node.socket
     if not by_id:

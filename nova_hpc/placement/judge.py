@@ -64,7 +64,8 @@ def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
     where = places(host)
     only = attrs.evolve(
         host,
-        pools=_pools(mine, where),
+        pools=_pools(mine, where) + _ghosts(host),
+        nvlink=_sets(host, mine),
         nodes=tuple(attrs.evolve(n, dedicated_cpus=None, pages=None) for n in host.nodes),
     )
     answer = choose(request, only)
@@ -98,6 +99,28 @@ def _pools(mine: Sequence[tuple[str, Pool]], where: Mapping[str, Location]) -> t
         )
         for (key, identifier), count in counts.items()
     )
+
+
+def _ghosts(host: Host) -> tuple[Pool, ...]:
+    """NVLink devices that nobody can take; they say which wants are for NVLink."""
+    linked = {one for members in host.nvlink for one in members}
+    return tuple(
+        attrs.evolve(pool, id=f"\0{pool.id}", free=0, unit=None)
+        for pool in host.pools
+        if pool.id in linked
+    )
+
+
+def _sets(host: Host, mine: Sequence[tuple[str, Pool]]) -> tuple[frozenset[str], ...]:
+    """The NVLink sets that are wholly claimed, under the names of _pools()."""
+    claimed = {pool.id: f"{key}\0{pool.id}" for key, pool in mine if pool.free == 1}
+    sets = [
+        frozenset(claimed[one] for one in members)
+        for members in host.nvlink
+        if all(one in claimed for one in members)
+    ]
+    ghosts = frozenset(pool.id for pool in _ghosts(host))
+    return (*sets, ghosts) if ghosts else tuple(sets)
 
 
 def _split_unit(host: Host, mine: Sequence[Pool]) -> Answer | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
 from nova_hpc.placement.cells import fits, lacks, seatings
-from nova_hpc.placement.damage import ZERO, Cost
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import ALONE, Key, Rank, Site, capacities
-from nova_hpc.placement.model import Cell, Miss, Policy, Request
+from nova_hpc.placement.estimate import ZERO, Cost
+from nova_hpc.placement.model import Cell, Miss, Nvlink, Policy, Request
+from nova_hpc.placement.nvlink import Links
 from nova_hpc.placement.tables import Stage, choices, regions, wide_units
 from nova_hpc.topology.level import Distance, Level
 
@@ -36,18 +39,41 @@ def groups(count: int) -> str:
     return f"{count} group" if count == 1 else f"{count} groups"
 
 
-def chosen(request: Request, demand: Demand, site: Site, level: Level, far: Distance) -> str:
+def chosen(
+    request: Request,
+    demand: Demand,
+    site: Site,
+    links: Links,
+    level: Level,
+    far: Distance,
+    misses: int,
+) -> str:
     """Why a set is what it is."""
     what = counts(demand.names, demand.per_group)
     each = "" if demand.groups == 1 else f"{groups(demand.groups)} of "
     text = f"{each}{what} {PLACES[level]} ({far.name})"
     if level > request.level:
         text += f"; not {PLACES[request.level]}: {_level_text(demand, site, request)}"
+    if request.nvlink is not Nvlink.NONE:
+        if not misses:
+            each = "a whole NVLink set" if demand.groups == 1 else "each a whole NVLink set"
+            text += f"; {each}"
+        elif not links.known:
+            text += "; no NVLink sets are known here"
+        else:
+            text += f"; {groups(misses)} not a whole NVLink set"
     return text
 
 
-def miss(request: Request, demand: Demand, site: Site) -> Miss:
+def miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
     """The nearest that the host comes to *request*, which it does not fit."""
+    found = _miss(request, demand, site, links)
+    if not site.ignored:
+        return found
+    return attrs.evolve(found, operator=f"{found.operator}; {_some(site.ignored)}")
+
+
+def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
     plain = Stage(Rank.HOST, Rank.HOST)
     caps = capacities(site.items)
     have = [demand.serving(caps, i) for i in range(len(demand.names))]
@@ -81,7 +107,30 @@ def miss(request: Request, demand: Demand, site: Site) -> Miss:
     if most_groups(demand, site, Stage(widest, Rank.HOST)) < demand.groups:
         text = _level_text(demand, site, request, widest.level)
         return Miss(operator=text, user=text)
+    if request.nvlink is Nvlink.REQUIRED:
+        return _nvlink_miss(request, demand, links)
     return _cells_miss(request, demand, site, widest)
+
+
+def _nvlink_miss(request: Request, demand: Demand, links: Links) -> Miss:
+    """The devices are there, but not as whole NVLink sets in the right place."""
+    if not links.known:
+        text = "no NVLink sets are known or wholly free here"
+        return Miss(operator=text, user=text)
+    if not links.names:
+        text = "none of the devices asked for is in an NVLink set"
+        return Miss(operator=text, user=text)
+    size = sum(demand.per_group[i] for i in links.names)
+    what = counts(
+        [demand.names[i] for i in links.names], [demand.per_group[i] for i in links.names]
+    )
+    text = f"{len(links.sets)} whole NVLink sets of {what} free (needs {demand.groups} apart"
+    if not links.sets:
+        text = f"no whole NVLink set of {size} free (needs {groups(demand.groups)} of {what})"
+        return Miss(operator=text, user=text)
+    text += f", {PLACES[request.level]}" if request.policy is Policy.REQUIRED else ""
+    text += ", next to CPUs and memory of the guest)" if request.cells else ")"
+    return Miss(operator=text, user=text)
 
 
 def most_groups(demand: Demand, site: Site, stage: Stage) -> int:

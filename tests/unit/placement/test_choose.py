@@ -169,13 +169,22 @@ def test_a_device_off_the_cell_is_not_near_it() -> None:
 
 def test_alternatives_lie_elsewhere() -> None:
     sets = choose(ask(cells=1, gpu=2), host(*DGX), limit=8).sets
-    assert [sorted(pick.pool for pick in one.picks) for one in sets[:2]] == [
+    assert [sorted(pick.pool for pick in one.picks) for one in sets] == [
         ["gpu00", "gpu01"],
         ["gpu04", "gpu05"],
+        # Equals, on other devices of the same nodes.
+        ["gpu02", "gpu03"],
+        ["gpu06", "gpu07"],
     ]
-    assert [one.cells for one in sets[:2]] == [{0: 0}, {0: 1}]
-    # The last one is on the same node, on its other switch.
-    assert len(sets) == 3
+    assert [one.cells for one in sets] == [{0: 0}, {0: 1}, {0: 0}, {0: 1}]
+    assert len({one.score for one in sets}) == 1
+
+
+def test_alternatives_of_another_class_come_before_equals() -> None:
+    """One GPU: from the broken switch, then a whole one, then the other whole one."""
+    sets = choose(ask(gpu=1), host(*gpus(0, 0, 1, 1, 2)), limit=8).sets
+    assert [pick.pool for one in sets for pick in one.picks] == ["gpu04", "gpu00", "gpu02"]
+    assert sets[0].score < sets[1].score == sets[2].score
 
 
 def test_a_packed_host_scores_better_than_a_whole_one() -> None:

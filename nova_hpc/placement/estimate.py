@@ -1,0 +1,116 @@
+"""What a placement takes away from those who come later.
+
+A domain (switch, PCIe root, NUMA node, host) with *n* free devices can still
+hold ``n // s`` groups of *s* devices. The damage of taking some of them is the
+number of such groups that are lost, each counted with its size, summed over
+the sizes 2, 4, 8 and 16 and over the domains. Taking one GPU of a whole switch
+of four costs 2 + 4; taking the third of three costs nothing but itself.
+
+Only devices that are given one by one are counted. Functions of which a pool
+has several (virtual functions) are plenty, and what matters for them is how
+many share one adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from nova_hpc.placement.demand import Demand
+from nova_hpc.placement.domains import ALONE, Item, Key, Rank
+
+SIZES: Final = (2, 4, 8, 16)
+
+#: The domains that are worth keeping whole.
+RANKS: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA, Rank.HOST)
+
+#: (sum of the ranks of the groups, damage, devices left over in the domains
+#: that were touched, crowding of adapters that give several functions)
+Cost = tuple[int, int, int, int]
+
+ZERO: Final[Cost] = (0, 0, 0, 0)
+
+
+def plus(one: Cost, other: Cost) -> Cost:
+    """Sum of two costs."""
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+
+
+def loss(free: int, taken: int) -> int:
+    """Damage to one domain with *free* devices when *taken* of them go."""
+    return sum(size * (free // size - max(free - taken, 0) // size) for size in SIZES)
+
+
+def countable(demand: Demand, items: Iterable[Item]) -> tuple[int, ...]:
+    """Indices of the names that are served by devices given one by one."""
+    plenty = 0
+    for item in items:
+        if item.free > 1:
+            plenty |= item.kind
+    return tuple(i for i in range(len(demand.names)) if not plenty >> i & 1)
+
+
+def planned(
+    demand: Demand, counted: Iterable[int], caps: Mapping[int, int], groups: int, rank: Rank
+) -> Cost:
+    """Cost, in one domain with these capacities, of placing *groups* in it."""
+    if not groups or rank not in RANKS:
+        return ZERO
+    damage = left = 0
+    for index in counted:
+        free = demand.serving(caps, index)
+        taken = min(groups * demand.per_group[index], free)
+        damage += loss(free, taken)
+        left += free - taken
+    # Devices left over on the host are the same for every choice on it.
+    return (0, damage, left if rank is not Rank.HOST else 0, 0)
+
+
+def crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int) -> Cost:
+    """Cost of several functions of one adapter in one server.
+
+    The sum of the squares of how many functions each adapter gives, if they
+    are spread evenly over the adapters among *items*.
+    """
+    total = 0
+    for index in set(range(len(demand.names))) - set(counted):
+        adapters = sum(1 for item in items if item.kind >> index & 1)
+        if adapters:
+            each, more = divmod(groups * demand.per_group[index], adapters)
+            total += adapters * each * each + more * (2 * each + 1)
+    return (0, 0, 0, total)
+
+
+def done(
+    demand: Demand, counted: Iterable[int], items: Iterable[Item], used: Mapping[str, int]
+) -> tuple[int, int, int]:
+    """Cost of a finished choice.
+
+    :param used: item id -> devices taken
+    :returns: damage, devices left in the touched domains below the host, and
+        devices left on the host (of all kinds that the request wants)
+    """
+    indices = tuple(counted)
+    free: dict[tuple[Rank, Key, int], int] = {}
+    taken: dict[tuple[Rank, Key, int], int] = {}
+    touched: set[tuple[Rank, Key]] = set()
+    spare = 0
+    for item in items:
+        count = used.get(item.id, 0)
+        spare += item.free - count
+        for rank in RANKS:
+            key = item.keys[rank]
+            if count:
+                touched.add((rank, key))
+            for index in indices:
+                if item.kind >> index & 1:
+                    where = (rank, key, index)
+                    free[where] = free.get(where, 0) + item.free
+                    taken[where] = taken.get(where, 0) + count
+    damage = left = 0
+    for (rank, key, index), have in free.items():
+        went = taken[rank, key, index]
+        damage += loss(have, went)
+        if (rank, key) in touched and rank is not Rank.HOST and key[0] != ALONE:
+            left += have - went
+    return damage, left, spare
