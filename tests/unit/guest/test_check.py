@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.guest import build, command, compare, document, install
+from nova_hpc.topology.guest import Abi, Device, Mode, plan
 from nova_hpc.topology.level import distance
 from nova_hpc.topology.promise import Cell
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
 from tests.unit.topology import nccl_reader
-from virt_driver_patches import fwcfg
+from virt_driver_patches import fwcfg, mirror
 
 CELLS = (Cell(8, 1 << 24, 1048576, 1), Cell(8, 1 << 24, 1048576, 0))
 #: The host's node 0 is the guest's cell 1: numbers must not be mixed up.
@@ -74,6 +75,26 @@ def test_a_mirrored_guest_is_as_promised(server):
             assert shown["devices"][one]["distances"][other] == distance(*places).name
         for number, address in enumerate(chosen):
             assert shown["devices"][number]["address"] == guest.folders[address].name
+
+
+@given(servers(), st.sampled_from(list(Mode)))
+def test_the_trees_of_the_driver_are_as_promised(server, mode):
+    """What the transform of the domain makes is what the guest is told."""
+    node, chosen, _ = server
+    devices = [Device(each, node.function(each).location) for each in chosen]
+    abi = Abi(mode)
+    xml = domain_of(node, chosen, HOME, False)
+    xml = mirror.apply(xml, plan(devices, HOME, abi), abi)
+    xml = fwcfg.tell(xml, node, mode.value, CELLS, {})
+    laid_down = [path is not None for _, path in fwcfg.guest_paths(etree.fromstring(xml))]
+    assert laid_down == [mode is not Mode.FLAT] * len(chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        guest = boot(Path(folder), xml, node, MEMORY)
+        assert run(guest, "check") == (
+            0,
+            f"As promised: {len(chosen)} devices, 2 NUMA nodes, topology {mode.value}.\n",
+            "",
+        )
 
 
 def remove(guest, victim, dice):
@@ -542,3 +563,48 @@ def test_the_file_cannot_be_written(tmp_path, capsys):
 def test_fill_leaves_what_is_no_placeholder():
     text = '<pci busid="ffff:ff:01.0">\n  <pci busid="device-1" class="0x03"/>\n</pci>\n'
     assert install.fill(text, {}) == ('<pci busid="ffff:ff:01.0">\n</pci>\n', [1])
+
+
+# -- the user guide ----------------------------------------------------------------
+
+GUIDE = Path(build.__file__).parents[2] / "docs/source/user/guest.rst"
+
+
+def block(after: str) -> str:
+    """The literal block that follows a line of the guide, without its indentation."""
+    lines = GUIDE.read_text().partition(after)[2].splitlines()
+    start = next(
+        index
+        for index, line in enumerate(lines)
+        if line.startswith("   ") and not lines[index - 1].startswith("..")
+    )
+    found = itertools.takewhile(lambda line: not line or line.startswith("   "), lines[start:])
+    return "\n".join(line[3:] for line in found).strip("\n") + "\n"
+
+
+def test_the_guide_shows_what_the_command_prints(guest):
+    assert block("in the words of NCCL and ``nvidia-smi topo``::") == run(guest, "show")[1]
+
+
+def test_the_script_of_the_guide_names_the_nearest_adapter(guest, tmp_path):
+    folder = guest.folders["0000:98:00.0"]
+    (folder / "infiniband/mlx5_3").mkdir(parents=True)
+    (folder / "net/ib0").mkdir(parents=True)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "real").write_bytes(build.single_file())
+    (tools / "nova-hpc-guest").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" "{tools}/real" "$@" --root "{guest.root}"\n'
+    )
+    (tools / "nova-hpc-guest").chmod(0o755)
+    done = subprocess.run(
+        [
+            "sh",
+            "-euc",
+            block("distances and the names of the adapters.") + 'echo "$UCX_NET_DEVICES"',
+        ],
+        env={"PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("mlx5_3:1\n", "")

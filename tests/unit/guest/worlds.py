@@ -79,6 +79,7 @@ def hosts(draw: st.DrawFn, nodes: int = 2) -> Node:
 def domain_of(node: Node, chosen: list[str], cells: dict[int, int], mirror: bool) -> str:
     """A domain with *chosen* passed through: mirrored, or without addresses."""
     domain = etree.Element("domain", type="kvm")
+    etree.SubElement(etree.SubElement(domain, "os"), "type", machine="q35").text = "hvm"
     devices = etree.SubElement(domain, "devices")
     index = itertools.count(0)
     made: dict[object, int] = {}
@@ -193,7 +194,7 @@ def boot(root: Path, xml: str, node: Node, cells: list[tuple[int, int]]) -> Gues
             here = f"{where}/0000:{bus:02x}:{slot:02x}.{number}"
             if element.tag == "hostdev":
                 write(element, here, numa)
-            elif element.get("model") != "pcie-expander-bus":
+            elif element.get("index") and element.get("model") != "pcie-expander-bus":
                 function_files(here, "1b36", "000c", "060400", numa, "pcieport")
                 last_bus = max(last_bus, bus) + 1
                 descend(int(element.get("index")), last_bus, here, numa)
