@@ -1,0 +1,153 @@
+"""The commands of ``nova-hpc device``, as an operator types them."""
+
+import json
+
+import pytest
+
+from nova_hpc.cli import device
+from nova_hpc.cli.main import NovaHpc
+from nova_hpc.tracker import quarantine
+from tests.unit.tracker.hygiene_node import GPU, OTHER, make
+
+SERVER = "11111111-1111-1111-1111-111111111111"
+COMMANDS = {
+    "list": device.List,
+    "show": device.Show,
+    "check": device.Check,
+    "quarantine": device.PutAway,
+    "release": device.Release,
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = make(tmp_path)
+    groups = tmp_path / "sys/kernel/iommu_groups"
+    for number, address in enumerate((GPU, OTHER)):
+        (groups / str(number) / "devices").mkdir(parents=True)
+        (groups / str(number) / "devices" / address).symlink_to(node.devices / address)
+        (node.devices / address / "iommu_group").symlink_to(groups / str(number))
+    (tmp_path / "nova.conf").write_text(
+        f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
+        f"hygiene_file = {node.state}\nquarantine_file = {node.quarantine}\nreset_timeout = 20\n"
+    )
+    node.keeper().sweep(node.candidates(GPU, OTHER), frozenset)
+    return node
+
+
+@pytest.fixture
+def ask(node, capsys):
+    def run(*words):
+        app = NovaHpc()
+        for name, command in COMMANDS.items():
+            app.command_manager.add_command(f"device {name}", command)
+        status = app.run(["device", *words, "--config-file", str(node.root / "nova.conf")])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def listed(ask):
+    status, out, _ = ask("list", "--format", "json")
+    assert status == 0
+    return {row["Address"]: row for row in json.loads(out)}
+
+
+def test_the_life_of_a_quarantine(node, ask):
+    assert {row["State"] for row in listed(ask).values()} == {"free"}
+    assert ask("check", GPU) == (0, f"{GPU}: as its baseline says\n", "")
+    node.keeper().give(SERVER, node.candidates(GPU))
+    assert (listed(ask)[GPU]["State"], listed(ask)[GPU]["Server"]) == ("in use", SERVER)
+    # Its reset fails when its server is gone.
+    (node.devices / GPU / "reset").unlink()
+    node.keeper().take_back(SERVER, {})
+    assert listed(ask)[GPU] == {
+        "Address": GPU,
+        "Role": "gpu",
+        "State": "quarantined",
+        "Reason": "the kernel knows no way to reset it",
+        "Server": "",
+    }
+    status, out, err = ask("release", GPU)
+    assert (status, out) == (1, "")
+    assert err == f"{GPU}: stays in quarantine: the kernel knows no way to reset it\n"
+    assert listed(ask)[GPU]["State"] == "quarantined"
+    node.write(GPU, "reset", "")
+    status, out, err = ask("release", GPU.upper())
+    assert (status, err) == (0, "")
+    assert "back in service" in out
+    assert node.resets(GPU)
+    assert listed(ask)[GPU]["State"] == "free"
+    status, _, err = ask("release", GPU)
+    assert status == 2
+    assert "not in quarantine" in err
+
+
+def test_show(node, ask):
+    node.config(GPU, device=0x2331)
+    status, out, _ = ask("show", GPU, "--format", "json")
+    shown = json.loads(out)
+    assert status == 0
+    assert shown["Reset methods"] == "flr bus"
+    assert json.loads(shown["Baseline"])["answers"]["product_id"] == "2330"
+    assert shown["Differences"] == "its product_id is 2331 by its own answer, and was 2330"
+
+
+def test_a_replaced_card(node, ask):
+    node.config(GPU, device=0x2331)
+    status, out, _ = ask("check", GPU)
+    assert status == 1
+    assert "product_id is 2331" in out
+    assert ask("check", GPU, "--accept")[0] == 0
+    assert ask("check", GPU)[0] == 0
+
+
+def test_an_operator_takes_a_device_away(node, ask):
+    assert ask("quarantine", GPU, "--reason", "ticket 4711:\n  loses its NVLink")[0] == 0
+    assert listed(ask)[GPU]["Reason"] == "ticket 4711: loses its NVLink"
+    assert "in quarantine" in node.keeper().give(SERVER, node.candidates(GPU))[GPU]
+
+
+def test_a_device_of_a_server_is_left_alone(node, ask):
+    node.keeper().give(SERVER, node.candidates(GPU))
+    assert ask("quarantine", GPU, "--reason", "x")[0] == 0
+    for words in (["release", GPU], ["check", GPU, "--accept"]):
+        status, _, err = ask(*words)
+        assert status == 2
+        assert SERVER in err
+    assert not node.resets(GPU)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["show", "gpu3"], "not a PCI address"),
+        (["show", "0000:41:00.0/../x"], "not a PCI address"),
+        (["check", "0000:99:00.0"], "no such device"),
+        (["quarantine", "0000:99:00.0", "--reason", "x"], "no such device"),
+        (["quarantine", GPU, "--reason", " "], "say why"),
+    ],
+)
+def test_bad_input(ask, words, text):
+    status, _, err = ask(*words)
+    assert status == 2
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_broken_files(node, ask):
+    quarantine.put(node.quarantine, GPU, "x")
+    node.quarantine.write_text("{")
+    node.state.write_text("[")
+    status, _, err = ask("list")
+    assert status == 0
+    assert err.count("its copy is used") == 2
+    (node.root / ".quarantine.json.copy").unlink()
+    assert {row["State"] for row in listed(ask).values()} == {"quarantined"}
+    status, _, err = ask("quarantine", OTHER, "--reason", "x")
+    assert status == 2
+    assert "repair or remove it first" in err
+    (node.root / "nova.conf").write_text("[hpc]\nreset_timeout = soon\n")
+    status, _, err = ask("list")
+    assert status == 2
+    assert "configuration cannot be read" in err
