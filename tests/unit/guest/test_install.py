@@ -1,0 +1,135 @@
+"""What install leaves, and the command as a single file."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import gzip
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import yaml
+
+from nova_hpc.guest import build, install
+from tests.unit.guest.servers import fw_cfg_of, gpu_of, remove, run
+from tests.unit.topology import nccl_reader
+
+
+def test_install_and_what_it_leaves(guest):
+    (guest.root / "etc").mkdir()
+    (guest.root / "etc/nccl.conf").write_text("NCCL_DEBUG=WARN")
+    status, out, _ = run(guest, "install", "--profile")
+    assert status == 0
+    assert "added NCCL_TOPO_FILE to /etc/nccl.conf" in out
+    assert (guest.root / "etc/nccl.conf").read_text() == (
+        "NCCL_DEBUG=WARN\nNCCL_TOPO_FILE=/run/nova-hpc/nccl-topology.xml\n"
+    )
+    environment = guest.root / "run/nova-hpc/environment"
+    assert environment.read_text() == "NCCL_TOPO_FILE=/run/nova-hpc/nccl-topology.xml\n"
+    profile = guest.root / "etc/profile.d/nova-hpc.sh"
+    subprocess.run(["sh", "-n", profile], check=True)
+    # A second time nothing changes, and nothing is said.
+    assert run(guest, "install", "--profile") == (0, "", "")
+    # Those who are not root have a copy.
+    fw_cfg = guest.root / "sys/firmware/qemu_fw_cfg"
+    fw_cfg.rename(guest.root / "elsewhere")
+    assert run(guest, "check")[0] == 0
+    # Booted without a document: the old topology must not stay.
+    (guest.root / "run/nova-hpc/guest.json").unlink()
+    assert run(guest, "install", "--if-present") == (0, "", "")
+    assert list((guest.root / "run/nova-hpc").iterdir()) == []
+
+
+def test_install_leaves_the_choice_of_others(guest):
+    (guest.root / "etc").mkdir()
+    (guest.root / "etc/nccl.conf").write_text("NCCL_TOPO_FILE=/opt/mine.xml\n")
+    status, out, _ = run(guest, "install")
+    assert status == 0
+    assert "/etc/nccl.conf names another NCCL_TOPO_FILE already" in out
+    assert (guest.root / "etc/nccl.conf").read_text() == "NCCL_TOPO_FILE=/opt/mine.xml\n"
+
+
+def test_install_does_not_follow_a_link(guest, tmp_path):
+    (guest.root / "etc").mkdir()
+    other = tmp_path / "other"
+    other.write_text("mine\n")
+    (guest.root / "etc/nccl.conf").symlink_to(other)
+    status, _, err = run(guest, "install")
+    assert status == 2
+    assert err == ("nova-hpc-guest: /etc/nccl.conf: a symbolic link; it is not overwritten\n")
+    assert other.read_text() == "mine\n"
+
+
+def test_a_device_that_is_not_there_is_not_in_the_topology(guest):
+    remove(guest, gpu_of(guest), None)
+    status, out, _ = run(guest, "install")
+    assert status == 0
+    assert "device 0 is not in /run/nova-hpc/nccl-topology.xml" in out
+    text = (guest.root / "run/nova-hpc/nccl-topology.xml").read_text()
+    assert nccl_reader.devices(nccl_reader.read(text)).keys() == {"0000:24:00.0", "0000:31:00.0"}
+
+
+def test_fill_leaves_what_is_no_placeholder():
+    text = '<pci busid="ffff:ff:01.0">\n  <pci busid="device-1" class="0x03"/>\n</pci>\n'
+    assert install.fill(text, {}) == ('<pci busid="ffff:ff:01.0">\n</pci>\n', [1])
+
+
+# -- packed ----------------------------------------------------------------------
+
+
+def test_the_single_file_needs_nothing_but_python(guest, tmp_path):
+    target = tmp_path / "nova-hpc-guest"
+    assert build.main([str(target)]) == 0
+    assert target.read_bytes() == build.single_file()
+    for arguments, status in ((["check"], 0), (["show"], 0), (["install"], 0)):
+        done = subprocess.run(
+            # No site-packages, no environment, nothing of this checkout.
+            [sys.executable, "-I", "-S", target, *arguments, "--root", guest.root],
+            capture_output=True,
+            text=True,
+            cwd="/",
+            env={},
+        )
+        assert (done.returncode, done.stderr) == (status, "")
+    executed = subprocess.run([target, "check", "--root", guest.root, "--quiet"], cwd="/")
+    assert executed.returncode == 0
+    # Neither a document nor the copy that install made.
+    fw_cfg_of(guest).unlink()
+    (guest.root / "run/nova-hpc/guest.json").unlink()
+    assert subprocess.run([target, "check", "--root", guest.root], cwd="/").returncode == 2
+
+
+def test_it_is_for_old_pythons():
+    for module in Path(build.__file__).parent.glob("*.py"):
+        ast.parse(module.read_text(), feature_version=(3, 8))
+        assert "removeprefix" not in module.read_text()
+        assert "removesuffix" not in module.read_text()
+    assert {f"{name}.py" for name in build._MODULES} == {
+        module.name for module in Path(build.__file__).parent.glob("*.py")
+    } - {"build.py"}
+
+
+def test_the_user_data(tmp_path):
+    target = tmp_path / "user-data"
+    assert build.main([str(target), "--cloud-config"]) == 0
+    text = target.read_text()
+    assert text.startswith("#cloud-config\n")
+    found = yaml.safe_load(text)
+    files = {
+        each["path"]: gzip.decompress(base64.b64decode(each["content"]))
+        for each in found["write_files"]
+    }
+    assert files[build.COMMAND] == build.single_file()
+    assert f"ExecStart={build.COMMAND} install".encode() in files[build.UNIT]
+    assert len(base64.b64encode(text.encode())) < 65536  # Nova's limit
+    assert zipfile.is_zipfile(io.BytesIO(files[build.COMMAND]))
+    # Twice the same: a user's data must not change by itself.
+    assert build.cloud_config() == text
+
+
+def test_the_file_cannot_be_written(tmp_path, capsys):
+    assert build.main([str(tmp_path / "no" / "where")]) == 2
+    assert "No such file" in capsys.readouterr().err
