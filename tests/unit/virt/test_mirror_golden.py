@@ -1,0 +1,100 @@
+"""The domains of version 1, byte for byte, and the pictures in the documentation.
+
+A change here is a change of the hardware of servers that exist: make a new
+version of the rules instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+
+from nova_hpc.topology import lstopo
+from nova_hpc.topology.guest import Abi, Device, Mode, picture, plan, windows
+from nova_hpc.topology.level import Location, distance
+from nova_hpc.topology.model import Bar
+from tests.unit.virt import mirror_reader
+from tests.unit.virt.mirror_worlds import UEFI, domain
+from virt_driver_patches import mirror
+
+TOP = Path(__file__).parents[3]
+GOLDEN = TOP / "tests/data/golden"
+PICTURES = TOP / "docs/source/user/pictures"
+#: A GPU of 32 GiB as the DGX-2 has them; a capture by lstopo has no BARs.
+GPU = (
+    Bar(1, 32 << 30, prefetchable=True, wide=True),
+    Bar(3, 32 << 20, prefetchable=True, wide=True),
+)
+
+
+def same(path: Path, text: str) -> None:
+    """Compare with a file; NOVA_HPC_RENEW_GOLDEN writes it."""
+    if os.environ.get("NOVA_HPC_RENEW_GOLDEN"):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+def two_sockets() -> list[Device]:
+    """GPU and VF below a switch on node 0, at root ports of their own on node 1."""
+    switch = Location(numa=0, socket=0, root="pci0000:20", switches=("0000:22:00.0",))
+    ports = [f"0000:80:0{number}.0" for number in range(2)]
+    bare = [Location(numa=1, socket=1, root="pci0000:80", switches=(port,)) for port in ports]
+    span = windows.of_bars(GPU)
+    return [
+        Device("0000:24:00.0", switch, span, clique=True),
+        Device("0000:25:10.0", switch),
+        Device("0000:81:00.0", bare[0], span, clique=True),
+        Device("0000:82:10.0", bare[1]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "cells", "options"),
+    [
+        ("mirror", Mode.MIRROR, {0: 0, 1: 1}, {}),
+        ("mirror-uefi", Mode.MIRROR, {0: 0, 1: 1}, {"loader": UEFI, "root_ports": 16}),
+        ("mirror-no-cells", Mode.MIRROR, {}, {}),
+        ("numa", Mode.NUMA, {0: 0, 1: 1}, {}),
+        ("numa-one-cell", Mode.NUMA, {1: 0}, {}),
+    ],
+)
+def test_version_1(valid, name, mode, cells, options):
+    rules = Abi(mode, version=1)
+    devices = two_sockets()
+    xml = domain([each.address for each in devices], cells=len(cells), **options)
+    text = mirror.apply(xml, plan(devices, cells, rules), rules)
+    valid(text)
+    same(GOLDEN / f"guest-v1-{name}.xml", text)
+
+
+@pytest.fixture(scope="session")
+def dgx2(captures):
+    """The GPUs of an NVIDIA DGX-2: host address -> device."""
+    node = lstopo.read(captures / "hwloc/nvidiaDGX2.xml")
+    found = [each for each in node.functions if each.vendor_id == "10de"]
+    gpus = [each for each in found if (each.class_code or "").startswith("03")]
+    return [Device(each.address, each.location, windows.of_bars(GPU), clique=True) for each in gpus]
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_a_dgx2(valid, dgx2, count):
+    # Every other GPU: one of each of the innermost switches.
+    devices = dgx2 if count == 16 else dgx2[::2]
+    assert len(devices) == count
+    rules = Abi(Mode.MIRROR, clique=True, version=1)
+    made = plan(devices, {0: 0, 1: 1}, rules)
+    xml = domain([each.address for each in devices], memory=1 << 30, loader=UEFI)
+    text = mirror.apply(xml, made, rules)
+    valid(text)
+    same(GOLDEN / f"guest-v1-dgx2-{count}.xml", text)
+    guest = mirror_reader.read(text)
+    for one, other in itertools.combinations(devices, 2):
+        seen = distance(guest.places[one.address], guest.places[other.address])
+        assert seen is distance(one.location, other.location)
+    names = {each.address: "GPU" for each in devices}
+    lines = [line.rstrip() for line in picture.lines(made, names)]
+    assert sum("GPU" in line for line in lines) == count
+    same(PICTURES / f"dgx2-{count}.txt", "\n".join(lines) + "\n")
