@@ -10,7 +10,6 @@ Pure functions on plain data; nothing here imports Nova.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,7 +58,13 @@ def synthesise(
         their amounts add up.
     :raises CandidateError: the template does not hold what it maps.
     """
-    candidate = copy.deepcopy(dict(template))
+    # Copied as deep as it is changed, which is much less than all of it.
+    candidate = dict(template)
+    candidate["allocations"] = {
+        provider: {**each, "resources": dict(each["resources"])}
+        for provider, each in template["allocations"].items()
+    }
+    candidate["mappings"] = {group: list(each) for group, each in template["mappings"].items()}
     allocations: dict[str, Any] = candidate["allocations"]
     mappings: dict[str, list[str]] = candidate["mappings"]
     for unit in units:

@@ -9,12 +9,17 @@ for the guest's cells are known before anything is claimed.
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
-from typing import Any
+import copy
+from collections.abc import Hashable, Mapping
+from typing import Any, Final
 
 import attrs
 from nova import objects
+from nova.pci import stats as pci_stats
 from nova.virt import hardware
+from oslo_serialization import jsonutils
+
+from scheduler_filters.cache import Cache
 
 
 @attrs.frozen
@@ -27,11 +32,119 @@ class Fit:
     refusal: str | None = None
 
 
+class _Light(pci_stats.PciDeviceStats):  # type: ignore[misc]
+    """Nova's statistics of one host, of which a copy costs next to nothing.
+
+    Nova copies them for every question, the topology of the host included,
+    and changes in the copy only which pools there are and their counts.
+    """
+
+    @classmethod
+    def of(cls, original: pci_stats.PciDeviceStats) -> _Light:
+        """The same statistics; *original* is not changed by what is asked here."""
+        light: _Light = copy.copy(original)
+        light.__class__ = cls
+        return light
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Light:
+        new = copy.copy(self)
+        new.pools = [dict(pool) for pool in self.pools]
+        return new
+
+
+@attrs.frozen
+class Question:
+    """What Nova's functions are asked about one server, whatever the host."""
+
+    spec: objects.RequestSpec
+    #: Nova looks only at the pools that the candidate names.
+    named: bool
+    #: The guest has NUMA cells.
+    celled: bool
+    #: Equal for servers that are alike to Nova; None: like no other.
+    key: Hashable
+
+    @classmethod
+    def of(cls, spec: objects.RequestSpec) -> Question:
+        """Read what does not depend on the host."""
+        topology = spec.numa_topology if "numa_topology" in spec else None
+        requests = spec.pci_requests.requests
+        named = all(
+            request.source == objects.InstancePCIRequest.FLAVOR_ALIAS for request in requests
+        )
+        networks = "network_metadata" in spec and spec.network_metadata
+        key = None
+        if named and topology and not networks:
+            policies = tuple(str(request.numa_policy) for request in requests)
+            text = jsonutils.dumps(topology.obj_to_primitive(), sort_keys=True)
+            key = (text, policies)
+        return cls(spec, named, bool(topology), key)
+
+    def is_certain(self, ambiguous: bool) -> bool:
+        """Whether Nova cannot refuse free devices that match the aliases.
+
+        Without guest cells Nova looks only at the pools that the candidate
+        names: whether each matches its alias and has as many devices. Devices
+        of ports are not named, so they may compete with those that were chosen.
+
+        :param ambiguous: several pools of the host have one provider.
+        """
+        return self.named and not self.celled and not ambiguous
+
+
+_FITS: Final[Cache[Fit]] = Cache()
+
+
+def answer(
+    question: Question,
+    host_state: Any,
+    candidate: Mapping[str, Any],
+    chosen: Hashable,
+) -> Fit:
+    """Check one candidate on one host, or remember what Nova said before.
+
+    :param chosen: equal for candidates that are alike to Nova on hosts with
+        equal pools; it has to name the pools as well.
+    """
+    if question.key is None or not host_state.numa_topology:
+        return check(host_state, question.spec, candidate)
+    key = (
+        question.key,
+        chosen,
+        host_state.cpu_allocation_ratio,
+        host_state.ram_allocation_ratio,
+        tuple([_cell(cell) for cell in host_state.numa_topology.cells]),
+    )
+    return _FITS.get(key, lambda: check(host_state, question.spec, candidate))
+
+
+def _cell(cell: objects.NUMACell) -> Hashable:
+    """All that Nova reads of a host's NUMA node."""
+    return (
+        cell.id,
+        cell.socket if "socket" in cell else None,
+        cell.memory,
+        cell.memory_usage,
+        cell.cpu_usage,
+        frozenset(cell.cpuset),
+        frozenset(cell.pcpuset),
+        frozenset(cell.pinned_cpus),
+        tuple([frozenset(each) for each in cell.siblings]),
+        tuple(
+            [
+                (page.size_kb, page.total, page.used, page.reserved if "reserved" in page else 0)
+                for page in cell.mempages
+            ]
+        ),
+    )
+
+
 def check(host_state: Any, spec: objects.RequestSpec, candidate: Mapping[str, Any]) -> Fit:
     """Check one candidate on one host; neither of them is changed."""
     requests = spec.pci_requests.requests
     mapping = candidate["mappings"]
     topology = spec.numa_topology if "numa_topology" in spec else None
+    stats = _Light.of(host_state.pci_stats)
     numa_cells = None
     if topology:
         if not host_state.numa_topology:
@@ -49,14 +162,14 @@ def check(host_state: Any, spec: objects.RequestSpec, candidate: Mapping[str, An
             provider_mapping=mapping,
             limits=limits,
             pci_requests=requests,
-            pci_stats=host_state.pci_stats,
+            pci_stats=stats,
         )
         if not fitted:
             return Fit(refusal="too few free CPUs or memory pages on the NUMA nodes beside them")
         numa_cells = fitted.cells
-    elif not host_state.pci_stats.support_requests(requests, mapping):
+    elif not stats.support_requests(requests, mapping):
         return Fit(refusal="they are no longer free together")
-    refusal = _incomplete(host_state, requests, mapping, numa_cells)
+    refusal = _incomplete(stats, requests, mapping, numa_cells)
     if refusal:
         return Fit(refusal=refusal)
     cells = {} if numa_cells is None else {i: cell.id for i, cell in enumerate(numa_cells)}
@@ -64,7 +177,7 @@ def check(host_state: Any, spec: objects.RequestSpec, candidate: Mapping[str, An
 
 
 def _incomplete(
-    host_state: Any,
+    stats: pci_stats.PciDeviceStats,
     requests: list[objects.InstancePCIRequest],
     mapping: Mapping[str, list[str]],
     numa_cells: list[objects.InstanceNUMACell] | None,
@@ -76,7 +189,6 @@ def _incomplete(
     taken from the rest, and then silently gives the server fewer devices than
     it asked for.
     """
-    stats = host_state.pci_stats
     for request in requests:
         providers = stats._get_rp_uuids_for_request(mapping, request)
         if not providers:

@@ -26,6 +26,7 @@ from nova_hpc.placement.model import Miss
 from scheduler_filters import contract, offer, providers, reader
 from scheduler_filters import request as requests
 from scheduler_filters.once import Once
+from scheduler_filters.profile import YARDSTICKS
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -99,12 +100,13 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         except hpc_flavor.FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
+        order = offer.Order.of(spec, task, request, YARDSTICKS.current())
         passed = []
         for host in hosts:
             view = views.get(host)
             if view is None:
                 continue
-            outcome = _guarded(host, offer.place, host, spec, task, request, view)
+            outcome = _guarded(host, offer.place, host, order, view)
             if outcome is None:
                 passed.append(host)
             else:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import attrs
 from nova import objects
@@ -15,12 +15,23 @@ from oslo_log import log as logging
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Answer, DeviceSet, Miss, Request
+from nova_hpc.placement.spread import rotate
 from scheduler_filters import candidates, fit
-from scheduler_filters.reader import View
+from scheduler_filters.cache import Cache
+from scheduler_filters.profile import Yardstick
+from scheduler_filters.reader import Pattern, View
 from scheduler_filters.request import Task
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
+
+#: So many orders of equal devices there are. More would spread racing
+#: schedulers no better, and fewer are found in the cache again.
+_TURNS: Final = 64
+
+_ANSWERS: Final[Cache[Answer]] = Cache()
+_TURNED: Final[Cache[DeviceSet]] = Cache()
+_JUDGED: Final[Cache[Answer]] = Cache()
 
 
 @attrs.frozen
@@ -43,56 +54,140 @@ class Choice:
     devices: DeviceSet
 
 
-def place(
-    host: Any,
-    spec: objects.RequestSpec,
-    task: Task,
-    request: Request,
-    view: View,
-) -> Miss | None:
+@attrs.frozen
+class Order:
+    """One server: what all hosts are asked for."""
+
+    question: fit.Question
+    task: Task
+    request: Request
+    yardstick: Yardstick
+    #: Which of several equal device sets this server would like.
+    turn: int | None
+    #: Equal for orders with equal answers.
+    key: tuple[object, ...]
+
+    @classmethod
+    def of(
+        cls, spec: objects.RequestSpec, task: Task, request: Request, yardstick: Yardstick
+    ) -> Order:
+        """The order of one server, whose turn is decided by its UUID."""
+        turn = None
+        if CONF.hpc.spread_equal_sets:
+            name = str(spec.instance_uuid if "instance_uuid" in spec else "").encode()
+            turn = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _TURNS
+        # By hpc:group, roles decide about the groups.
+        groups = tuple(tuple(sorted(group.counts.items())) for group in request.groups)
+        key = (task.shape, groups, yardstick.number)
+        return cls(fit.Question.of(spec), task, request, yardstick, turn, key)
+
+
+def place(host: Any, order: Order, view: View) -> Miss | None:
     """Choose devices on one host and offer them; a miss if there are none."""
-    template = _template(host, task)
+    template = _template(host, order.task)
     if template is None:
         return Miss(
             operator="Placement offers no allocation candidate with all devices",
             user="the devices are not free in Placement",
         )
-    answer = choose(request, view.host, limit=CONF.hpc.candidates_per_host)
-    if not answer.sets:
-        return answer.miss or Miss("no device set", "no suitable set of devices is free")
-    refusals = []
-    for devices in spread(answer, spec):
-        taken = _assign(task, devices)
-        candidate = candidates.synthesise(template, task.units, taken)
-        fitted = fit.check(host, spec, candidate)
-        if fitted.refusal:
-            refusals.append(fitted.refusal)
-            continue
-        judged = judge(_fixed(request, fitted.cells), view.host, _claimed(devices))
-        if not judged.sets:
-            refusals.append(
-                judged.miss.operator if judged.miss else "Nova would take other NUMA nodes"
-            )
+    best = _choose(order, view.pattern, 1)
+    if not best.sets:
+        return best.miss or Miss("no device set", "no suitable set of devices is free")
+    refusals: list[Miss] = []
+    for devices in _alternatives(order, view.pattern, best):
+        taken = _assign(order.task, devices, view.providers)
+        candidate = candidates.synthesise(template, order.task.units, taken)
+        judged = _check(host, order, view, devices, candidate)
+        if isinstance(judged, Miss):
+            refusals.append(judged)
             continue
         # The earlier candidate may be claimed by now: replaced, never changed.
         host.allocation_candidates = [candidate]
-        host.hpc_choice = Choice(task.key, attrs.evolve(judged.sets[0], score=devices.score))
+        host.hpc_choice = Choice(order.task.key, attrs.evolve(judged, score=devices.score))
         LOG.debug(
             "%s, %s: offers %s at level %s (%s)",
             host.host,
             host.nodename,
-            [pool.name for pool in view.host.pools if pool.id in taken.values()],
-            judged.sets[0].level.word,
+            [pick.pool for pick in devices.picks],
+            judged.level.word,
             devices.reason,
         )
         return None
     return Miss(
         operator=(
-            f"{len(answer.sets)} suitable device sets are free, but Nova refuses each: "
-            + "; ".join(dict.fromkeys(refusals))
+            f"{len(refusals)} suitable device sets are free, but Nova refuses each: "
+            + "; ".join(dict.fromkeys(miss.operator for miss in refusals))
         ),
-        user="suitable devices are free, but not with enough CPUs and memory pages beside them",
+        user=refusals[0].user,
     )
+
+
+def _choose(order: Order, pattern: Pattern, limit: int) -> Answer:
+    return _ANSWERS.get(
+        (pattern.number, order.key, limit),
+        lambda: choose(order.request, pattern.host, limit, profile=order.yardstick.profile),
+    )
+
+
+def _alternatives(order: Order, pattern: Pattern, best: Answer) -> Iterator[DeviceSet]:
+    """The best set, and more only once it has been rejected."""
+    tried = []
+    for devices in best.sets:
+        turned = _turn(order, pattern, devices)
+        tried.append(turned.picks)
+        yield turned
+    if CONF.hpc.candidates_per_host > 1:
+        for devices in _choose(order, pattern, CONF.hpc.candidates_per_host).sets:
+            turned = _turn(order, pattern, devices)
+            if turned.picks not in tried:
+                tried.append(turned.picks)
+                yield turned
+
+
+def _turn(order: Order, pattern: Pattern, devices: DeviceSet) -> DeviceSet:
+    """Other devices that are exactly as good, in the server's own order.
+
+    Schedulers that work at the same moment would otherwise all claim the same
+    set, and all but one would lose this host.
+    """
+    turn = order.turn
+    if turn is None:
+        return devices
+    return _TURNED.get(
+        (pattern.number, order.key, devices.picks, turn),
+        lambda: rotate(order.request, pattern.host, devices, turn),
+    )
+
+
+def _check(
+    host: Any, order: Order, view: View, devices: DeviceSet, candidate: Mapping[str, Any]
+) -> DeviceSet | Miss:
+    """What the set is worth on the NUMA nodes that Nova will take."""
+    if order.question.is_certain(view.ambiguous):
+        return devices
+    if view.ambiguous:
+        fitted = fit.check(host, order.question.spec, candidate)
+    else:
+        # Which of the devices of a NUMA node it is makes no difference to Nova.
+        numa = view.pattern.numa
+        taken = sorted((pick.want, str(numa[pick.pool])) for pick in devices.picks)
+        alike = (view.pools, order.task.matching, tuple(taken))
+        fitted = fit.answer(order.question, host, candidate, alike)
+    if fitted.refusal:
+        return Miss(
+            operator=fitted.refusal,
+            user="suitable devices are free, but not with enough CPUs and memory pages beside them",
+        )
+    if dict(fitted.cells) == dict(devices.cells):
+        return devices
+    judged = _JUDGED.get(
+        (view.pattern.number, order.key, devices.picks, tuple(sorted(fitted.cells.items()))),
+        lambda: judge(_fixed(order.request, fitted.cells), view.pattern.host, _claimed(devices)),
+    )
+    if judged.sets:
+        return judged.sets[0]
+    miss = judged.miss or Miss("no reason given", "no reason given")
+    return Miss(operator=f"on the NUMA nodes that Nova takes: {miss.operator}", user=miss.user)
 
 
 def _template(host: Any, task: Task) -> candidates.Candidate | None:
@@ -105,24 +200,11 @@ def _template(host: Any, task: Task) -> candidates.Candidate | None:
     return found
 
 
-def spread(answer: Answer, spec: objects.RequestSpec) -> list[DeviceSet]:
-    """The sets, best first; equally good ones in an order of the server's own.
-
-    Schedulers that work at the same moment would otherwise all claim the same
-    set, and all but one would lose this host.
-    """
-    sets = list(answer.sets)
-    best = sum(each.score == sets[0].score for each in sets)
-    name = str(spec.instance_uuid if "instance_uuid" in spec else "").encode()
-    turn = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % best
-    return sets[turn:best] + sets[:turn] + sets[best:]
-
-
-def _assign(task: Task, devices: DeviceSet) -> dict[str, str]:
+def _assign(task: Task, devices: DeviceSet, providers: Mapping[str, str]) -> dict[str, str]:
     """Request group -> provider, for every device of the flavor."""
     taken: dict[str, str] = {}
     for device in task.devices:
-        picks = [pick.pool for pick in devices.picks if pick.want == device.want.key]
+        picks = [providers[pick.pool] for pick in devices.picks if pick.want == device.want.key]
         if len(picks) != len(device.units):
             raise ValueError(
                 f"{len(picks)} devices were chosen where {len(device.units)} were asked for"

@@ -1,25 +1,28 @@
 """Reads Nova's host states into the words of the placement engine.
 
-The only place that knows how Nova keeps pools and NUMA cells.
+The only place that knows how Nova keeps pools and NUMA cells. Hosts that have
+the same free share one :class:`Pattern`, in which devices have names of their
+own instead of the UUIDs of their providers: what is found out about one of
+these hosts holds for all of them.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-from nova import objects
-from nova.compute import pci_placement_translator as translator
 from oslo_log import log as logging
-from oslo_utils import strutils
 
-from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.model import Host, HostNode
+from nova_hpc.topology import nvlink
 from nova_hpc.topology import tags as hpc_tags
-from nova_hpc.topology.level import Location
 from nova_hpc.tracker import stats as hpc_stats
+from scheduler_filters import cache, pools
+from scheduler_filters.cache import Cache
 from scheduler_filters.once import Once
+from scheduler_filters.pools import Seen
 from scheduler_filters.providers import Free, Kind
 from scheduler_filters.request import Task
 
@@ -28,158 +31,150 @@ LOG = logging.getLogger(__name__)
 _ONCE: Final = Once()
 
 
+@attrs.frozen(eq=False)
+class Pattern:
+    """What hosts with the same free devices, CPUs and pages have in common."""
+
+    #: Without a name; its pools' ids are keys of View.providers.
+    host: Host
+    #: want -> role, from the tags of the pools that can serve it
+    roles: Mapping[str, str]
+    #: NVLink sets that cannot be used, each with the reason.
+    faults: tuple[str, ...]
+    #: NUMA node of each pool, as Nova has it.
+    numa: Mapping[str, int | None]
+    number: int = attrs.field(factory=cache.number)
+
+
 @attrs.frozen
 class View:
     """What one host has, and what is wrong with its devices."""
 
-    host: Host
-    #: want -> role, from the tags of the pools that can serve it
-    roles: Mapping[str, str]
+    name: str
+    pattern: Pattern
+    #: id of a pool in the pattern -> resource provider
+    providers: Mapping[str, str]
+    #: Equal for hosts whose pools are alike to Nova, the unusable included.
+    pools: Hashable = ()
     #: Pools that matched but cannot be used, each with the reason.
     unusable: tuple[str, ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
+    #: Whether Nova cannot tell some of the host's pools apart.
+    ambiguous: bool = False
+
+    @property
+    def host(self) -> Host:
+        """The host by its name, its pools by their providers."""
+        real = self.providers
+        plain = self.pattern.host
+        return attrs.evolve(
+            plain,
+            name=self.name,
+            pools=tuple(attrs.evolve(pool, id=real[pool.id]) for pool in plain.pools),
+            nvlink=tuple(frozenset(real[each] for each in one) for one in plain.nvlink),
+        )
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """want -> role, from the tags of the pools that can serve it."""
+        return self.pattern.roles
+
+
+_PATTERNS: Final[Cache[Pattern]] = Cache()
+_NODES: Final[Cache[HostNode]] = Cache()
 
 
 def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> View:
-    """Read one host state.
+    """Read one host state: every device with tags, and all that is wanted.
 
     :param free: what Placement says is free; None for a kind if unknown.
     """
     unusable: list[str] = []
-    serves: dict[int, set[str]] = collections.defaultdict(set)
-    pools: list[dict[str, Any]] = []
-    if host_state.pci_stats:
-        pools = host_state.pci_stats.pools
-        for device in task.devices:
-            for pool in _matching(host_state.pci_stats, device.request):
-                serves[id(pool)].add(device.want.key)
-    matched = [pool for pool in pools if id(pool) in serves]
-    shared = collections.Counter(pool.get("rp_uuid") for pool in matched)
+    found: list[tuple[str, str, Seen]] = []
+    stats = host_state.pci_stats
+    listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
+    shared = collections.Counter(pool.get("rp_uuid") for pool in listed)
+    shared.pop(None, None)
+    ambiguous = any(count > 1 for count in shared.values())
     sockets = _sockets(host_state)
-    kinds = {device.want.key: device.kind for device in task.devices}
-    found: list[Pool] = []
-    roles: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for pool in matched:
-        name = str(pool.get("address", "?"))
+    alike: list[tuple[int, int]] = []
+    for pool in listed:
+        known = pools.know(stats, pool, task, sockets)
+        alike.append((known.number, pool["count"]))
+        provider = pool.get("rp_uuid")
         try:
-            tags = hpc_tags.parse(pool)
-            location = _location(pool, tags, sockets)
-            provider = pool.get("rp_uuid")
-            if not provider:
-                raise hpc_tags.TagError(
-                    "it is not in Placement; set [pci]report_in_placement = True on the node"
-                )
-            if shared[provider] > 1:
+            seen = pools.see(known, provider, int(pool["count"]), free)
+            if seen is not None and ambiguous and shared[provider] > 1:
                 raise hpc_tags.TagError(
                     "its adapter's functions carry different tags, so Nova cannot tell them apart"
                 )
-            keys = _served(pool, tags, serves[id(pool)], kinds, free)
         except hpc_tags.TagError as error:
-            unusable.append(f"{name}: {error}")
-            first = _ONCE.first((host_state.host, name, str(error)))
-            level = logging.WARNING if first else logging.DEBUG
-            LOG.log(level, "%s: device %s is not used: %s", host_state.host, name, error)
+            if known.matches:
+                unusable.append(f"{known.name}: {error}")
+            _say(host_state, f"device {known.name}", error)
             continue
-        amounts = {key: _free(pool, provider, kinds[key], free) for key in keys}
-        keys = {key for key in keys if amounts[key] > 0}
-        if not keys:
-            continue
-        if tags is not None and tags.role:
-            for key in keys:
-                roles[key][tags.role] += 1
-        found.append(
-            Pool(
-                id=provider,
-                name=name,
-                location=location,
-                free=min(amounts[key] for key in keys),
-                serves=frozenset(keys),
-                unit=tags.group if tags is not None else None,
-            )
-        )
+        if seen is not None:
+            found.append((known.name, provider or f"{known.name} without a provider", seen))
+    nodes = _nodes(host_state)
+    found.sort(key=_by_name)
+    key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
+    pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1]))
+    for fault in pattern.faults:
+        _say(host_state, "an NVLink set", fault)
     return View(
-        host=Host(
-            name=host_state.host,
-            pools=tuple(sorted(found, key=lambda pool: (pool.name, pool.id))),
-            nodes=_nodes(host_state),
-        ),
-        roles={key: _most_common(counter) for key, counter in roles.items()},
-        unusable=tuple(unusable),
+        name=host_state.host,
+        pattern=pattern,
+        providers={
+            pool.id: provider
+            for pool, (_, provider, _) in zip(pattern.host.pools, found, strict=True)
+        },
+        pools=tuple(alike),
+        unusable=(*unusable, *pattern.faults),
         withheld=_withheld(host_state),
+        ambiguous=ambiguous,
     )
 
 
-def _matching(stats: Any, request: objects.InstancePCIRequest) -> Iterable[dict[str, Any]]:
-    """Pools that Nova itself would take for *request*, were there enough."""
-    probe = request.obj_clone()
-    # Nova answers None where there are fewer devices than requested.
-    probe.count = 0
-    return stats._filter_pools(stats.pools, probe, None, []) or ()
+def _by_name(entry: tuple[str, str, Seen]) -> tuple[str, str]:
+    return entry[0], entry[1]
 
 
-def _location(
-    pool: Mapping[str, Any], tags: hpc_tags.Tags | None, sockets: Mapping[int, int | None]
-) -> Location:
-    """Where a pool sits: the tags, and Nova's own NUMA node.
-
-    :raises hpc_tags.TagError: the two contradict each other.
-    """
-    node = pool.get("numa_node")
-    location = Location() if tags is None else tags.location
-    if node is None:
-        return location
-    if location.numa is not None and location.numa != node:
-        raise hpc_tags.TagError(
-            f"tag {hpc_tags.NUMA} is {location.numa}, but Nova says NUMA node {node}"
-        )
-    socket = sockets.get(node)
-    if socket is None:
-        socket = location.socket
-    return attrs.evolve(location, numa=node, socket=socket)
+def _say(host_state: Any, what: str, why: object) -> None:
+    first = _ONCE.first((host_state.host, what, str(why)))
+    level = logging.WARNING if first else logging.DEBUG
+    LOG.log(level, "%s: %s is not used: %s", host_state.host, what, why)
 
 
-def _served(
-    pool: Mapping[str, Any],
-    tags: hpc_tags.Tags | None,
-    keys: Iterable[str],
-    kinds: Mapping[str, Kind],
-    free: Mapping[Kind, Free | None],
-) -> set[str]:
-    """Which of the wants a pool can serve, resource class and traits included.
-
-    :raises hpc_tags.TagError: Placement contradicts the tag.
-    """
-    claimed = tags.resource_class if tags is not None else None
-    own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])
-    own_traits = translator.get_traits(",".join(tags.traits) if tags is not None else "")
-    if strutils.bool_from_string(pool.get("live_migratable", "false")):
-        own_traits = own_traits | {"HW_PCI_LIVE_MIGRATABLE"}
-    served = set()
-    for key in keys:
-        kind = kinds[key]
-        known = free.get(kind)
-        if known is None:
-            # Nova gives these two to every device, so they are not in the tags.
-            missing = kind.traits - own_traits - {"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"}
-            if own_class == kind.resource_class and not missing:
-                served.add(key)
-        elif pool["rp_uuid"] in known.amounts:
-            if claimed is not None and own_class != kind.resource_class:
-                raise hpc_tags.TagError(
-                    f"tag {hpc_tags.RESOURCE_CLASS} is {claimed}, but Placement "
-                    f"says {kind.resource_class}"
-                )
-            served.add(key)
-    return served
-
-
-def _free(
-    pool: Mapping[str, Any], provider: str, kind: Kind, free: Mapping[Kind, Free | None]
-) -> int:
-    counted = int(pool.get("count", 0))
-    known = free.get(kind)
-    return counted if known is None else known.of(provider, counted)
+def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...]) -> Pattern:
+    names = collections.Counter(seen.known.name for seen in found)
+    ids = [
+        seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
+        for index, seen in enumerate(found)
+    ]
+    roles: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    linked: dict[str, str] = {}
+    for identifier, seen in zip(ids, found, strict=True):
+        tags = seen.known.tags
+        if tags is not None and tags.role:
+            for want in seen.serves:
+                roles[want][tags.role] += 1
+        if tags is not None and tags.nvlink:
+            linked[identifier] = tags.nvlink
+    table = nvlink.rebuild(
+        linked, shared=[each for each, seen in zip(ids, found, strict=True) if seen.known.several]
+    )
+    return Pattern(
+        host=Host(
+            name="",
+            pools=tuple(seen.pool(each) for each, seen in zip(ids, found, strict=True)),
+            nodes=nodes,
+            nvlink=table.sets,
+        ),
+        roles={want: _most_common(counter) for want, counter in roles.items()},
+        faults=table.faults,
+        numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
+    )
 
 
 def _sockets(host_state: Any) -> dict[int, int | None]:
@@ -188,19 +183,26 @@ def _sockets(host_state: Any) -> dict[int, int | None]:
     return {cell.id: getattr(cell, "socket", None) for cell in host_state.numa_topology.cells}
 
 
-def _nodes(host_state: Any) -> tuple[HostNode, ...]:
-    """Free dedicated CPUs and pages of every NUMA node of the host."""
+def _nodes(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
+    """Free dedicated CPUs and pages of every NUMA node of the host, with a key."""
     if not host_state.numa_topology:
-        return ()
-    return tuple(
-        HostNode(
-            id=cell.id,
-            socket=getattr(cell, "socket", None),
-            dedicated_cpus=cell.avail_pcpus,
-            pages={page.size_kb: max(0, page.free) for page in cell.mempages},
+        return (), ()
+    keys = tuple(
+        (
+            cell.id,
+            getattr(cell, "socket", None),
+            cell.avail_pcpus,
+            tuple([(page.size_kb, max(0, page.free)) for page in cell.mempages]),
         )
         for cell in host_state.numa_topology.cells
     )
+    return keys, tuple(_NODES.get(key, lambda key=key: _node(*key)) for key in keys)
+
+
+def _node(
+    number: int, socket: int | None, cpus: int, pages: tuple[tuple[int, int], ...]
+) -> HostNode:
+    return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
 def _withheld(host_state: Any) -> dict[str, str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final
 
 import attrs
 from nova import objects
 from nova.objects import fields
+from nova.pci import request as pci_request
+from nova.virt import hardware
 
 from nova_hpc.placement.model import Cell, Want
+from scheduler_filters import cache
+from scheduler_filters.cache import Cache
 from scheduler_filters.candidates import Unit
 from scheduler_filters.providers import Kind
 
@@ -20,6 +24,10 @@ _STRICTEST: Final = (
     fields.PCINUMAAffinityPolicy.LEGACY,
     fields.PCINUMAAffinityPolicy.PREFERRED,
 )
+
+
+#: Short names of the long keys that say what a request asks for.
+_SHAPES: Final[Cache[int]] = Cache()
 
 
 class RequestError(ValueError):
@@ -34,6 +42,21 @@ class Device:
     request: objects.InstancePCIRequest = attrs.field(eq=False, hash=False, repr=False)
     kind: Kind
     units: tuple[Unit, ...]
+    #: The request for none of them: Nova answers None where there are fewer
+    #: devices than requested, and the question is which would do.
+    probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
+
+    @probe.default
+    def _probe(self) -> objects.InstancePCIRequest:
+        probe = self.request.obj_clone()
+        probe.count = 0
+        return probe
+
+    @property
+    def matching(self) -> Hashable:
+        """What decides which pools it matches, and nothing else."""
+        spec = tuple(tuple(sorted(each.items())) for each in self.request.spec)
+        return (self.want.key, self.kind, spec)
 
 
 @attrs.frozen
@@ -45,6 +68,19 @@ class Task:
     cells: tuple[Cell, ...]
     #: What Nova will follow: the flavor's, the image's or the alias's policy.
     numa_policy: str | None = None
+    #: Equal for requests that want the same kinds of devices.
+    matching: int = attrs.field(init=False)
+    #: Equal for requests that want the same altogether.
+    shape: int = attrs.field(init=False)
+
+    @matching.default
+    def _matching(self) -> int:
+        return _number(("matching", *(device.matching for device in self.devices)))
+
+    @shape.default
+    def _shape(self) -> int:
+        specs = tuple(sorted(self.extra_specs.items()))
+        return _number(("shape", self.matching, self.wants, specs, self.cells, self.numa_policy))
 
     @property
     def wants(self) -> tuple[Want, ...]:
@@ -59,7 +95,15 @@ class Task:
     @property
     def key(self) -> tuple[str, ...]:
         """Tells one request from another on a host state."""
-        return tuple(device.want.key for device in self.devices)
+        return tuple(str(device.request.request_id) for device in self.devices)
+
+
+def _number(key: Hashable) -> int:
+    try:
+        return _SHAPES.get(key, cache.number)
+    except TypeError:
+        # Not hashable, so not Nova's: like no other.
+        return cache.number()
 
 
 def read_task(spec: objects.RequestSpec) -> Task:
@@ -80,7 +124,9 @@ def read_task(spec: objects.RequestSpec) -> Task:
     groups = []
     if "requested_resources" in spec and spec.requested_resources:
         groups = [group for group in spec.requested_resources if group.requester_id]
-    devices = tuple(_read_device(request, groups) for request in requests)
+    devices = tuple(
+        _read_device(str(index), request, groups) for index, request in enumerate(requests)
+    )
     policies = {request.numa_policy for request in requests if "numa_policy" in request}
     policies.discard(None)
     return Task(
@@ -91,8 +137,27 @@ def read_task(spec: objects.RequestSpec) -> Task:
     )
 
 
+def read_flavor(flavor: objects.Flavor) -> Task:
+    """What a server of *flavor* asks for, with an image that asks for nothing.
+
+    :raises nova.exception.NovaException: Nova refuses the flavor.
+    :raises ValueError: likewise.
+    """
+    image = objects.ImageMeta.from_dict({})
+    policy = hardware.get_pci_numa_policy_constraint(flavor, image)
+    spec = objects.RequestSpec(
+        flavor=flavor,
+        image=image,
+        numa_topology=hardware.numa_get_constraints(flavor, image),
+        pci_requests=pci_request.get_pci_requests_from_flavor(flavor, affinity_policy=policy),
+        requested_resources=[],
+    )
+    spec.generate_request_groups_from_pci_requests()
+    return read_task(spec)
+
+
 def _read_device(
-    request: objects.InstancePCIRequest, groups: Sequence[objects.RequestGroup]
+    key: str, request: objects.InstancePCIRequest, groups: Sequence[objects.RequestGroup]
 ) -> Device:
     # Nova names the groups of a request <request_id>-<index>.
     mine = [group for group in groups if group.requester_id.startswith(request.request_id)]
@@ -110,7 +175,8 @@ def _read_device(
     resource_class = classes.pop()
     traits = {trait for group in mine for trait in group.required_traits}
     return Device(
-        want=Want(key=request.request_id, name=request.alias_name, count=request.count),
+        # Nova's own ids are new in every request; the position is as good.
+        want=Want(key=key, name=request.alias_name, count=request.count),
         request=request,
         kind=Kind(resource_class, frozenset(traits)),
         units=tuple(Unit(group.requester_id, resource_class) for group in mine),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from unittest import mock
 
-import attrs
 from nova import objects, test
 from nova.pci import stats
 from nova.scheduler import host_manager
@@ -14,9 +12,11 @@ from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.placement.model import DeviceSet
+from nova_hpc.placement.model import DeviceSet, Group, Policy, Request
+from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Distance, Level
 from scheduler_filters import contract, fit, hpc_packing_weigher, offer, reader, request
+from scheduler_filters.profile import Yardstick
 from scheduler_filters.providers import Free, Kind
 from tests.functional import fixtures
 
@@ -131,21 +131,29 @@ class ReaderTest(HostStates):
         (found,) = self.read(self.host(pool(1, numa=1))).host.pools
         self.assertEqual((1, 1), (found.location.numa, found.location.socket))
         self.assertEqual(uuids.gpu1, found.id)
-        self.assertEqual({uuids.request}, found.serves)
+        self.assertEqual({"0"}, found.serves)
+        self.assertEqual("gpu", found.role)
 
     def test_few_devices_are_still_seen(self) -> None:
         """For the near miss: Nova's own filter says nothing at all then."""
         self.assertEqual(1, len(self.read(self.host(pool(1)), count=4).host.pools))
 
     def test_other_class_and_traits_do_not_match(self) -> None:
-        other = pool(1, hpc_resource_class="CUSTOM_NIC")
-        self.assertEqual((), self.read(self.host(other)).host.pools)
+        other = pool(1, hpc_resource_class="CUSTOM_NIC", hpc_role="nic", hpc_group="0000:41:00.0")
+        (seen,) = self.read(self.host(other)).host.pools
+        self.assertEqual((frozenset(), "nic", "0000:41:00.0"), (seen.serves, seen.role, seen.unit))
         request_spec = spec()
         request_spec.requested_resources[0].required_traits = {"CUSTOM_NVLINK"}
         task = request.read_task(request_spec)
         host = self.host(pool(1), pool(2, hpc_traits="CUSTOM_NVLINK"))
         found = reader.read_host(host, task, {})
-        self.assertEqual([uuids.gpu2], [each.id for each in found.host.pools])
+        serving = {each.id: bool(each.serves) for each in found.host.pools}
+        self.assertEqual({uuids.gpu1: False, uuids.gpu2: True}, serving)
+
+    def test_untagged_devices_of_others_are_no_business_of_ours(self) -> None:
+        other = pool(1)
+        other.tags = {key: other.tags[key] for key in ("dev_type", "address", "rp_uuid")}
+        self.assertEqual((), self.read(self.host(other)).host.pools)
 
     def test_placement_has_the_last_word(self) -> None:
         host = self.host(pool(1), pool(2), pool(3, count=4))
@@ -332,17 +340,25 @@ class WeigherTest(test.NoDBTestCase):
 
 
 class SpreadTest(test.NoDBTestCase):
-    """Equally good sets are tried in an order of the server's own."""
+    """Every server has its own order of equal sets, always the same."""
 
-    def test_only_equals_are_turned(self) -> None:
-        base = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
-        sets = [attrs.evolve(base, score=(0,), reason=str(index)) for index in range(4)]
-        sets.append(attrs.evolve(base, score=(1,), reason="worse"))
-        answer = mock.Mock(sets=tuple(sets))
-        firsts = set()
-        for name in ("a", "b", "c", "d", "e", "f", "g", "h"):
-            turned = offer.spread(answer, objects.RequestSpec(instance_uuid=getattr(uuids, name)))
-            self.assertEqual("worse", turned[-1].reason)
-            self.assertEqual(sorted(sets, key=repr), sorted(turned, key=repr))
-            firsts.add(turned[0].reason)
-        self.assertLessEqual(firsts, {"0", "1", "2", "3"})
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+
+    def turn(self, name: str) -> int | None:
+        asked = spec()
+        asked.instance_uuid = getattr(uuids, name)
+        task = request.read_task(asked)
+        group = Group({"0": 1})
+        wanted = Request(task.wants, (group,), Level.NUMA, Policy.REQUIRED)
+        return offer.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
+
+    def test_servers_differ(self) -> None:
+        turns = [self.turn(f"server{number}") for number in range(32)]
+        self.assertEqual(turns, [self.turn(f"server{number}") for number in range(32)])
+        self.assertGreater(len(set(turns)), 8)
+
+    def test_it_can_be_switched_off(self) -> None:
+        self.flags(spread_equal_sets=False, group="hpc")
+        self.assertIsNone(self.turn("server"))

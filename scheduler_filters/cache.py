@@ -1,0 +1,72 @@
+"""A bounded store of results, shared by all requests of a scheduler process.
+
+Nova builds its host states anew for every request, so nothing can be kept on
+them. What is worth keeping is kept here, by everything that it depends on:
+an entry never has to be invalidated, it is only forgotten.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
+
+from oslo_config import cfg
+
+from nova_hpc import conf as hpc_conf
+
+CONF = cfg.CONF
+
+hpc_conf.register(CONF)
+
+_Value = TypeVar("_Value")
+
+_NUMBERS: Final = itertools.count(1)
+
+
+class Cache(Generic[_Value]):
+    """The results used last, up to ``[hpc]cache_size``; safe between threads."""
+
+    def __init__(self) -> None:
+        self._kept: collections.OrderedDict[Hashable, _Value] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
+        """The value of *key*; made, outside of the lock, where it is not known.
+
+        Two threads may make the same value at the same time; one of them is kept.
+        """
+        with self._lock:
+            try:
+                value = self._kept[key]
+            except KeyError:
+                self.misses += 1
+            else:
+                self._kept.move_to_end(key)
+                self.hits += 1
+                return value
+        made = make()
+        most = CONF.hpc.cache_size
+        with self._lock:
+            value = self._kept.setdefault(key, made)
+            while len(self._kept) > most:
+                self._kept.popitem(last=False)
+        return value
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Forget everything, the counters included."""
+        with self._lock:
+            self._kept.clear()
+            self.hits = self.misses = 0
+
+
+def number() -> int:
+    """A number that no other call has returned: a short name for a long key."""
+    return next(_NUMBERS)
