@@ -16,7 +16,8 @@ from oslo_log import log as logging
 
 from nova_hpc.placement import flavor, judge
 from nova_hpc.placement.decision import Decision
-from nova_hpc.placement.model import Host, HostNode, Miss, Pool
+from nova_hpc.placement.model import Host, HostNode, Miss, Nvlink, Pool
+from nova_hpc.topology import nvlink
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.tags import Tags
 from nova_hpc.tracker import health
@@ -133,16 +134,19 @@ def check_flavor(
         reached = answer.sets[0].level
         return Decision(asked=request.level, policy=request.policy, reached=reached)
     miss = answer.miss or Miss(operator="no reason given", user="no reason given")
+    asked = f"{flavor.AFFINITY}={request.level.word}"
+    if request.nvlink is Nvlink.REQUIRED:
+        asked += f" with {flavor.NVLINK}={request.nvlink.value}"
     LOG.warning(
-        "The claimed devices (%s) do not satisfy hpc:affinity=%s: %s",
+        "The claimed devices (%s) do not satisfy %s: %s",
         ", ".join(claim.addresses) or "none",
-        request.level.word,
+        asked,
         miss.operator,
         instance=instance,
     )
     text = (
-        "The devices that were claimed for the server do not satisfy "
-        f"hpc:affinity={request.level.word}: {miss.user.rstrip('.')}."
+        f"The devices that were claimed for the server do not satisfy {asked}: "
+        f"{miss.user.rstrip('.')}."
     )
     raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
 
@@ -157,13 +161,25 @@ def _host(claim: Claim, places: Mapping[str, Tags], node: Node) -> Host:
             location=places[address].location,
             free=1,
             serves=frozenset({serves[address]} if address in serves else ()),
+            role=places[address].role,
         )
         for address in claim.addresses
     )
+    links = {each: tags.nvlink for each, tags in places.items() if tags.nvlink is not None}
+    functions = {each: node.function(each) for each in links}
+    # A set of which the server got only a part is none.
+    table = nvlink.rebuild(
+        links,
+        shared=[
+            each for each, function in functions.items() if function and function.physical_function
+        ],
+    )
+    for fault in table.faults:
+        LOG.warning("An NVLink set of this node is not used: %s", fault)
     sockets = {each.id: each.socket for each in node.numa_nodes}
     numbers = sorted({cell.host_node for cell in claim.cells if cell.host_node is not None})
     nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in numbers)
-    return Host(name="claimed", pools=pools, nodes=nodes)
+    return Host(name="claimed", pools=pools, nodes=nodes, nvlink=table.sets)
 
 
 def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
