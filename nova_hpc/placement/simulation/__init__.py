@@ -1,0 +1,1 @@
+"""What placement policies do to a cloud over time; arrays, no I/O, no Nova."""

@@ -1,0 +1,202 @@
+"""Our own policy: what the scheduler does, by the functions that it calls.
+
+Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with
+the workload's typical shapes as the profile. Answers are kept by what can
+change them: the layout, which GPUs are free, what is asked, and for how many
+servers of each shape the CPUs suffice before and after. The numbers of CPUs
+themselves, of which there are many more, cannot change an answer.
+
+CPUs are counted for a node as a whole, as the traces have them. The engine
+counts them by NUMA node; so a host with several is described as having all its
+CPUs on each, and a server (or a shape of the profile) as taking its CPUs from
+each, which gives the same limits.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import attrs
+import numpy as np
+
+from nova_hpc.placement import model
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.damage import Yardstick
+from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.profile import Shape as Sold
+from nova_hpc.placement.simulation.cluster import Bools, Cluster, Ints
+from nova_hpc.placement.simulation.fragmentation import Floats
+from nova_hpc.placement.simulation.nodes import Layout
+from nova_hpc.placement.simulation.policy import Policy, Scores, best
+from nova_hpc.placement.simulation.workload import Shape, Typical
+from nova_hpc.topology.level import Level, Location
+
+_ROLE: Final = "gpu"
+_WANT: Final = "gpu"
+#: Weights of the profile are frequencies in these parts.
+_PARTS: Final = 1000
+#: Where DeviceSet.score has the damage; what follows breaks ties.
+_DAMAGE: Final = 4
+#: A host that the engine refuses.
+_NEVER: Final = -1e18
+
+
+def profile_of(workload: tuple[Typical, ...], cells: int) -> Profile:
+    """The workload's typical shapes with GPUs, on hosts with so many NUMA nodes."""
+    return Profile(
+        tuple(
+            Sold(
+                counts={_ROLE: one.shape.group_size},
+                groups=one.shape.groups,
+                level=one.shape.level,
+                weight=max(1, round(one.frequency * _PARTS)),
+                cpus=one.shape.cpu_milli * cells,
+            )
+            for one in workload
+            if one.shape.gpus
+        )
+    )
+
+
+@attrs.frozen
+class _Verdict:
+    score: float  # the best is the highest
+    gpus: tuple[int, ...] = ()
+
+
+class Ours(Policy):
+    """HpcTopologyFilter and HpcPackingWeigher.
+
+    :param by_damage: rank hosts by the damage alone; otherwise by the whole
+        score, in which the level, the distance and the spread come first.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rng: random.Random,
+        workload: tuple[Typical, ...],
+        by_damage: bool = True,
+    ) -> None:
+        super().__init__(cluster, rng, workload)
+        self.by_damage = by_damage
+        self.cells = {
+            machine.layout: max(1, len({place.numa for place in machine.layout}))
+            for machine in cluster.machines
+        }
+        self.profiles = {count: profile_of(workload, count) for count in set(self.cells.values())}
+        self.needs: Ints = np.array(
+            [max(one.shape.cpu_milli, 1) for one in workload if one.shape.gpus], dtype=np.int64
+        )
+        self.groups: Ints = np.array(
+            [one.shape.groups for one in workload if one.shape.gpus], dtype=np.int64
+        )
+        self.known: dict[object, _Verdict] = {}
+        self.asked = 0
+        self.scores = Scores(cluster, self._compute)
+
+    def node(self, shape: Shape, fits: Bools) -> int:
+        """Pick it."""
+        return best(self.scores.of(shape, fits), fits)
+
+    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+        """Pick them."""
+        if not shape.gpus:
+            return ()
+        return self._verdicts(shape, np.array([node]))[0].gpus
+
+    def _compute(self, shape: Shape, nodes: Ints) -> Floats:
+        return np.array([one.score for one in self._verdicts(shape, nodes)])
+
+    def _verdicts(self, shape: Shape, nodes: Ints) -> list[_Verdict]:
+        before = self._limits(nodes, 0)
+        after = self._limits(nodes, shape.cpu_milli)
+        result = []
+        for index, node in enumerate(nodes.tolist()):
+            layout = self.cluster.machines[node].layout
+            free = self.cluster.free(node)
+            # Without a layout one GPU is like another.
+            where = (layout, free if layout else len(free))
+            asked = (shape.gpus, shape.level, shape.group_size)
+            key = (where, asked, before[index].tobytes(), after[index].tobytes())
+            verdict = self.known.get(key)
+            if verdict is None:
+                verdict = self.known[key] = self._ask(node, shape, layout, free)
+                self.asked += 1
+            if not layout:
+                verdict = attrs.evolve(verdict, gpus=free[: shape.gpus])
+            result.append(verdict)
+        return result
+
+    def _limits(self, nodes: Ints, taken: int) -> Ints:
+        """For how many servers, and groups, of each shape the CPUs suffice."""
+        cpu = (self.cluster.cpu[nodes] - taken)[:, None]
+        most = self.cluster.gpu.shape[1]
+        cells = np.array([self.cells[self.cluster.machines[n].layout] for n in nodes.tolist()])
+        each = -(-self.needs * cells[:, None] // self.groups)
+        limits: Ints = np.concatenate(
+            [np.minimum(cpu // self.needs, most), np.minimum(cpu // each, most)], axis=1
+        )
+        return limits.astype(np.int8)
+
+    def _ask(self, node: int, shape: Shape, layout: Layout, free: tuple[int, ...]) -> _Verdict:
+        cells = self.cells[layout]
+        host = _host(layout, free, cells, int(self.cluster.cpu[node]))
+        profile = self.profiles[cells]
+        if not shape.gpus:
+            rest = _host(layout, free, cells, int(self.cluster.cpu[node]) - shape.cpu_milli)
+            lost = _value(host, profile) - _value(rest, profile)
+            return _Verdict(-float(lost * 32 * 32 + len(free)))
+        answer = choose(_request(shape, cells), host, 1, profile)
+        if not answer.sets and shape.groups > 1:
+            # The engine spreads groups over the cells; the trace does not ask for it.
+            answer = choose(_request(shape, 0), host, 1, profile)
+        if not answer.sets:
+            return _Verdict(_NEVER)
+        chosen = answer.sets[0]
+        level, misses, distance, spread, damage, left, _, spare = chosen.score
+        total = damage
+        if not self.by_damage:
+            total += (((level * 8 + misses) * 8 + distance) * 64 + spread) << 24
+        total = (total * 32 + left) * 32 + spare
+        return _Verdict(-float(total), tuple(sorted(int(pick.pool) for pick in chosen.picks)))
+
+
+def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int) -> model.Host:
+    nodes = sorted({place.numa or 0 for place in layout}) or [0]
+    return model.Host(
+        name="host",
+        pools=tuple(
+            model.Pool(
+                id=str(number),
+                name=f"{number:04}",
+                location=layout[number] if layout else Location(numa=0),
+                free=1,
+                serves=frozenset({_WANT}),
+                role=_ROLE,
+            )
+            for number in free
+        ),
+        nodes=tuple(model.HostNode(number, number, cpu) for number in nodes[:cells]),
+    )
+
+
+def _request(shape: Shape, cells: int) -> model.Request:
+    return model.Request(
+        wants=(model.Want(_WANT, _WANT, shape.gpus),),
+        groups=(model.Group({_WANT: shape.group_size}),) * shape.groups,
+        level=shape.level,
+        policy=model.Policy.REQUIRED,
+        cells=tuple(model.Cell(number, shape.cpu_milli) for number in range(cells)),
+    )
+
+
+def _value(host: model.Host, profile: Profile) -> int:
+    """What the host is worth, as far as CPUs limit it: on the host and its NUMA nodes."""
+    yardstick = Yardstick.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
+    total = yardstick.value(Level.HOST, [len(host.pools)], yardstick.limits_on_host(host.nodes, ()))
+    for node in host.nodes:
+        here = sum(1 for pool in host.pools if pool.location.numa == node.id)
+        total += yardstick.value(Level.NUMA, [here], yardstick.limits_of(node))
+    return total

@@ -1,0 +1,160 @@
+"""Tasks, and the order in which they arrive. Data and drawing, no state."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology.level import Level
+
+#: GPU shares are counted in thousandths, as the openb trace counts them.
+WHOLE: Final = 1000
+
+
+@attrs.frozen
+class Shape:
+    """What one task asks for."""
+
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    #: Of each GPU; less than WHOLE only for a task with one GPU.
+    gpu_milli: int = WHOLE
+    #: The level at which each group must be; HOST: anywhere on the node.
+    level: Level = Level.HOST
+    #: GPUs that must be together; 0: all of them.
+    group: int = 0
+
+    @property
+    def demand(self) -> int:
+        """GPU demand in thousandths."""
+        return self.gpus * self.gpu_milli
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether its GPUs are given whole."""
+        return self.gpu_milli == WHOLE
+
+    @property
+    def local(self) -> bool:
+        """Whether where its GPUs sit matters."""
+        return self.gpus > 1 and self.level is not Level.HOST and self.group_size > 1
+
+    @property
+    def group_size(self) -> int:
+        """GPUs in one group."""
+        return self.group or self.gpus
+
+    @property
+    def groups(self) -> int:
+        """How many groups it has."""
+        return self.gpus // self.group_size if self.gpus else 0
+
+
+@attrs.frozen
+class Task:
+    """One request, perhaps with times in seconds."""
+
+    name: str
+    shape: Shape
+    arrives: float = 0.0
+    leaves: float | None = None
+
+
+@attrs.frozen
+class Typical:
+    """A shape and how often it is asked for; the frequencies add up to one."""
+
+    shape: Shape
+    frequency: float
+
+
+#: What part of all tasks the typical shapes must cover.
+POPULAR: Final = 0.95
+
+
+def rounded(tasks: Iterable[Task]) -> list[Task]:
+    """The same tasks with whole GPUs: what PCI passthrough can give."""
+    return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
+
+
+def typical(tasks: Sequence[Task], popular: float = POPULAR) -> tuple[Typical, ...]:
+    """The most frequent shapes, until they cover *popular* of all tasks.
+
+    Memory is no part of a typical shape, as in Weng et al. (ATC'23), whose
+    measure of fragmentation is taken over exactly this distribution.
+    """
+    counts: dict[Shape, int] = {}
+    for task in tasks:
+        shape = attrs.evolve(task.shape, memory_mib=0)
+        if not shape.gpus:
+            shape = attrs.evolve(shape, gpu_milli=0)
+        counts[shape] = counts.get(shape, 0) + 1
+    order = sorted(
+        counts.items(),
+        key=lambda pair: (
+            pair[1],
+            pair[0].cpu_milli,
+            pair[0].gpu_milli,
+            pair[0].gpus,
+            pair[0].level,
+            pair[0].group,
+        ),
+        reverse=True,
+    )
+    chosen: list[tuple[Shape, int]] = []
+    covered = 0
+    for shape, count in order:
+        if covered >= popular * len(tasks):
+            break
+        chosen.append((shape, count))
+        covered += count
+    return tuple(Typical(shape, count / covered) for shape, count in chosen)
+
+
+def draw(tasks: Sequence[Task], demand: int, seed: int) -> list[Task]:
+    """Tasks in a random order until their GPU demand reaches *demand*.
+
+    The list is shuffled; what is too much is left out, and what is missing is
+    drawn from the list again.
+
+    :param demand: in thousandths of a GPU
+    :raises ValueError: no task asks for a GPU, so the demand is out of reach.
+    """
+    if not any(task.shape.demand for task in tasks):
+        raise ValueError("no request asks for a GPU, so there is no demand to reach")
+    rng = random.Random(f"arrivals {seed}")
+    order = list(tasks)
+    rng.shuffle(order)
+    arrived: list[Task] = []
+    total = 0
+    while total < demand:
+        task = order[len(arrived)] if len(arrived) < len(order) else rng.choice(order)
+        total += task.shape.demand
+        arrived.append(task)
+    return arrived
+
+
+def with_levels(
+    tasks: Sequence[Task], seed: int, part: float, switch: int, numa: int
+) -> list[Task]:
+    """The same tasks, some of which need their GPUs together.
+
+    :param part: what part of the tasks with several GPUs has a need; half of
+        those need groups under one switch, half on one NUMA node
+    :param switch: GPUs under one switch, the size of the largest group there
+    :param numa: GPUs on one NUMA node
+    """
+    rng = random.Random(f"levels {seed}")
+    result = []
+    for task in tasks:
+        if task.shape.gpus > 1 and rng.random() < part:
+            level, most = rng.choice(((Level.SWITCH, switch), (Level.NUMA, numa)))
+            shape = task.shape
+            size = max(n for n in range(1, min(most, shape.gpus) + 1) if shape.gpus % n == 0)
+            task = attrs.evolve(task, shape=attrs.evolve(shape, level=level, group=size))
+        result.append(task)
+    return result
