@@ -14,7 +14,8 @@ over the tree of domains finds its least value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -51,7 +52,7 @@ class Yardstick:
     worth: int
 
     @classmethod
-    def of(cls, profile: Profile, present: Iterable[str], wanted: Iterable[str]) -> Yardstick:
+    def of(cls, profile: Profile, present: frozenset[str], wanted: frozenset[str]) -> Yardstick:
         """Read *profile* for one host.
 
         :param present: labels of the host's devices: the role, or where a
@@ -61,24 +62,7 @@ class Yardstick:
             applied to each of these: an untagged host is packed as well.
         :raises ValueError: a shape is nonsense
         """
-        for shape in profile.shapes:
-            _check(shape)
-        here = set(present)
-        shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
-        if not any(here & set(shape.counts) for shape in profile.shapes):
-            shapes = [
-                attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
-                for label in sorted(set(wanted))
-                for shape in DEFAULT.shapes
-            ]
-        labels = tuple(sorted({label for shape in shapes for label in shape.counts}))
-        measures = tuple(_measure(shape, labels) for shape in shapes)
-        return cls(
-            labels,
-            measures,
-            any(one.cpus or one.pages for one in measures),
-            sum(one.worth for one in measures),
-        )
+        return _read(profile, present, wanted)
 
     def value(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
         """What one domain of *level* is worth.
@@ -87,12 +71,17 @@ class Yardstick:
         :param limits: see limits_of(); None: nothing but devices limits it
         """
         total = 0
+        on_host = level is Level.HOST
         for number, one in enumerate(self.measures):
             if one.level < level:
                 continue
             # On the host whole servers count, below it their groups.
-            times = one.groups if level is Level.HOST else 1
-            count = min(free[label] // (need * times) for label, need in one.needs)
+            times = one.groups if on_host else 1
+            if len(one.needs) == 1:
+                label, need = one.needs[0]
+                count = free[label] // (need * times)
+            else:
+                count = min([free[label] // (need * times) for label, need in one.needs])
             if limits is not None:
                 limit = limits[number]
                 if limit is not None and limit < count:
@@ -112,6 +101,27 @@ class Yardstick:
     def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[Cell]) -> Limits:
         """How many servers of each shape the host has CPUs and pages for."""
         return tuple(_room(nodes, cells, one, False) for one in self.measures)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> Yardstick:
+    for shape in profile.shapes:
+        _check(shape)
+    shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
+    if not any(here & set(shape.counts) for shape in profile.shapes):
+        shapes = [
+            attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
+            for label in sorted(wanted)
+            for shape in DEFAULT.shapes
+        ]
+    labels = tuple(sorted({label for shape in shapes for label in shape.counts}))
+    measures = tuple(_measure(shape, labels) for shape in shapes)
+    return Yardstick(
+        labels,
+        measures,
+        any(one.cpus or one.pages for one in measures),
+        sum(one.worth for one in measures),
+    )
 
 
 def _room(

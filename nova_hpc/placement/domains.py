@@ -43,12 +43,15 @@ class Rank(enum.IntEnum):
     @property
     def level(self) -> Level:
         """The level of ``hpc:affinity`` that a domain of this rank satisfies."""
-        return Level(max(self - 1, 0))
+        return _LEVELS[self]
 
     @classmethod
     def of(cls, level: Level) -> Rank:
         """The widest rank that satisfies *level*."""
         return cls(level + 1)
+
+
+_LEVELS: Final[tuple[Level, ...]] = (Level.SWITCH, *Level)
 
 
 @attrs.frozen(eq=False)

@@ -93,7 +93,7 @@ class Search:
         self.budget = budget
         self._tables: dict[tuple[int, int, int], Table] = {}
         self._parts: dict[tuple[object, ...], list[Costs]] = {}
-        self._losses: dict[tuple[int, int], int] = {}
+        self._alikes: dict[Many, Costs] = {}
         # Costs are packed, too: spread, damage, left over, crowding, appeal.
         # Their widths are the same for all outer choices.
         taken = problem.demand.size * problem.demand.groups
@@ -123,6 +123,15 @@ class Search:
         fixed = ~(lay.taken_mask & ~lay.name_mask)
         found = [(cost, state) for state, cost in table.items() if state & fixed == want]
         return min(found, default=None)
+
+    def unpack(self, cost: int) -> tuple[int, int, int, int]:
+        """Spread, damage, devices left over and crowding of a cost."""
+        return (
+            cost // self._spread,
+            cost % self._spread // self._damage,
+            cost % self._damage // self._left,
+            cost % self._left // self._crowd,
+        )
 
     def table(self, cls: Class, reach: Rank, bind: Rank) -> Table:
         """The table of a class for one stage."""
@@ -394,7 +403,7 @@ class Search:
             many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
             known = [{0: 0}]
             for one in many:
-                known.append(self._merge(known[-1], self._alike(one)))
+                known.append(self._merge(known[-1], self.alike(one)))
             if signature[0]:  # a unit: all of it, or nothing
                 known[-1] = {**known[-1], 0: 0}
             self._parts[signature] = known
@@ -402,7 +411,10 @@ class Search:
 
     def alike(self, many: Many) -> Costs:
         """The table of alike devices."""
-        return self._alike(many)
+        known = self._alikes.get(many)
+        if known is None:
+            known = self._alikes[many] = self._alike(many)
+        return known
 
     def _alike(self, many: Many) -> Costs:
         kind, free, label, count, forced = many

@@ -7,6 +7,7 @@ that the two can be held against each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import attrs
 
@@ -17,7 +18,8 @@ from nova_hpc.placement.nvlink import Links
 from nova_hpc.placement.problem import TIDY, Problem
 from nova_hpc.topology.level import Distance, Level
 
-_DISTANCE = (
+#: The longest path in a domain of each rank.
+DISTANCES: Final = (
     Distance.PIX, Distance.PXB, Distance.PHB, Distance.NODE, Distance.SYS, Distance.SYS,
 )  # fmt: skip
 
@@ -65,14 +67,14 @@ def measure(
     score = (
         int(widest.level),
         misses,
-        int(_DISTANCE[far]),
+        int(DISTANCES[far]),
         spread,
         _damage(problem, used, cells),
         _left(problem, tidy_taken),
         crowd,
         spare,
     )
-    return Measured(widest.level, _DISTANCE[far], score)
+    return Measured(widest.level, DISTANCES[far], score)
 
 
 def _common(built: Built) -> Rank:

@@ -60,8 +60,8 @@ class Problem:
         everything = (*site.items, *site.rest)
         yardstick = Yardstick.of(
             profile,
-            {item.label for item in everything if item.label is not None},
-            {i.label for i in site.items if i.label is not None and i.kind & mask},
+            frozenset(item.label for item in everything if item.label is not None),
+            frozenset(i.label for i in site.items if i.label is not None and i.kind & mask),
         )
         index = {label: number for number, label in enumerate(yardstick.labels)}
         label = {item.id: index.get(item.label or "", -1) for item in everything}

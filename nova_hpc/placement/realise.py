@@ -78,6 +78,8 @@ class Realiser:
         return Choice(tuple(groups), cells)
 
     def _domain(self, node: Node, state: int) -> _Bag:
+        if not state and not node.cls.sets:
+            return _Bag([[] for _ in self.demand.names])
         table = self.search.table(node.cls, self.reach, self.bind)
         steps = []
         for one in reversed(table.passes):
@@ -118,7 +120,7 @@ class Realiser:
 
     def _part(self, part: Devices, state: int, bag: _Bag) -> None:
         """Take devices of one part; evenly, where they have several functions."""
-        if part.unit and not state:
+        if not state:
             return
         prefixes = self.search.part(part.signature)
         for number in range(len(part.many) - 1, -1, -1):

@@ -13,7 +13,7 @@ from nova_hpc.placement.build import Built
 from nova_hpc.placement.classes import CLOSED, FORCED, HIT, Forest, Node
 from nova_hpc.placement.domains import ALONE, Item, Key, Rank, Unit
 from nova_hpc.placement.exact import Budget, Search
-from nova_hpc.placement.measure import Measured, measure
+from nova_hpc.placement.measure import DISTANCES, Measured, measure
 from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
 from nova_hpc.placement.nvlink import MAX_SELECTIONS, Links, selections
 from nova_hpc.placement.problem import Problem
@@ -58,20 +58,19 @@ class Solver:
         self.local, self.wide = _units(problem)
         self._searches: dict[object, Search] = {}
         self._plain: Node | None = None
-        self._room = [_room(problem, rank) for rank in Rank]
+        self._rooms: dict[Rank, int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
         """The best set; None if there is none.
 
         :raises TooMuchError: the exact search would exceed its bound
         """
-        if self._room[Rank.HOST] < self.problem.demand.groups:
+        if self._room(Rank.HOST) < self.problem.demand.groups:
             return None
         for level in self.levels():
             found = self._at(level, bans)
             if found is not None:
-                realiser = Realiser(found.search, found.sets, *found.stage)
-                return self.finish(realiser.realise(found.state))
+                return self._name(level, found)
         return None
 
     def plain(self) -> Node:
@@ -104,7 +103,7 @@ class Solver:
     def _at(self, level: Level, bans: Bans) -> _Found | None:
         """The best at exactly the tightest level that there is."""
         groups = self.problem.demand.groups
-        stages = [stage for stage in self.stages(level) if self._room[stage[0]] >= groups]
+        stages = [stage for stage in self.stages(level) if self._room(stage[0]) >= groups]
         if not stages:
             return None
         nvlink = self.problem.request.nvlink
@@ -151,6 +150,21 @@ class Solver:
                     seen.add(same)
                     yield search, sets
 
+    def _room(self, rank: Rank) -> int:
+        """How many groups fit in domains of *rank*, if nothing but counts matters."""
+        if rank not in self._rooms:
+            demand = self.problem.demand
+            domains: dict[Key, dict[int, int]] = {}
+            for item in self.problem.site.items:
+                caps = domains.setdefault(item.keys[rank], {})
+                caps[item.kind] = caps.get(item.kind, 0) + item.free
+            self._rooms[rank] = sum(
+                demand.most(caps)
+                for key, caps in domains.items()
+                if key[0] != ALONE or demand.size == 1
+            )
+        return self._rooms[rank]
+
     def _nvlink(self, hits: int) -> tuple[int, ...]:
         return self.links.names if hits else ()
 
@@ -165,6 +179,8 @@ class Solver:
 
     def _marks(self, held: set[str], units: set[str], bans: Bans) -> dict[str, int] | None:
         marks: dict[str, int] = {}
+        if not (held or units or bans.items or self.wide):
+            return marks
         wide = {unit.name for unit in self.wide}
         closed = {item.unit for item in self.problem.site.items if item.id in bans.items}
         if closed & units:
@@ -180,19 +196,31 @@ class Solver:
                 marks[item.id] = CLOSED
         return marks
 
+    def _name(self, level: Level, found: _Found) -> DeviceSet:
+        """The devices of a solution, with the score that the search found."""
+        choice = Realiser(found.search, found.sets, *found.stage).realise(found.state)
+        demand = self.problem.demand
+        far = DISTANCES[found.stage[0]]
+        wanted = self.problem.request.nvlink is not Nvlink.NONE
+        *costs, crowd = found.search.unpack(found.cost)
+        spare = sum(item.free for item in self.problem.site.items) - demand.size * demand.groups
+        score = (
+            int(level),
+            demand.groups - found.search.hits if wanted else 0,
+            int(far),
+            *costs,
+            crowd + sum(len(members) for members in found.sets),
+            spare,
+        )
+        return self._device_set(_ordered(choice), choice.cells, Measured(level, far, score))
+
     def finish(self, choice: Choice) -> DeviceSet:
         """Name the picks of a choice and measure it."""
-        groups = sorted(
-            choice.groups,
-            key=lambda pair: (
-                -1 if pair[1] is None else pair[1],
-                sorted(part.item.order for part in pair[0]),
-            ),
-        )
+        groups = _ordered(choice)
         measured = measure(self.problem, self.links, groups, choice.cells)
-        return self.device_set(groups, choice.cells, measured)
+        return self._device_set(groups, choice.cells, measured)
 
-    def device_set(
+    def _device_set(
         self,
         groups: Sequence[tuple[Built, int | None]],
         cells: Mapping[int, int],
@@ -228,6 +256,16 @@ class Solver:
         )
 
 
+def _ordered(choice: Choice) -> list[tuple[Built, int | None]]:
+    return sorted(
+        choice.groups,
+        key=lambda pair: (
+            -1 if pair[1] is None else pair[1],
+            sorted(part.item.order for part in pair[0]),
+        ),
+    )
+
+
 def _ids(items: Sequence[Item]) -> tuple[str, ...]:
     return tuple(item.id for item in items)
 
@@ -241,15 +279,3 @@ def _units(problem: Problem) -> tuple[frozenset[str], tuple[Unit, ...]]:
         else:
             wide.append(unit)
     return frozenset(local), tuple(wide)
-
-
-def _room(problem: Problem, rank: Rank) -> int:
-    """How many groups fit in domains of *rank*, if nothing but counts matters."""
-    demand = problem.demand
-    domains: dict[Key, dict[int, int]] = {}
-    for item in problem.site.items:
-        caps = domains.setdefault(item.keys[rank], {})
-        caps[item.kind] = caps.get(item.kind, 0) + item.free
-    return sum(
-        demand.most(caps) for key, caps in domains.items() if key[0] != ALONE or demand.size == 1
-    )

@@ -1,14 +1,155 @@
-"""Other devices that are exactly as good: so that racing schedulers do not collide."""
+"""Other devices that are exactly as good: so that racing schedulers do not collide.
+
+Schedulers that decide at the same moment see the same host, and all of them
+would choose the same best set; all but one would then lose the host. Domains of
+one class, and devices that are alike, can be exchanged without changing the
+score: here a seed (of the server, say) decides which of them are taken.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import attrs
+
+from nova_hpc.placement.build import Part
+from nova_hpc.placement.classes import Forest, Node
+from nova_hpc.placement.demand import Demand
+from nova_hpc.placement.domains import Item, Site, survey
+from nova_hpc.placement.measure import measure
 from nova_hpc.placement.model import DeviceSet, Host, Request
+from nova_hpc.placement.nvlink import links
+from nova_hpc.placement.problem import Problem
+from nova_hpc.placement.profile import Profile, Shape
+
+#: NVLink sets and wide IOMMU units are not part of a class, so an exchange may
+#: tear them apart; then another one is tried.
+TRIES: Final = 8
+
+Thing = TypeVar("Thing")
 
 
 def rotate(request: Request, host: Host, devices: DeviceSet, seed: int) -> DeviceSet:
     """A set with the same score as *devices*, on devices that *seed* decides.
 
     Pure: the same seed gives the same set, in whatever order the pools come.
+    *devices* itself is returned where nothing can be exchanged.
+
+    :param devices: a set that choose() has found for this request and host
+    :param seed: any integer; equal seeds give equal sets
+    :raises ValueError: as choose() does
     """
-    del request, host, seed
+    demand = Demand.of(request)
+    site = survey(demand, host)
+    problem = Problem.of(request, demand, site, _everything(site))
+    known = {item.id for item in site.items}
+    if not all(pick.pool in known for pick in devices.picks):
+        return devices  # chosen on another state of the host
+    root = Forest(problem).grow({}, (), _local(site))
+    linked = links(request, demand, site, host)
+    here = groups_of(demand, site, devices)
+    before = measure(problem, linked, here, devices.cells)
+    for attempt in range(TRIES):
+        turn = _Turn(f"{seed}/{attempt}")
+        turn.pair(root, root)
+        other = attrs.evolve(
+            devices,
+            picks=tuple(
+                attrs.evolve(pick, pool=turn.items.get(pick.pool, pick.pool))
+                for pick in devices.picks
+            ),
+            cells={cell: turn.nodes.get(node, node) for cell, node in devices.cells.items()},
+        )
+        if _whole(site, other):
+            after = measure(problem, linked, groups_of(demand, site, other), other.cells)
+            if after == before:
+                return other
     return devices
+
+
+def _everything(site: Site) -> Profile:
+    """A profile to which all that any profile could look at matters."""
+    labels = {item.label for item in (*site.items, *site.rest)} - {None}
+    return Profile(tuple(Shape({str(label): 1}, cpus=1) for label in sorted(map(str, labels))))
+
+
+def _local(site: Site) -> frozenset[str]:
+    return frozenset(
+        unit.name for unit in site.units if len({item.keys[0] for item in unit.items}) == 1
+    )
+
+
+class _Turn:
+    """One exchange of equal things, decided by a seed."""
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
+        self.items: dict[str, str] = {}
+        self.nodes: dict[int, int] = {}
+
+    def pair(self, one: Node, other: Node) -> None:
+        """Put *other* in the place of *one*, which is of the same class."""
+        if one.node is not None and other.node is not None:
+            self.nodes[one.node.id] = other.node.id
+        turned = self._mixed(
+            other.children, lambda node: node.cls.number, lambda node: repr((node.up, node.first))
+        )
+        for child, instead in zip(one.children, turned, strict=True):
+            self.pair(child, instead)
+        parts = self._mixed(
+            other.parts,
+            lambda part: part.signature,
+            lambda part: repr([item.id for items in part.items for item in items]),
+        )
+        for part, stand_in in zip(one.parts, parts, strict=True):
+            for mine, theirs in zip(part.items, stand_in.items, strict=True):
+                mixed = self._mixed(theirs, lambda item: 0, lambda item: item.id)
+                for item, replacement in zip(mine, mixed, strict=True):
+                    self.items[item.id] = replacement.id
+
+    def _mixed(
+        self,
+        things: Sequence[Thing],
+        kind: Callable[[Thing], object],
+        name: Callable[[Thing], str],
+    ) -> list[Thing]:
+        """The things with those of one kind in an order of the seed's own."""
+        kinds: dict[object, list[Thing]] = {}
+        for thing in things:
+            kinds.setdefault(kind(thing), []).append(thing)
+        for alike in kinds.values():
+            if len(alike) > 1:
+                alike.sort(key=lambda thing: self._rank(name(thing)))
+        return [kinds[kind(thing)].pop(0) for thing in things]
+
+    def _rank(self, name: str) -> bytes:
+        return hashlib.blake2b(f"{self.seed}/{name}".encode(), digest_size=8).digest()
+
+
+def groups_of(
+    demand: Demand, site: Site, devices: DeviceSet
+) -> list[tuple[tuple[Part, ...], int | None]]:
+    """The groups of a set, each with its guest cell."""
+    items: Mapping[str, Item] = {item.id: item for item in site.items}
+    index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
+    groups: dict[int, list[Part]] = {}
+    cells: dict[int, int | None] = {}
+    for pick in devices.picks:
+        part = Part(index_of[pick.want], items[pick.pool])
+        groups.setdefault(pick.group, []).append(part)
+        cells[pick.group] = pick.cell
+    return [(tuple(parts), cells[number]) for number, parts in sorted(groups.items())]
+
+
+def _whole(site: Site, devices: DeviceSet) -> bool:
+    """Whether every IOMMU unit is used up, or not used."""
+    used: dict[str, int] = {}
+    for pick in devices.picks:
+        used[pick.pool] = used.get(pick.pool, 0) + 1
+    return all(
+        {used.get(item.id, 0) - item.free for item in unit.items} == {0}
+        or not any(item.id in used for item in unit.items)
+        for unit in site.units
+    )

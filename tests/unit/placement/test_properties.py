@@ -12,9 +12,15 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.placement.choose import choose
+from nova_hpc.placement.demand import Demand
+from nova_hpc.placement.domains import survey
 from nova_hpc.placement.judge import judge
+from nova_hpc.placement.measure import measure
 from nova_hpc.placement.model import DeviceSet, Host, Request
+from nova_hpc.placement.nvlink import links
+from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.spread import groups_of, rotate
 from nova_hpc.topology.level import Level, common_level
 from tests.unit.placement import brute
 from tests.unit.placement.worlds import cases, profiles
@@ -177,3 +183,25 @@ def test_judge_agrees_with_trying_everything(
     answer = judge(request, host, claimed)
     event("accepted" if answer.sets else "refused")
     assert bool(answer.sets) == brute.aligned(request, host, claimed)
+
+
+@thorough
+@given(cases(), profiles(), st.integers(0, 99), st.randoms(use_true_random=False))
+def test_rotated_sets_are_equally_good(
+    case: tuple[Request, Host], profile: Profile, seed: int, rng: random.Random
+) -> None:
+    request, host = case
+    for found in choose(request, host, 1, profile).sets:
+        other = rotate(request, host, found, seed)
+        check_set(request, host, other)
+        assert (other.level, other.score) == (found.level, found.score)
+        demand = Demand.of(request)
+        site = survey(demand, host)
+        linked = links(request, demand, site, host)
+        problem = Problem.of(request, demand, site, profile)
+        measured = measure(problem, linked, groups_of(demand, site, other), other.cells)
+        assert (measured.level, measured.distance) == (found.level, found.distance)
+        assert measured.score == found.score
+        turned = attrs.evolve(host, pools=tuple(rng.sample(host.pools, len(host.pools))))
+        assert rotate(request, turned, found, seed) == other
+        event("moved" if other.picks != found.picks else "stayed")
