@@ -1,0 +1,1 @@
+"""The fabric: what adapters carry between a server and the network."""
