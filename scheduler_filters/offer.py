@@ -29,6 +29,10 @@ LOG = logging.getLogger(__name__)
 #: schedulers no better, and fewer are found in the cache again.
 _TURNS: Final = 64
 
+#: Parts of a score that tell where the devices are: level, NVLink misses,
+#: distance and spread. The others tell what is left on the host.
+_PLACE: Final = 4
+
 _ANSWERS: Final[Cache[Answer]] = Cache()
 _TURNED: Final[Cache[DeviceSet]] = Cache()
 _JUDGED: Final[Cache[Answer]] = Cache()
@@ -103,7 +107,9 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
             continue
         # The earlier candidate may be claimed by now: replaced, never changed.
         host.allocation_candidates = [candidate]
-        host.hpc_choice = Choice(order.task.key, attrs.evolve(judged, score=devices.score))
+        # The engine has no say in Nova's NUMA nodes, but the damage is the same.
+        score = (*judged.score[:_PLACE], *devices.score[_PLACE:])
+        host.hpc_choice = Choice(order.task.key, attrs.evolve(judged, score=score))
         LOG.debug(
             "%s, %s: offers %s at level %s (%s)",
             host.host,

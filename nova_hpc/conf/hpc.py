@@ -84,16 +84,19 @@ Related options:
     ),
     cfg.FloatOpt(
         "packing_weight_multiplier",
-        default=100.0,
+        default=10000.0,
         help="""
 Multiplier of HpcPackingWeigher, which prefers, for a server with an ``hpc:``
 flavor, the host whose free devices fit the request most tightly, so that
 whole switches and whole hosts stay free for larger servers.
 
 A positive value packs, a negative value spreads, and 0 switches the weigher
-off. It has no effect on servers without ``hpc:`` keys in their flavor. The
-default outweighs Nova's weighers of memory, CPUs and disk, which spread with a
-multiplier of 1.0 each, and is far below those of failed builds and of moves
+off. It has no effect on servers without ``hpc:`` keys in their flavor. Nova
+brings the weights of each weigher to the range from 0 to 1, so between hosts
+whose scores are next to each other there is the multiplier divided by the
+number of different scores. The default outweighs Nova's weighers of memory,
+CPUs, disk and PCI devices, with a multiplier of 1.0 each, up to some two
+thousand different scores, and is far below those of failed builds and of moves
 between cells. The value can be overridden for the hosts of an aggregate with
 the metadata key ``hpc_packing_weight_multiplier``.
 

@@ -132,6 +132,8 @@ def _controller(options: Options) -> str:
         f"# {' and '.join(AFTER)} look at them.",
         f"enabled_filters = {','.join(filters(options.filters))}",
         f"weight_classes = nova.scheduler.weights.all_weighers,{WEIGHER_CLASS}",
+        "# Schedulers that work at the same moment do not all choose the same host.",
+        "shuffle_best_same_weighed_hosts = true",
         "",
         "[scheduler]",
         "# A total for one request: it has to reach every host that can match.",

@@ -164,6 +164,54 @@ class ReaderTest(HostStates):
         (found,) = self.read(host, free=free).host.pools
         self.assertEqual(4, found.free)
 
+    def test_taken_in_placement_is_not_offered_to_anyone(self) -> None:
+        """Not even as a device of others: it would count as free for the damage."""
+        free = Free(amounts={}, asked=1)
+        self.assertEqual((), self.read(self.host(pool(1)), free=free).host.pools)
+
+    def test_hosts_that_are_alike_share_a_pattern(self) -> None:
+        one, two = self.host(pool(1), pool(2)), self.host(pool(1), pool(2))
+        for each in two.pci_stats.pools:
+            each["rp_uuid"] = f"other {each['rp_uuid']}"
+        two.host = "another"
+        here, there = self.read(one), self.read(two)
+        self.assertIs(here.pattern, there.pattern)
+        self.assertEqual([uuids.gpu1, uuids.gpu2], [each.id for each in here.host.pools])
+        self.assertEqual(
+            ("another", [f"other {uuids.gpu1}", f"other {uuids.gpu2}"]),
+            (there.host.name, [each.id for each in there.host.pools]),
+        )
+        two.numa_topology.cells[0].pinned_cpus = {0, 1}
+        self.assertIsNot(here.pattern, self.read(two).pattern)
+        one.pci_stats.pools[0]["hpc_root"] = "pci0000:99"
+        self.assertEqual("pci0000:99", self.read(one).host.pools[0].location.root)
+
+    def test_without_a_cache(self) -> None:
+        hpc_conf.register(CONF)
+        host = self.host(pool(1), pool(2))
+        before = self.read(host).host
+        self.flags(cache_size=0, group="hpc")
+        self.assertEqual(before, self.read(host).host)
+
+    def test_nvlink_sets(self) -> None:
+        host = self.host(*(pool(index, hpc_nvlink="all:4") for index in range(1, 5)))
+        everything = frozenset({uuids.gpu1, uuids.gpu2, uuids.gpu3, uuids.gpu4})
+        self.assertEqual((everything,), self.read(host).host.nvlink)
+        free = Free(amounts={uuids.gpu1: 1, uuids.gpu2: 1, uuids.gpu3: 1}, asked=1)
+        view = self.read(host, free=free)
+        self.assertEqual(((), 3, ()), (view.host.nvlink, len(view.host.pools), view.unusable))
+
+    def test_broken_nvlink_set(self) -> None:
+        """It costs the set, and no device."""
+        host = self.host(
+            *(pool(index, hpc_nvlink="all:2,pair:2") for index in (1, 2)),
+            pool(3, hpc_nvlink="all:3"),
+        )
+        view = self.read(host)
+        self.assertEqual((frozenset({uuids.gpu1, uuids.gpu2}),), view.host.nvlink)
+        self.assertEqual(3, len(view.host.pools))
+        self.assertIn("'all': its members disagree about its size (2, 3)", view.unusable[0])
+
     def test_not_in_placement(self) -> None:
         bare = pool(1)
         del bare.tags["rp_uuid"]
