@@ -79,12 +79,14 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def lab():
+def lab(request):
+    """The lab with one node; a test that names a shape gets a lab of that shape."""
+    shape = getattr(request, "param", None)
     # Short, as unix sockets need it.
     with tempfile.TemporaryDirectory(prefix="nhl") as home:
         found = Lab(home)
         try:
-            found.up()
+            found.up(*(("--shape", shape) if shape else ()))
             yield found
         finally:
             done = found.nova_hpc("down", "--purge")

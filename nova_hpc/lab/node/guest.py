@@ -38,6 +38,8 @@ class GuestFunction:
     numa_node: int  #: -1 where the guest was told nothing
     bars: tuple[int, ...]  #: sizes in bytes, those that exist
     macs: tuple[str, ...]  #: of the network devices of this function
+    #: Below /sys/devices: its root complex, the bridges above, and itself.
+    path: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -108,6 +110,7 @@ def _read(body: str) -> GuestReport:
     functions: dict[str, GuestFunction] = {}
     bars: dict[str, list[int]] = {}
     macs: dict[str, list[str]] = {}
+    paths: dict[str, tuple[str, ...]] = {}
     cells = []
     for line in body.splitlines():
         key, _, rest = line.partition(" ")
@@ -123,6 +126,8 @@ def _read(body: str) -> GuestReport:
                 bars=(),
                 macs=(),
             )
+        elif key == "path":
+            paths[words[0]] = tuple(words[1].split("/"))
         elif key == "bar":
             bars.setdefault(words[0], []).append(int(words[2]))
         elif key == "mac":
@@ -131,6 +136,10 @@ def _read(body: str) -> GuestReport:
             cells.append(GuestCell(int(words[0]), words[2], int(words[4])))
         elif key in ("kernel", "cpus", "memory_kib"):
             single[key] = rest
+    functions = {
+        address: attrs.evolve(function, path=paths.get(address, ()))
+        for address, function in functions.items()
+    }
     return _report(single, functions, bars, macs, cells)
 
 

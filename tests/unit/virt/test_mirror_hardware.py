@@ -176,8 +176,12 @@ def test_the_record():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "1", '{"v":true,"mode":"mirror","clique":0}', '{"v":1}', "[" * 255, "x" * 300]
-    + ['{"v":1,"mode":"tree","clique":0}', '{"v":"1","mode":"mirror","clique":0}'],
+    [
+        *("", "{", "[]", "1", '{"v":1}', "[" * 255, "x" * 300),
+        '{"v":true,"mode":"mirror","clique":0}',
+        '{"v":1,"mode":"tree","clique":0}',
+        '{"v":"1","mode":"mirror","clique":0}',
+    ],
 )
 def test_a_damaged_record_is_not_acted_on(text):
     with pytest.raises(AbiError, match="is damaged"):

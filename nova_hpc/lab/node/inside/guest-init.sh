@@ -27,6 +27,8 @@ report() {
         driver=-
         [ -e "$device/driver" ] && driver=$(basename "$(readlink -f "$device/driver")")
         echo "pci $address ${vendor#0x}:${product#0x} ${class#0x} $driver $(cat "$device/numa_node")"
+        path=$(readlink -f "$device")
+        echo "path $address ${path#/sys/devices/}"
         count=0
         while read -r first last flags; do
             # Only the six BARs; the lines after them are the ROM and windows of bridges.

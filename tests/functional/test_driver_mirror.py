@@ -1,0 +1,309 @@
+"""The guest's PCIe tree, through the actions of a server's life."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from unittest import mock
+
+from lxml import etree
+from nova import context as nova_context
+from nova import objects
+from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.virt.libvirt import guest as libvirt_guest
+
+from nova_hpc.topology.level import Distance, distance
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+from tests.unit.virt import mirror_reader
+
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
+
+#: Two NUMA nodes, with two GPUs and an adapter below one switch on each.
+SHAPE = fixtures.Shape(
+    tuple(fixtures.Switch(gpus=2, pfs=1, vfs=4, numa=numa) for numa in (0, 1)), cores=3
+)
+CELLS = {
+    "pci_passthrough:alias": "gpu:2,vf:2",
+    "hw:numa_nodes": "2",
+    "hw:cpu_policy": "dedicated",
+    "hw:pci_numa_affinity_policy": "required",
+    "hpc:affinity": "switch",
+    "hpc:group": "gpu:1,vf:1",
+}
+MIRROR = {**CELLS, "hpc:guest_topology": "mirror"}
+NUMA = {**CELLS, "hpc:guest_topology": "numa"}
+PAIR = {
+    "pci_passthrough:alias": "gpu:2",
+    "hpc:affinity": "host",
+    "hpc:guest_topology": "mirror",
+}
+
+
+class MirrorTest(DriverTest):
+    """Servers whose flavors have ``hpc:guest_topology``."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.flags(hw_machine_type=["x86_64=q35"], group="libvirt")
+
+    def start(self, shape: fixtures.Shape = SHAPE, name: str = "alpha") -> None:
+        self.host(name, shape, cpu_dedicated_set="2-5,8-11")
+
+    def server(self, specs: dict[str, str], **keywords: object) -> dict:
+        vcpu = 2 if "hw:numa_nodes" in specs else 1
+        return self.boot(self.make_flavor(specs, vcpu=vcpu), **keywords)
+
+    def xml(self, server) -> str:
+        return self.domains.given[server["id"]][-1]
+
+    def abi(self, server) -> str | None:
+        return self.instance(server).system_metadata.get("hpc_guest_abi")
+
+    def set_abi(self, server, text: str | None) -> None:
+        instance = self.instance(server)
+        if text is None:
+            instance.system_metadata.pop("hpc_guest_abi", None)
+        else:
+            instance.system_metadata["hpc_guest_abi"] = text
+        instance.save()
+
+    def distances(self, server) -> list[tuple[Distance, Distance]]:
+        """Of each pair of devices: on the host, in the guest."""
+        guest = mirror_reader.read(self.xml(server)).places
+        truth = self.shapes[self.host_of(server)].locations()
+        self.assertEqual(
+            sorted(guest), sorted(device.address for device in self.devices_of(server))
+        )
+        return [
+            (distance(truth[one], truth[other]), distance(guest[one], guest[other]))
+            for one, other in itertools.combinations(guest, 2)
+        ]
+
+    def assert_mirrored(self, server) -> None:
+        for host, guest in self.distances(server):
+            self.assertEqual(host, guest)
+        if not SCHEMA.exists():
+            self.skipTest(f"{SCHEMA} is not there: libvirt0 is not installed")
+        schema = etree.RelaxNG(etree.parse(SCHEMA))
+        self.assertTrue(schema.validate(etree.fromstring(self.xml(server))), schema.error_log)
+
+    def assert_flat(self, server) -> None:
+        self.assertNotIn("pcie-expander-bus", self.xml(server))
+
+    # -- what the guest gets --------------------------------------------------
+
+    def test_mirror(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        self.assert_mirrored(server)
+        self.assertEqual(
+            {Distance.PIX, Distance.SYS}, {guest for _, guest in self.distances(server)}
+        )
+        self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
+        # The cell of the guest is that on the devices' node.
+        nodes = self.domain_nodes(server)
+        places = mirror_reader.read(self.xml(server)).places
+        truth = SHAPE.locations()
+        for address, place in places.items():
+            self.assertEqual(truth[address].numa, nodes[place.numa])
+
+    def test_numa(self) -> None:
+        self.start()
+        server = self.server(NUMA)
+        self.assertEqual(
+            {(Distance.PIX, Distance.PHB), (Distance.SYS, Distance.SYS)},
+            set(self.distances(server)),
+        )
+        self.assertEqual('{"v":1,"mode":"numa","clique":0}', self.abi(server))
+
+    def test_flat_is_the_default(self) -> None:
+        self.start()
+        self.assert_flat(self.server(CELLS))
+        self.assert_flat(self.server({**CELLS, "hpc:guest_topology": "flat"}))
+
+    def test_a_guest_without_cells(self) -> None:
+        self.start(fixtures.Shape((fixtures.Switch(gpus=2),)))
+        server = self.server(PAIR)
+        self.assert_mirrored(server)
+        self.assertNotIn("<node>", self.xml(server))
+
+    def test_cliques(self) -> None:
+        self.flags(gpudirect_clique=True, group="hpc")
+        self.start(fixtures.Shape((fixtures.Switch(gpus=2),)))
+        server = self.server(PAIR)
+        self.assertEqual(2, self.xml(server).count('name="x-nv-gpudirect-clique"'))
+        # A server keeps what it was started with.
+        self.flags(gpudirect_clique=False, group="hpc")
+        before = self.xml(server)
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, self.xml(server))
+        # And what cannot be given back is not taken.
+        self.with_definitions()
+        self.refused_action(server, {"suspend": None})
+        self._wait_for_action_fail_completion(server, "suspend", "compute_suspend_instance")
+        self.assertEqual("ACTIVE", self.api.get_server(server["id"])["status"])
+        self.assertIn("GPUDirect cliques", self.fault_messages(server)[0])
+
+    # -- refusals ---------------------------------------------------------------
+
+    def test_a_device_off_the_cells(self) -> None:
+        self.start(fixtures.two_switches(gpus=1, numa=(0, 1), cores=3))
+        specs = {
+            **PAIR,
+            "hw:cpu_policy": "dedicated",
+            "hw:pci_numa_affinity_policy": "preferred",
+        }
+        server = self.server(specs, state="ERROR")
+        refusal = self.fault(server)
+        self.assertIn("1 of the server's 2 PCI devices", refusal)
+        self.assertIn("use a flavor with numa or flat", refusal)
+        self.assert_no_secrets(refusal)
+        self.assertEqual(0, self.failed_builds("alpha"))
+        self.assert_all_free("alpha")
+        # The others take it.
+        for word in ("numa", "flat"):
+            server = self.server({**specs, "hpc:guest_topology": word})
+            self.assertEqual(2, len(self.domain_devices(server)))
+            self._delete_server(server)
+
+    def test_another_machine_type(self) -> None:
+        self.flags(hw_machine_type=["x86_64=pc"], group="libvirt")
+        self.start()
+        server = self.server(MIRROR, state="ERROR")
+        self.assertIn("hw_machine_type=q35", self.fault(server))
+        self.assertEqual(0, self.failed_builds("alpha"))
+
+    def test_the_record_of_a_newer_release(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        given = len(self.domains.given[server["id"]])
+        self.set_abi(server, '{"v":99,"mode":"mirror","clique":0}')
+        self._reboot_server(server, hard=True, expected_state="ACTIVE")
+        self.assertIn("of version 99", self.fault_messages(server)[0])
+        self.assertEqual(given, len(self.domains.given[server["id"]]))
+        self.set_abi(server, "broken")
+        self._reboot_server(server, hard=True, expected_state="ACTIVE")
+        self.assertIn("is damaged", self.fault_messages(server)[0])
+
+    # -- the guest's hardware stays ------------------------------------------------
+
+    def test_every_start_gives_the_same_domain(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        before = self.xml(server)
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, self.xml(server))
+        self._stop_server(server)
+        self._start_server(server)
+        self.assertEqual(before, self.xml(server))
+        self._rebuild_server(server, IMAGE)
+        self.assert_mirrored(server)
+        self.assertEqual(
+            mirror_reader.read(before).addresses, mirror_reader.read(self.xml(server)).addresses
+        )
+        # As when the host boots.
+        context = nova_context.get_admin_context()
+        instance = objects.Instance.get_by_uuid(context, server["id"])
+        given = len(self.domains.given[server["id"]])
+        driver = self.computes["alpha"].driver
+        domain = driver._host._get_domain(instance)
+        domain.destroy()
+        keywords = {"share_info": objects.ShareMappingList()}
+        driver.resume_state_on_host_boot(
+            context, instance, instance.get_network_info(), block_device_info=None, **keywords
+        )
+        self.assertLess(given, len(self.domains.given[server["id"]]))
+        self.assertEqual(
+            mirror_reader.read(before).addresses, mirror_reader.read(self.xml(server)).addresses
+        )
+
+    def test_a_server_without_a_record_stays_flat(self) -> None:
+        """It was started before this release, or by stock Nova."""
+        self.start()
+        server = self.server(MIRROR)
+        self.set_abi(server, None)
+        self._reboot_server(server, hard=True)
+        self.assert_flat(server)
+        self.assertIsNone(self.abi(server))
+
+    def test_a_resize_changes_the_word_and_a_revert_brings_it_back(self) -> None:
+        self.flags(allow_resize_to_same_host=True)
+        self.start()
+        server = self.server(CELLS)
+        self.assertEqual('{"v":1,"mode":"flat","clique":0}', self.abi(server))
+        mirrored = self.make_flavor(MIRROR, vcpu=2)
+        path = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
+        with mock.patch(path, return_value="{}"):
+            self._resize_server(server, mirrored)
+        self.assert_mirrored(server)
+        self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
+        self._revert_resize(server)
+        self.assert_flat(server)
+        self.assertEqual('{"v":1,"mode":"flat","clique":0}', self.abi(server))
+
+    def with_definitions(self) -> None:
+        """Let the fake libvirt keep the definition of a domain, as the real one does."""
+        plain = fakelibvirt.Domain.XMLDesc
+        domains = self.domains
+
+        def describe(domain, flags):
+            if flags & fakelibvirt.VIR_DOMAIN_XML_INACTIVE:
+                return domains.given[domain.UUIDString()][-1]
+            return plain(domain, flags)
+
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch("nova.tests.fixtures.libvirt.Domain.XMLDesc", describe)
+        )
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch(
+                "nova.virt.libvirt.guest.libvirt.VIR_DOMAIN_XML_INACTIVE",
+                fakelibvirt.VIR_DOMAIN_XML_INACTIVE,
+            )
+        )
+
+    def attached(self) -> list[str]:
+        """What is attached from now on."""
+        found: list[str] = []
+        plain = libvirt_guest.Guest.attach_device
+
+        def attach(guest, conf, *args, **kwargs):
+            found.append(conf.to_xml())
+            return plain(guest, conf, *args, **kwargs)
+
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch("nova.virt.libvirt.guest.Guest.attach_device", attach)
+        )
+        return found
+
+    def test_suspended_devices_come_back_to_their_places(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        before = mirror_reader.read(self.xml(server)).addresses
+        self.with_definitions()
+        attached = self.attached()
+        self._suspend_server(server)
+        self._resume_server(server)
+        self.assertEqual(4, len(attached))
+        back = {}
+        for text in attached:
+            domain = etree.fromstring(f"<domain><devices>{text}</devices></domain>")
+            source = domain.find("devices/hostdev/source/address")
+            parts = [int(source.get(key), 16) for key in ("domain", "bus", "slot", "function")]
+            back["{:04x}:{:02x}:{:02x}.{:x}".format(*parts)] = mirror_reader.where(
+                domain.find("devices/hostdev")
+            )
+            self.assertEqual("off", domain.find("devices/hostdev/rom").get("bar"))
+        self.assertEqual(before, back)
+
+    def test_flat_guests_get_their_devices_back_as_nova_does(self) -> None:
+        self.start()
+        server = self.server(CELLS)
+        self.with_definitions()
+        attached = self.attached()
+        self._suspend_server(server)
+        self._resume_server(server)
+        self.assertEqual(4, len(attached))
+        self.assertFalse([text for text in attached if "type='pci' domain" in text])
+        self.assertFalse([text for text in attached if "<alias" in text])
