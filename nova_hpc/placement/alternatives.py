@@ -53,7 +53,8 @@ def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
 
 
 def _order(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
-    sets.sort(key=lambda one: (one.score, sorted(one.cells.items()), [p.pool for p in one.picks]))
+    # Stable: of equals the one that was found first stays the first.
+    sets.sort(key=lambda one: one.score)
     # Other nodes first: what Nova still rejects, it rejects for a node.
     mapped: list[object] = []
     classes: list[object] = []

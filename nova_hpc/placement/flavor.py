@@ -12,7 +12,7 @@ from typing import Final
 
 from nova_hpc.placement import grouping
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Cell, Policy, Request, Want
+from nova_hpc.placement.model import Cell, Nvlink, Policy, Request, Want
 from nova_hpc.topology.level import Level
 
 PREFIX: Final = "hpc:"
@@ -30,7 +30,7 @@ LEGACY: Final = "legacy"
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     AFFINITY: tuple(level.word for level in Level),
     AFFINITY_POLICY: tuple(policy.value for policy in Policy),
-    NVLINK: ("required", "preferred", "none"),
+    NVLINK: tuple(need.value for need in Nvlink),
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
 }
 
@@ -39,14 +39,6 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 MAX_SIZES: Final = 8
 
 KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY)
-
-#: Words that mean something that this release can not do. They are refused
-#: rather than ignored: a server must not start with less than it asked for.
-_NOT_YET: Final = {
-    (NVLINK, "required"): (
-        "this release does not know the NVLink sets of its hosts; use preferred or none"
-    ),
-}
 
 
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
@@ -68,8 +60,6 @@ def check_value(key: str, value: str) -> None:
         return
     if value not in WORDS[key]:
         raise FlavorError(f"{key} is {_shown(value)}; it must be one of {', '.join(WORDS[key])}")
-    if (key, value) in _NOT_YET:
-        raise FlavorError(f"{key}={value} is not supported: {_NOT_YET[key, value]}")
 
 
 def check_flavor(
@@ -143,6 +133,7 @@ def build_request(
         policy=policy,
         cells=tuple(cells),
         on_cells=bool(cells) and effective == "required",
+        nvlink=Nvlink(extra_specs.get(NVLINK, Nvlink.NONE.value)),
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nova_hpc.placement import flavor
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.flavor import FlavorError, build_request, check_flavor, check_value
-from nova_hpc.placement.model import Cell, Group, Host, Policy, Want
+from nova_hpc.placement.model import Cell, Group, Host, Nvlink, Policy, Want
 from nova_hpc.topology.level import Level
 
 GPU2 = (Want("g", "gpu", 2),)
@@ -37,6 +37,7 @@ def specs(**keys: str) -> dict[str, str]:
         ("hpc:group", "a100-80GB sxm:1024"),
         ("hpc:nvlink", "none"),
         ("hpc:nvlink", "preferred"),
+        ("hpc:nvlink", "required"),
         ("hpc:guest_topology", "flat"),
         ("hpc:guest_topology", "numa"),
         ("hpc:guest_topology", "mirror"),
@@ -57,7 +58,6 @@ def test_values_that_mean_something(key: str, value: str) -> None:
         ("hpc:affinity_policy", "strict", "must be one of required, preferred"),
         ("hpc:affinity_policy", "", "must be one of required, preferred"),
         ("hpc:nvlink", "yes", "must be one of required, preferred, none"),
-        ("hpc:nvlink", "required", "hpc:nvlink=required is not supported: .*NVLink sets"),
         ("hpc:guest_topology", "tree", "must be one of mirror, numa, flat"),
         ("hpc:affinty", "switch", "'hpc:affinty' is no known key; the hpc: keys are hpc:affinity"),
         ("hpc:", "switch", "'hpc:' is no known key"),
@@ -286,3 +286,18 @@ def test_any_text_is_a_request_or_a_clear_error(
         choose(request, Host("empty", ()))
     assert len(text) < 400
     assert text.isascii()
+
+
+@pytest.mark.parametrize(
+    ("word", "need"),
+    [
+        (None, Nvlink.NONE),
+        ("none", Nvlink.NONE),
+        ("preferred", Nvlink.PREFERRED),
+        ("required", Nvlink.REQUIRED),
+    ],
+)
+def test_the_need_of_nvlink_is_in_the_request(word: str | None, need: Nvlink) -> None:
+    specs = {"hpc:affinity": "host"} | ({} if word is None else {"hpc:nvlink": word})
+    request = build_request(specs, (Want("k", "gpu", 2),), ())
+    assert request.nvlink is need
