@@ -53,8 +53,15 @@ def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
 
 
 def _order(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
-    # Stable: of equals the one that was found first stays the first.
-    sets.sort(key=lambda one: one.score)
+    best = sets[0]  # stays the first, also of equals
+    sets.sort(
+        key=lambda one: (
+            one.score,
+            one is not best,
+            sorted(one.cells.items()),
+            [pick.pool for pick in one.picks],
+        )
+    )
     # Other nodes first: what Nova still rejects, it rejects for a node.
     mapped: list[object] = []
     classes: list[object] = []
