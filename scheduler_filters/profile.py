@@ -83,7 +83,7 @@ class Yardsticks:
             weights: Mapping[str, int] = CONF.hpc.flavor_weights
             made_of = (self._sold, self._samples.version, tuple(sorted(weights.items())))
             if made_of != self._made_of:
-                profile = build(self._sold or (), weights, self._samples)
+                profile = _built(self._sold or (), weights, self._samples)
                 if profile != self._made.profile:
                     self._made = Yardstick(profile)
                 self._made_of = made_of
@@ -116,6 +116,16 @@ def _read() -> tuple[_Sold, ...] | None:
     return tuple(sold)
 
 
+def _built(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
+    try:
+        return build(sold, weights, samples)
+    except Exception as error:
+        # Never a reason to refuse a server.
+        if _ONCE.first(("profile", str(error))):
+            LOG.exception("The flavors are no measure of the damage of a placement")
+        return profiles.DEFAULT
+
+
 def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
     """The profile of these flavors; the engine's default where there are none.
 
@@ -129,7 +139,14 @@ def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -
         shape = _shape(each.task, weight, samples) if weight > 0 else None
         if shape is None:
             continue
-        key = (tuple(shape.counts.items()), attrs.astuple(attrs.evolve(shape, counts={}, weight=1)))
+        key = (
+            tuple(shape.counts.items()),
+            shape.groups,
+            shape.level,
+            shape.cpus,
+            shape.memory_kib,
+            shape.page_kib,
+        )
         if key in found:
             shape = attrs.evolve(shape, weight=shape.weight + found[key].weight)
         found[key] = shape
