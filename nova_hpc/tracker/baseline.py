@@ -115,11 +115,16 @@ def _number(value: object) -> int | None:
 
 
 def take(
-    tree: Tree, function: Function, vfs: int | None = None, config: bytes | None = None
+    tree: Tree,
+    function: Function,
+    boot: str | None,
+    vfs: int | None = None,
+    config: bytes | None = None,
 ) -> Snapshot:
     """Look at a device.
 
     :param tree: the system that *function* was just read from.
+    :param boot: which boot of the machine this is, see :func:`boot_of`.
     :param vfs: of a virtual function: how many its physical function has.
     :param config: the configuration space, where the caller may read more of
         it than this process.
@@ -153,14 +158,14 @@ def take(
         width=link.width if link else None,
         fatal=_errors(tree, function, "aer_dev_fatal"),
         nonfatal=_errors(tree, function, "aer_dev_nonfatal"),
-        boot=boot(tree),
+        boot=boot,
         master=bool(config[4] & _BUS_MASTER) if read else None,
         silent=space.silent,
         unset=tuple(_unset(config, function)) if read and not virtual else (),
     )
 
 
-def boot(tree: Tree) -> str | None:
+def boot_of(tree: Tree) -> str | None:
     """Which boot of the machine this is."""
     try:
         return (tree.text(_BOOT) or "")[:_LONGEST] or None

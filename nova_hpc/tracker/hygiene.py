@@ -217,7 +217,7 @@ class Keeper:
     ) -> State:
         """Record what was not seen before, and the counters of a new boot."""
         state = self.bench.state()
-        boot = baseline.boot(Tree(self.bench.root))
+        boot = baseline.boot_of(Tree(self.bench.root))
         old = [
             each
             for each in used & offered.keys()

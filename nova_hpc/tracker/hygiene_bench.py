@@ -104,9 +104,10 @@ class Bench:
         tree = Tree(self.root)
         addresses = [each.function.address for each in wanted]
         configs = self.read_config(addresses) if self.read_config and addresses else {}
+        boot = baseline.boot_of(tree)
         return {
             each.function.address: baseline.take(
-                tree, each.function, each.vfs, configs.get(each.function.address)
+                tree, each.function, boot, each.vfs, configs.get(each.function.address)
             )
             for each in wanted
         }

@@ -1,0 +1,301 @@
+"""Devices are cleaned and checked between two servers, and never given dirty."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from nova import context as nova_context
+from nova import objects
+
+from nova_hpc.tracker import hygiene_operator, hygiene_state, quarantine
+from nova_hpc.tracker.hygiene_bench import Candidate
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+GPU = {"pci_passthrough:alias": "gpu:1"}
+FIRST, SECOND = "0000:40:00.0", "0000:40:01.0"
+PF, VF = "0000:40:01.0", "0000:40:01.1"
+ONE = fixtures.Shape((fixtures.Switch(gpus=1),))
+TWO = fixtures.Shape((fixtures.Switch(gpus=2),))
+
+
+class _Base(DriverTest):
+    def path(self, host: str, address: str, name: str):
+        return self.sysfs[host].devices / address / name
+
+    def resets(self, host: str, address: str) -> int:
+        return self.path(host, address, "reset").read_text().count("1")
+
+    def forget(self, host: str, address: str) -> None:
+        self.path(host, address, "reset").write_text("")
+
+    def held(self, host: str) -> dict[str, str]:
+        return dict(quarantine.read(self.sysfs[host].root / "quarantine").reasons)
+
+    def record(self, host: str, address: str) -> hygiene_state.Record:
+        return hygiene_state.read(self.sysfs[host].root / "hygiene").record(address)
+
+    def release(self, host: str, address: str) -> str | None:
+        """What the operator's command does."""
+        driver = self.computes[host].driver
+        bench = driver.hpc_hygiene.keeper.bench
+        candidate = Candidate.of(driver.hpc_source.read().node, address, "gpu")
+        assert candidate is not None
+        return hygiene_operator.release(bench, candidate)
+
+    def assert_lost(self, host: str, address: str) -> None:
+        self.assertNotIn(address, self.tracked(host))
+        self.assertNotIn(address, self.in_placement(host))
+
+
+class HygieneTest(_Base):
+    # -- the ordinary life --------------------------------------------------
+
+    def test_a_device_is_marked_and_cleaned(self) -> None:
+        self.host("alpha", ONE)
+        self.assertIsNotNone(self.record("alpha", FIRST).baseline)
+        server = self.boot(self.make_flavor(GPU))
+        self.assertEqual(server["id"], self.record("alpha", FIRST).server)
+        self._reboot_server(server, hard=True)
+        self._stop_server(server)
+        self._start_server(server)
+        self._rebuild_server(server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.update("alpha")
+        self.assertEqual(0, self.resets("alpha", FIRST))
+        self._delete_server(server)
+        self.assertEqual(1, self.resets("alpha", FIRST))
+        self.assertIsNone(self.record("alpha", FIRST).server)
+        self.update("alpha")
+        self.assert_all_free("alpha")
+        self.assertEqual({}, self.held("alpha"))
+        self.assertEqual(1, self.resets("alpha", FIRST))
+
+    def test_shelving(self) -> None:
+        self.host("alpha", ONE)
+        self.flags(shelved_offload_time=0)
+        server = self.boot(self.make_flavor(GPU))
+        self._shelve_server(server, expected_state="SHELVED_OFFLOADED")
+        self.eventually(lambda: self.assertIsNone(self.record("alpha", FIRST).server))
+        self.assertEqual(1, self.resets("alpha", FIRST))
+        self._unshelve_server(server)
+        self.assertEqual(server["id"], self.record("alpha", FIRST).server)
+
+    def test_a_migration_leaves_its_devices_to_the_next_update(self) -> None:
+        self.host("alpha", ONE)
+        self.host("beta", ONE)
+        server = self.boot(self.make_flavor(GPU), host="alpha")
+        self._migrate_server(server)
+        self._confirm_resize(server)
+        self.assertEqual(server["id"], self.record("beta", FIRST).server)
+        self.eventually(lambda: self.assert_all_free("alpha"))
+        self.update("alpha")
+        self.assertEqual(1, self.resets("alpha", FIRST))
+        self.assertIsNone(self.record("alpha", FIRST).server)
+        self.update("beta")
+        self.assertEqual(0, self.resets("beta", FIRST))
+
+    def test_a_device_in_use_when_this_comes_into_use(self) -> None:
+        self.host("alpha", ONE)
+        self.flags(clean_devices=False, group="hpc")
+        self.computes["alpha"].driver.__dict__["hpc_hygiene"] = None
+        server = self.boot(self.make_flavor(GPU))
+        self.assertIsNone(self.record("alpha", FIRST).server)
+        del self.computes["alpha"].driver.__dict__["hpc_hygiene"]
+        self.flags(clean_devices=True, group="hpc")
+        self.update("alpha")
+        self.assertEqual(hygiene_state.SOMEBODY, self.record("alpha", FIRST).server)
+        self._delete_server(server)
+        self.update("alpha")
+        self.assertEqual(1, self.resets("alpha", FIRST))
+        self.assert_all_free("alpha")
+
+    def test_virtual_functions(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=0, pfs=1),)))
+        server = self.boot(self.make_flavor({"pci_passthrough:alias": "vf:2"}))
+        mine = [device.address for device in self.devices_of(server)]
+        self.path("alpha", mine[0], "reset").unlink()
+        self._delete_server(server)
+        self.assertEqual([mine[0]], list(self.held("alpha")))
+        self.update("alpha")
+        self.assertEqual({f"{mine[0][:-1]}0": 3}, self.in_placement("alpha"))
+
+    # -- a device that is not clean --------------------------------------------
+
+    def test_a_reset_that_fails(self) -> None:
+        self.host("alpha", TWO)
+        server = self.boot(self.make_flavor(GPU))
+        (mine,) = (device.address for device in self.devices_of(server))
+        (other,) = {FIRST, SECOND} - {mine}
+        self.path("alpha", mine, "reset").unlink()
+        self._delete_server(server)
+        self.assertEqual({mine: "the kernel knows no way to reset it"}, self.held("alpha"))
+        self.assertTrue(self.log_lines(rf"{mine} is in quarantine: the kernel knows no way"))
+        # Nova knows of it at the next update; until then the check before
+        # start would refuse it. Now only the other is left.
+        for _ in range(2):
+            self.update("alpha")
+            self.assert_lost("alpha", mine)
+            reason = "in quarantine: the kernel knows no way to reset it"
+            self.assertEqual({mine: reason}, self.stats_of("alpha").withheld)
+            # It survives another start of the service.
+            self.computes["alpha"] = self.restart_compute_service(
+                "alpha", keep_hypervisor_state=True
+            )
+        one = self.boot(self.make_flavor(GPU))
+        self.assertEqual([other], [device.address for device in self.devices_of(one)])
+        none = self.boot(self.make_flavor(GPU), state="ERROR")
+        self.assertIn("No valid host", self.fault(none))
+        self._delete_server(none)
+        # The operator.
+        self.assertEqual("the kernel knows no way to reset it", self.release("alpha", mine))
+        self.path("alpha", mine, "reset").write_text("")
+        self.assertIsNone(self.release("alpha", mine))
+        self.update("alpha")
+        again = self.boot(self.make_flavor(GPU))
+        self.assertEqual([mine], [device.address for device in self.devices_of(again)])
+
+    def test_between_the_delete_and_the_update_the_check_before_start_guards(self) -> None:
+        self.host("alpha", ONE)
+        self.host("beta", ONE)
+        server = self.boot(self.make_flavor(GPU), host="alpha")
+        self.path("alpha", FIRST, "reset").unlink()
+        self._delete_server(server)
+        # Nova has it free: no update since.
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertEqual("beta", self.host_of(self.boot(self.make_flavor(GPU))))
+        self.assertIsNone(self.record("alpha", FIRST).server)
+
+    def test_a_reset_that_hangs_does_not_hang_the_service(self) -> None:
+        self.flags(reset_timeout=1.0, group="hpc")
+        self.host("alpha", TWO)
+        server = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
+        self.path("alpha", FIRST, "reset").unlink()
+        os.mkfifo(self.path("alpha", FIRST, "reset"))
+        self._delete_server(server)
+        self.assertEqual({FIRST: "it did not answer within 1 seconds"}, self.held("alpha"))
+        self.assertEqual(1, self.resets("alpha", SECOND))
+        self.update("alpha")
+        self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
+
+    def test_a_device_that_has_changed_goes_to_nobody(self) -> None:
+        self.host("alpha", ONE)
+        self.host("beta", ONE)
+        (self.path("alpha", FIRST, "vendor")).write_text("0x1af4\n")
+        server = self.boot(self.make_flavor(GPU), host="alpha", state="ERROR")
+        self.assert_no_secrets(self.fault_messages(server)[-1])
+        self._delete_server(server)
+
+    def test_errors_since_the_last_check(self) -> None:
+        def count(tree, number) -> None:
+            path = tree.devices / FIRST / "aer_dev_fatal"
+            path.write_text(f"Undefined 0\nTOTAL_ERR_FATAL {number}\n")
+
+        self.host("alpha", ONE, before=lambda tree: count(tree, 0))
+        self.host("beta", ONE)
+        count(self.sysfs["alpha"], 2)
+        server = self.boot(self.make_flavor(GPU), host="alpha", state="ERROR")
+        refused = self.fault_messages(server)[-1]
+        self.assertIn("1 did not pass the check", refused)
+        self.assert_no_secrets(refused)
+        self.assertEqual({FIRST: "2 new uncorrected fatal errors (AER)"}, self.held("alpha"))
+        self.update("alpha")
+        self.assert_lost("alpha", FIRST)
+        self.assertEqual("beta", self.host_of(self.boot(self.make_flavor(GPU))))
+
+    def test_a_lost_state_file_gives_nothing_and_lives(self) -> None:
+        self.host("alpha", ONE)
+        root = self.sysfs["alpha"].root
+        (root / ".hygiene.copy").unlink()
+        (root / "hygiene").write_text("{")
+        server = self.boot(self.make_flavor(GPU), state="ERROR")
+        self._delete_server(server)
+        self.update("alpha")
+        self.assertEqual({}, self.tracked("alpha"))
+        self.assertIn("hygiene file", self.stats_of("alpha").withheld[FIRST])
+        (root / "hygiene").unlink()
+        self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+
+    def test_two_deletes_at_once(self) -> None:
+        self.host("alpha", TWO)
+        servers = [self.boot(self.make_flavor(GPU)) for _ in range(2)]
+        context = nova_context.get_admin_context()
+        driver = self.computes["alpha"].driver
+        instances = []
+        for server in servers:
+            found = objects.Instance.get_by_uuid(context, server["id"])
+            found.task_state = "deleting"
+            instances.append(found)
+        threads = [
+            threading.Thread(target=driver.hpc_hygiene.take_back, args=(each, driver.hpc_source))
+            for each in instances * 2
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for address in (FIRST, SECOND):
+            self.assertEqual(1, self.resets("alpha", address))
+            self.assertIsNone(self.record("alpha", address).server)
+
+
+class OneTimeUseTest(_Base):
+    """Nova reserves a used device; a verified clean lets it go."""
+
+    def entries(self):
+        return [{**entry, "one_time_use": "true"} for entry in ONE.device_spec()]
+
+    def reserved(self) -> int:
+        body = self.placement.get("/resource_providers", version="1.14").body
+        (provider,) = (
+            each for each in body["resource_providers"] if each["name"] == f"alpha_{FIRST}"
+        )
+        url = f"/resource_providers/{provider['uuid']}/inventories"
+        (fields,) = self.placement.get(url).body["inventories"].values()
+        return fields["reserved"]
+
+    def test_clean(self) -> None:
+        self.host("alpha", ONE, device_spec=self.entries())
+        self.assertEqual(0, self.reserved())
+        for _ in range(2):
+            server = self.boot(self.make_flavor(GPU))
+            self.update("alpha")
+            self.assertEqual(1, self.reserved())
+            self._delete_server(server)
+            self.assertEqual(0, self.reserved())
+        self.update("alpha")
+        self.assertEqual(frozenset(), self.computes["alpha"].driver.hpc_hygiene.keeper.owed())
+
+    def test_not_clean(self) -> None:
+        self.host("alpha", ONE, device_spec=self.entries())
+        server = self.boot(self.make_flavor(GPU))
+        self.path("alpha", FIRST, "reset").unlink()
+        self._delete_server(server)
+        # No window: Placement gives it to nobody although Nova has it free.
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertEqual(1, self.reserved())
+        refused = self.boot(self.make_flavor(GPU), state="ERROR")
+        self.assertIn("No valid host", self.fault(refused))
+        self.update("alpha")
+        self.assert_lost("alpha", FIRST)
+        self.path("alpha", FIRST, "reset").write_text("")
+        self.assertIsNone(self.release("alpha", FIRST))
+        self.update("alpha")
+        self.assertEqual(0, self.reserved())
+
+    def test_what_an_operator_has_reserved_stays_reserved(self) -> None:
+        self.host("alpha", ONE, device_spec=self.entries())
+        body = self.placement.get("/resource_providers", version="1.14").body
+        (uuid,) = (
+            each["uuid"] for each in body["resource_providers"] if each["name"] == f"alpha_{FIRST}"
+        )
+        url = f"/resource_providers/{uuid}/inventories"
+        inventories = self.placement.get(url).body
+        for fields in inventories["inventories"].values():
+            fields["reserved"] = 1
+        self.assertEqual(200, self.placement.put(url, inventories).status)
+        self.computes["alpha"].manager.reset()  # as after SIGHUP: forgets its cache
+        self.update("alpha")
+        self.update("alpha")
+        self.assertEqual(1, self.reserved())
