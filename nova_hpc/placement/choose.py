@@ -42,7 +42,9 @@ def choose(
     try:
         found = ranked(solver, max(limit, 1))
     except TooMuchError:
-        found = greedy.solve(solver, max(limit, 1))
+        solver.truncated, found = True, []
+    if solver.truncated:
+        found = greedy.merge(found, greedy.solve(solver, max(limit, 1)), max(limit, 1))
     if not found:
         return Answer(miss=reasons.miss(request, demand, site, linked))
     return Answer(sets=tuple(found))

@@ -18,9 +18,10 @@ from nova_hpc.placement.domains import Rank
 from nova_hpc.placement.problem import TIDY, Layout, Problem
 from nova_hpc.topology.level import Level
 
-#: Steps of merging tables that one call of choose() may take, about half a
-#: second. Real hosts need some thousand.
-MAX_WORK: Final = 2_000_000
+#: Steps that the exact search of one call of choose() may take, a fraction of a
+#: second: pairs of states that are merged, and states that are looked at. Servers
+#: of a few GPUs and virtual functions need some thousand.
+MAX_WORK: Final = 400_000
 
 #: State -> least cost.
 Costs = dict[int, int]
@@ -33,8 +34,8 @@ class TooMuchError(Exception):
 class Budget:
     """Counts steps, so that the bound does not depend on the machine."""
 
-    def __init__(self, steps: int = MAX_WORK) -> None:
-        self.left = steps
+    def __init__(self) -> None:
+        self.left = MAX_WORK
 
     def spend(self, steps: int) -> None:
         """Count *steps*; TooMuchError beyond the bound."""
@@ -158,6 +159,7 @@ class Search:
         passes: list[Pass] = []
         costs = prefixes[-1]
         for name, price in self._passes(cls, reach, bind):
+            self.budget.spend(4 * len(costs))
             if name == "bind":
                 costs, back = self._bind(costs, price)
             elif name == "seat":
@@ -165,6 +167,7 @@ class Search:
             else:
                 costs, back = self._close(cls, costs, name, price)
             passes.append(Pass(name, back))
+        self.budget.spend(4 * len(costs))
         costs = self._complete(cls, costs, reach, bind)
         return Table(prefixes, passes, self._charge(cls, costs))
 
@@ -430,11 +433,11 @@ class Search:
             each, more = divmod(taken, count)
             crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
             for split in _splits(taken, [lay.totals[i] for i in names]):
+                self.budget.spend(4)
                 state = taken * track + sum(
                     n * lay.names[i] for n, i in zip(split, names, strict=True)
                 )
                 out[state] = crowd * self._crowd
-        self.budget.spend(len(out))
         return out
 
 

@@ -80,7 +80,12 @@ def solve(solver: Solver, limit: int) -> list[DeviceSet]:
         found = [one for one in found if not one.score[1]]
     if problem.request.nvlink is not Nvlink.REQUIRED:
         found += _sets(solver, problem.site, limit)
-    unique = {str((one.picks, one.cells)): one for one in found}
+    return merge([], found, limit)
+
+
+def merge(some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int) -> list[DeviceSet]:
+    """The best of both, each once."""
+    unique = {str((one.picks, one.cells)): one for one in (*more, *some)}
     ranked = sorted(unique.values(), key=lambda one: (one.score, str(one.picks)))
     return ranked[:limit]
 

@@ -109,6 +109,9 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
         return Miss(operator=text, user=text)
     if request.nvlink is Nvlink.REQUIRED:
         return _nvlink_miss(request, demand, links)
+    if not request.cells:
+        text = f"{counts(demand.names, have)} free, but in no combination that was found"
+        return Miss(operator=text, user=text)
     return _cells_miss(request, demand, site, widest)
 
 

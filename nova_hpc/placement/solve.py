@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import attrs
 
@@ -18,11 +17,17 @@ from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
 from nova_hpc.placement.nvlink import MAX_SELECTIONS, Links, selections
 from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.realise import Choice, Realiser
-from nova_hpc.placement.tables import choices
+from nova_hpc.placement.tables import MAX_CHOICES, choices
 from nova_hpc.topology.level import Level
 
 #: How the groups may lie: widest rank of a group, and of a group with its cell.
 Stage = tuple[Rank, Rank]
+
+
+#: Steps of the search's budget for each device of a tree that is grown.
+GROW: Final = 60
+
+Thing = TypeVar("Thing")
 
 
 @attrs.frozen
@@ -58,6 +63,9 @@ class Solver:
         self.local, self.wide = _units(problem)
         self._searches: dict[object, Search] = {}
         self._plain: Node | None = None
+        #: Whether some outer choices were not looked at, because there are too
+        #: many: the answer is right, but there may be a better one.
+        self.truncated = False
         self._rooms: dict[Rank, int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
@@ -126,11 +134,10 @@ class Solver:
     ) -> Iterator[tuple[Search, tuple[Sequence[Item], ...]]]:
         """The searches for so many NVLink sets: one for each outer choice."""
         seen = set()
-        chosen_sets = itertools.islice(selections(self._sets(bans, reach), hits), MAX_SELECTIONS)
-        for sets in chosen_sets:
+        for sets in self._first(selections(self._sets(bans, reach), hits), MAX_SELECTIONS):
             held = {item.id for members in sets for item in members}
             touched = {item.unit for members in sets for item in members if item.unit}
-            for units in choices(self.problem.demand, self.wide):
+            for units in self._first(choices(self.problem.demand, self.wide), MAX_CHOICES - 1):
                 names = {unit.name for unit in units}
                 if any(unit.name in touched and unit.name not in names for unit in self.wide):
                     continue
@@ -140,6 +147,7 @@ class Solver:
                 key = (hits, tuple(sorted(marks.items())), bans.nodes, tuple(map(_ids, sets)))
                 search = self._searches.get(key)
                 if search is None:
+                    self.budget.spend(GROW * len(self.problem.site.items))
                     root = self.forest.grow(marks, sets, self.local, bans.nodes)
                     search = Search(
                         self.problem, self.forest, root, hits, self._nvlink(hits), self.budget
@@ -149,6 +157,14 @@ class Solver:
                 if same not in seen:
                     seen.add(same)
                     yield search, sets
+
+    def _first(self, things: Iterator[Thing], limit: int) -> Iterator[Thing]:
+        """So many of the things, and a note where there are more."""
+        for number, thing in enumerate(things):
+            if number >= limit:
+                self.truncated = True
+                return
+            yield thing
 
     def _room(self, rank: Rank) -> int:
         """How many groups fit in domains of *rank*, if nothing but counts matters."""

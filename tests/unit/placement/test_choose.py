@@ -5,8 +5,21 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from nova_hpc.placement import exact
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
+from nova_hpc.placement.model import (
+    Cell,
+    Group,
+    Host,
+    HostNode,
+    Nvlink,
+    Policy,
+    Pool,
+    Request,
+    Want,
+)
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.spread import rotate
 from nova_hpc.topology.level import Distance, Level, Location
 
 
@@ -392,3 +405,152 @@ def test_sixteen_gpus_and_their_virtual_functions() -> None:
         ),
     ).sets
     assert found.level is Level.SWITCH
+
+
+def test_beyond_its_bound_the_search_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same level and distance, from the bounded choice; never an endless search."""
+    request = ask(groups=4, cells=2, gpu=1, vf=1)
+    exact_ = choose(request, host(*DGX)).sets[0]
+    monkeypatch.setattr(exact, "MAX_WORK", 10)
+    (found,) = choose(request, host(*DGX)).sets
+    assert found.score[:3] == exact_.score[:3]
+    assert found.score >= exact_.score
+
+
+def test_a_request_beyond_the_bound_is_answered() -> None:
+    """Eight aliases that every device serves: more labellings than can be tried."""
+    names = [f"alias{n}" for n in range(8)]
+    shared = tuple(
+        attrs.evolve(pool, serves=frozenset(names))
+        for pool in adapters(*(n // 2 for n in range(16)), functions=5)
+    )
+    (found,) = choose(ask(Level.HOST, **dict.fromkeys(names, 4)), host(*shared)).sets
+    assert len(found.picks) == 32
+
+
+def test_more_wide_units_than_can_be_tried() -> None:
+    """The answer is found by counts; which of 12,870 choices of units does not matter."""
+    pools = tuple(
+        attrs.evolve(pool, unit=f"unit{number // 2}")
+        for number, pool in enumerate(gpus(*([0, 1, 2, 3] * 8)))
+    )
+    (found,) = choose(ask(Level.HOST, gpu=16), host(*pools)).sets
+    used = {pick.pool for pick in found.picks}
+    units = {pool.unit for pool in pools if pool.id in used}
+    assert used == {pool.id for pool in pools if pool.unit in units}
+
+
+QUADS = tuple(frozenset(f"gpu{n:02}" for n in four) for four in ((0, 1, 4, 5), (2, 3, 6, 7)))
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_nvlink_comes_after_the_level_and_before_the_distance(policy: Policy) -> None:
+    """The pair below one switch is no set; the sets cross the sockets."""
+    pools = gpus(0, 0, 1, 1, 2, 2, 3, 3)
+    linked = attrs.evolve(host(*pools), nvlink=QUADS)
+    request = ask(Level.HOST, policy, gpu=4)
+    (plain,) = choose(request, linked).sets
+    assert plain.level is Level.NUMA
+    (found,) = choose(attrs.evolve(request, nvlink=Nvlink.REQUIRED), linked).sets
+    assert {pick.pool for pick in found.picks} in QUADS
+    assert found.level is Level.HOST
+    assert found.reason.endswith("; a whole NVLink set")
+    (found,) = choose(attrs.evolve(request, nvlink=Nvlink.PREFERRED), linked).sets
+    assert (found.level, found.score[1]) == (Level.NUMA, 1)
+    assert found.reason.endswith("; 1 group not a whole NVLink set")
+
+
+def test_devices_beside_an_nvlink_set() -> None:
+    """Two groups of a linked pair and one function each, on both sockets."""
+    pairs = (frozenset({"gpu00", "gpu02"}), frozenset({"gpu05", "gpu06"}))
+    linked = attrs.evolve(host(*DGX), nvlink=pairs)
+    request = attrs.evolve(ask(Level.NUMA, groups=2, cells=2, gpu=2, vf=1), nvlink=Nvlink.REQUIRED)
+    (found,) = choose(request, linked).sets
+    for number, pair in enumerate(pairs):
+        picks = [pick for pick in found.picks if pick.group == number]
+        assert {pick.pool for pick in picks if pick.want == "gpu"} == pair
+        assert {pick.cell for pick in picks} == {number}
+    assert found.level is Level.NUMA
+
+
+@pytest.mark.parametrize(
+    ("sets", "counts", "text"),
+    [
+        ((), {"gpu": 2}, "no NVLink sets are known or wholly free here"),
+        ((QUADS[0],), {"vf": 1}, "none of the devices asked for is in an NVLink set"),
+        (QUADS, {"gpu": 2}, "no whole NVLink set of 2 free (needs 1 group of 2 gpu)"),
+        ((frozenset({"gpu00", "gone"}),), {"gpu": 2}, "no whole NVLink set of 2 free"),
+        (QUADS, {"gpu": 4}, "2 whole NVLink sets of 4 gpu free (needs 1 apart, on one NUMA"),
+    ],
+)
+def test_the_nearest_miss_of_nvlink(
+    sets: tuple[frozenset[str], ...], counts: dict[str, int], text: str
+) -> None:
+    linked = attrs.evolve(host(*DGX), nvlink=sets)
+    request = attrs.evolve(ask(Level.NUMA, **counts), nvlink=Nvlink.REQUIRED)
+    answer = choose(request, linked)
+    assert answer.miss is not None
+    assert answer.miss.user.startswith(text)
+
+
+def test_the_profile_decides_what_stays_whole() -> None:
+    """With pairs for sale the pair stays; with single GPUs only, names decide."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 0, 1))
+    pairs = Profile((Shape({"gpu": 2}, level=Level.SWITCH),))
+    singles = Profile((Shape({"gpu": 1}, level=Level.SWITCH),))
+    (found,) = choose(ask(gpu=1), host(*pools), profile=pairs).sets
+    assert (found.picks[0].pool, found.score[4]) == ("gpu02", 0)
+    (found,) = choose(ask(gpu=1), host(*pools), profile=singles).sets
+    assert found.score[4] == 1
+
+
+def test_devices_that_nobody_asked_for_count_as_damage() -> None:
+    """A function next to a GPU is worth keeping where both are sold together."""
+    pools = tuple(attrs.evolve(pool, role="gpu", serves=frozenset()) for pool in gpus(0))
+    ports = tuple(attrs.evolve(pool, role="vf") for pool in adapters(0, 1, functions=1))
+    both = Profile((Shape({"gpu": 1, "vf": 1}, level=Level.SWITCH),))
+    (found,) = choose(ask(vf=1), host(*pools, *ports), profile=both).sets
+    assert (found.picks[0].pool, found.score[4]) == ("pf01", 0)
+
+
+def test_free_cpus_limit_what_a_node_is_worth() -> None:
+    """Node 0 has CPUs for none of the shapes: its GPUs are the ones to give away."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 2))
+    shape = Profile((Shape({"gpu": 1}, level=Level.NUMA, cpus=8),))
+    for cpus, expected in (((4, 32), "gpu00"), ((32, 4), "gpu01")):
+        (found,) = choose(ask(gpu=1), host(*pools, cpus=cpus), profile=shape).sets
+        assert found.picks[0].pool == expected
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape({}), Shape({"gpu": 0}), Shape({"gpu": 1}, groups=0), Shape({"gpu": 1}, weight=-1)],
+)
+def test_a_profile_that_makes_no_sense(shape: Shape) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        choose(ask(gpu=1), host(*DGX), profile=Profile((shape,)))
+
+
+def test_contradictions_of_the_host_are_named() -> None:
+    (one,) = gpus(0)
+    other = attrs.evolve(one, location=spot(2))
+    answer = choose(ask(gpu=1), host(one, other))
+    assert answer.miss is not None
+    assert "gpu00 is listed twice with different data" in answer.miss.operator
+    many = attrs.evolve(one, free=10**9)
+    answer = choose(ask(gpu=1), host(many))
+    assert answer.miss is not None
+    assert "gpu00 is said to have 1000000000 free devices" in answer.miss.operator
+    twice = attrs.evolve(host(one), nodes=(HostNode(0, 0, 1), HostNode(0, 0, 2)))
+    with pytest.raises(ValueError, match="NUMA node 0 twice"):
+        choose(ask(gpu=1), twice)
+
+
+def test_racing_servers_are_spread_over_equal_devices() -> None:
+    request = ask(cells=1, gpu=2)
+    (found,) = choose(request, host(*DGX)).sets
+    places = {
+        tuple(sorted(pick.pool for pick in rotate(request, host(*DGX), found, seed).picks))
+        for seed in range(40)
+    }
+    assert places == {(f"gpu{n:02}", f"gpu{n + 1:02}") for n in (0, 2, 4, 6)}
