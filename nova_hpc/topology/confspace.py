@@ -20,6 +20,7 @@ _STANDARD: Final = 256
 
 _CAP_EXPRESS: Final = 0x10
 _EXTENDED_CAP_ACS: Final = 0x000D
+_EXTENDED_CAP_ATS: Final = 0x000F
 
 #: Source validation, request and completion redirect, upstream forwarding:
 #: what the kernel asks of a port before it splits IOMMU groups (REQ_ACS_FLAGS).
@@ -54,6 +55,7 @@ class ConfigSpace:
     flr: bool | None = None  # function level reset
     acs_control: int | None = None
     acs_isolates: bool | None = None
+    ats: bool | None = None  # can translate addresses itself
     #: All ones: the function does not answer (gone, or fallen off the bus).
     silent: bool = False
 
@@ -75,6 +77,7 @@ def parse(data: bytes) -> ConfigSpace:
         flr = bool(_word(data, express + 4, 4) >> 28 & 1)
         link = _link(data, express)
     control, isolates = _acs(data, express)
+    ats = _extended(data, express, _EXTENDED_CAP_ATS)
     return ConfigSpace(
         vendor_id=_identity(data, 0),
         product_id=_identity(data, 2),
@@ -88,6 +91,7 @@ def parse(data: bytes) -> ConfigSpace:
         flr=flr,
         acs_control=control,
         acs_isolates=isolates,
+        ats=None if ats is None else ats > 0,
     )
 
 
@@ -142,14 +146,12 @@ def _link(data: bytes, express: int) -> Link | None:
     return None if link == Link() else link
 
 
-def _acs(data: bytes, express: int | None) -> tuple[int | None, bool | None]:
-    """Control register of the ACS capability, and whether it isolates."""
-    if express is None:
-        return None, None
+def _extended(data: bytes, express: int | None, wanted: int) -> int | None:
+    """Offset of an extended capability; 0: has none; None: cannot be seen."""
     if express == 0:
-        return 0, False  # conventional PCI has no ACS
-    if len(data) < SIZE:
-        return None, None
+        return 0  # conventional PCI has none
+    if express is None or len(data) < SIZE:
+        return None
     seen: set[int] = set()
     offset = _STANDARD
     while offset >= _STANDARD and offset not in seen:
@@ -157,10 +159,18 @@ def _acs(data: bytes, express: int | None) -> tuple[int | None, bool | None]:
         head = _word(data, offset, 4)
         if head in (0, 0xFFFFFFFF):
             break
-        if head & 0xFFFF == _EXTENDED_CAP_ACS and offset + 8 <= SIZE:
-            can, does = _word(data, offset + 4, 2), _word(data, offset + 6, 2)
-            # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
-            needed = ACS_NEEDED & can
-            return does, does & needed == needed
+        if head & 0xFFFF == wanted and offset + 8 <= SIZE:
+            return offset
         offset = head >> 20 & ~3
-    return 0, False
+    return 0
+
+
+def _acs(data: bytes, express: int | None) -> tuple[int | None, bool | None]:
+    """Control register of the ACS capability, and whether it isolates."""
+    offset = _extended(data, express, _EXTENDED_CAP_ACS)
+    if not offset:
+        return offset, None if offset is None else False
+    can, does = _word(data, offset + 4, 2), _word(data, offset + 6, 2)
+    # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
+    needed = ACS_NEEDED & can
+    return does, does & needed == needed

@@ -78,6 +78,7 @@ class _Device:
             iommu_group=self._group(),
             acs_control=config.acs_control,
             acs_isolates=config.acs_isolates,
+            ats=config.ats,
             reset_methods=self._reset_methods(),
             bars=self.attempt(self._bars, ()),
             link=self._link(config),

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
 
@@ -34,6 +35,10 @@ def build(node: Node) -> dict[str, Any]:
         "iommu_groups": [
             {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
         ],
+        "peer_to_peer": {
+            switch: None if found is peer.Peer.UNKNOWN else found.value
+            for switch, found in peer.switches(node).items()
+        },
     }
 
 

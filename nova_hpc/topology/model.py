@@ -187,6 +187,9 @@ class Function:
     #: Every root port and switch downstream port above isolates. False: at
     #: least one does not; None: not known, or nothing above.
     acs_on_path: bool | None = None
+    #: It can translate addresses itself (Address Translation Services), as a
+    #: direct path to a neighbour below redirecting ports needs; None: not known.
+    ats: bool | None = None
     #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
     #: () none at all; None not known.
     reset_methods: tuple[str, ...] | None = None

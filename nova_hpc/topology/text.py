@@ -6,12 +6,12 @@ switch is drawn right below its upstream port. The JSON document has it all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
 
-from nova_hpc.topology import classes
+from nova_hpc.topology import classes, peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, Function, HugePages, Link, Node, NumaNode
 
@@ -20,10 +20,12 @@ _MOST_PROBLEMS: Final = 20
 _NARROW: Final = "!"
 _SLOW: Final = "~"
 _SHARED: Final = "*"
+_PEER: Final = "^"
 _LEGEND: Final = {
     _NARROW: "link with fewer lanes than it has",
     _SLOW: "link slower than it can be (an idle device may save power)",
     _SHARED: "IOMMU group shared with other devices: one guest gets all of it, or nobody",
+    _PEER: "peer-to-peer traffic below this switch goes through the root complex (ACS redirect)",
 }
 _KINDS: Final = {
     BridgeKind.ROOT_PORT: "Root port",
@@ -56,7 +58,7 @@ def lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator
 
 def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> Iterator[str]:
     marks: set[str] = set()
-    yield from _draw(_Drawing(node, everything, marks).trunk(), guides)
+    yield from _draw(_Drawing(node, everything, marks, peer.switches(node)).trunk(), guides)
     if marks or node.problems:
         yield ""
     for mark in sorted(marks):
@@ -83,6 +85,7 @@ class _Drawing:
     node: Node
     everything: bool
     marks: set[str]
+    peers: Mapping[str, peer.Peer]
 
     def trunk(self) -> _Branch:
         """The machine, its NUMA nodes, and the roots near to each."""
@@ -145,6 +148,8 @@ class _Drawing:
                 parts.append(text)
         if function.bridge is None:
             parts.extend(self.use(function))
+        if self.peers.get(function.address) is peer.Peer.ROOT:
+            parts.append("P2P via root" + self.mark(_PEER, True))
         if function.unknown:
             parts.append(f"UNKNOWN: {function.unknown}")
         return _DOT.join(parts)
