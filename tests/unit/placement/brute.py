@@ -35,7 +35,7 @@ def best(request: Request, host: Host, profile: Profile = DEFAULT) -> Best | Non
     return None if least is None else Best(Level(least[0]), least[2], least)
 
 
-def _least(request: Request, host: Host, worth: _Worth) -> Score | None:
+def _least(request: Request, host: Host, worth: _Worth, any_will_do: bool = False) -> Score | None:
     least: Score | None = None
     for groups in _choices(request, host):
         misses = worth.misses(groups)
@@ -56,6 +56,8 @@ def _least(request: Request, host: Host, worth: _Worth) -> Score | None:
             if least is not None and head > least[:4]:
                 continue
             score = (*head, *worth.costs(used, counted, nodes))
+            if any_will_do:
+                return score
             if least is None or score < least:
                 least = score
     return least
@@ -96,7 +98,7 @@ def aligned(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) 
         for members in host.nvlink
         if all(pools[one].free == 1 and one in new_id for one in members)
     }
-    return _least(request, only, worth) is not None
+    return _least(request, only, worth, any_will_do=True) is not None
 
 
 class _Worth:
