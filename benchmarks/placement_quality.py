@@ -1,0 +1,135 @@
+"""Makes the tables and pictures of "How good are the placements?" in the docs.
+
+::
+
+    python benchmarks/placement_quality.py FOLDER [--seeds N] [--only NAME]
+
+FOLDER holds the openb trace (``openb_node_list_gpu_node.csv.gz`` and the two
+lists ``openb_pod_list_default.csv.gz`` and ``openb_pod_list_multigpu50.csv.gz``).
+Each result is written to docs/source/_static/simulation: a JSON document with
+where it comes from, a CSV table, and an SVG picture of the curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.cli.simulate import Simulate
+
+OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
+
+#: Mean allocation over ten seeds, in per cent, as published for the trace.
+PUBLISHED: Final = {
+    "multigpu50": {
+        "random": 90.28,
+        "dot-product": 94.85,
+        "clustering": 95.81,
+        "packing": 96.18,
+        "best-fit": 95.74,
+        "fgd": 97.18,
+    },
+    "default": {
+        "random": 87.47,
+        "dot-product": 90.85,
+        "clustering": 91.88,
+        "packing": 92.00,
+        "best-fit": 93.08,
+        "fgd": 95.39,
+    },
+}
+_SIX: Final = [word for name in PUBLISHED["default"] for word in ("--policy", name)]
+_TOPOLOGY: Final = ["--topology", "dgx", "--levels", "50"]
+
+#: name of the result -> list of requests, options
+RESULTS: Final[dict[str, tuple[str, list[str]]]] = {
+    "published-multigpu50": ("multigpu50", ["--fractions", *_SIX]),
+    "published-default": ("default", ["--fractions", *_SIX]),
+    "whole-multigpu50": ("multigpu50", []),
+    "whole-default": ("default", []),
+    "topology-multigpu50": ("multigpu50", _TOPOLOGY),
+    "topology-default": ("default", _TOPOLOGY),
+}
+
+
+def main() -> int:
+    """Make all results, or one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", default="10")
+    parser.add_argument("--jobs", default="0")
+    parser.add_argument("--only", action="append", choices=list(RESULTS))
+    args = parser.parse_args()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    for name in args.only or RESULTS:
+        requests, options = RESULTS[name]
+        words = ["--nodes", str(args.folder / "openb_node_list_gpu_node.csv.gz")]
+        words += ["--requests", str(args.folder / f"openb_pod_list_{requests}.csv.gz")]
+        words += ["--seeds", args.seeds, "--format", "json", *options]
+        words += ["--svg", str(OUTPUT / f"{name}.svg")]
+        if args.jobs != "0":
+            words += ["--jobs", args.jobs]
+        print(f"{name} ...", file=sys.stderr)
+        document = json.loads(_simulate(words))
+        (OUTPUT / f"{name}.json").write_text(_dumps(document), encoding="utf-8")
+        published = PUBLISHED[requests] if name.startswith("published") else None
+        _table(document, OUTPUT / f"{name}.csv", published)
+    return 0
+
+
+def _simulate(words: list[str]) -> str:
+    command = Simulate(None, None)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        status = command.take_action(command.get_parser("simulate").parse_args(words))
+    if status:
+        raise SystemExit(status)
+    return text.getvalue()
+
+
+def _dumps(document: dict[str, Any]) -> str:
+    """One line a policy and a run: short, and differences can be read."""
+    lines = []
+    for key, value in document.items():
+        if key in ("policies", "runs"):
+            rows = ",\n  ".join(json.dumps(row) for row in value)
+            lines.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _table(document: dict[str, Any], path: Path, published: dict[str, float] | None) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        if published:
+            writer.writerow(["policy", "published", "here", "difference", "deviation"])
+        else:
+            writer.writerow(
+                ["policy", "allocated %", "±", "at 100 % demand", "fragmented %",
+                 "refused", "of several GPUs", "needing a level", "GPUs refused"]
+            )  # fmt: skip
+        for one in document["policies"]:
+            figures = one["figures"]
+            mean, deviation = (figures["allocated"][key] for key in ("mean", "deviation"))
+            if published:
+                was = published[one["policy"]]
+                row = [f"{was:.2f}", f"{mean:.2f}", f"{mean - was:+.2f}", f"{deviation:.2f}"]
+            else:
+                row = [f"{mean:.2f}", f"{deviation:.2f}"]
+                row += [f"{figures[key]['mean']:.2f}" for key in ("allocated_at_100", "fragmented")]
+                row += [
+                    f"{figures[key]['mean']:.1f}"
+                    for key in ("refused", "refused_several", "refused_local", "refused_gpus")
+                ]
+            writer.writerow([one["policy"], *row])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""``nova-hpc simulate`` as a user calls it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from nova_hpc.cli.simulate import Simulate
+
+NODES = "name,type,cpus,memory_mib,gpus,count\nbig,big,96,786432,8,2\nsmall,small,32,262144,2,2\n"
+REQUESTS = "name,cpus,memory_mib,gpus,count\none,4,1024,1,4\npair,8,1024,2,2\nall,64,1024,8,1\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "nodes.csv").write_text(NODES)
+    with gzip.open(tmp_path / "requests.csv.gz", "wt") as stream:
+        stream.write(REQUESTS)
+    return tmp_path
+
+
+def run(folder, *words, nodes="nodes.csv", requests="requests.csv.gz"):
+    command = Simulate(None, None)
+    given = ["--nodes", str(folder / nodes), "--requests", str(folder / requests), *words]
+    return command.take_action(command.get_parser("nova-hpc simulate").parse_args(given))
+
+
+def test_table(files, capsys):
+    assert run(files, "--seeds", "2", "--jobs", "1", "--policy", "fgd", "--policy", "random") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "4 nodes, 20 free GPUs; requests for 130 % of them; 2 seeds"
+    assert out[1].split()[:2] == ["policy", "allocated"]
+    assert [line.split()[0] for line in out[2:]] == ["fgd", "random"]
+
+
+def test_json_and_picture(files, capsys):
+    words = ["--seeds", "1", "--jobs", "1", "--format", "json", "--policy", "nova-hpc"]
+    picture = files / "curves.svg"
+    words += ["--topology", "dgx", "--levels", "50", "--svg", str(picture)]
+    assert run(files, *words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["schema"], document["version"]) == ("nova-hpc/simulation", 1)
+    assert (document["nodes"], document["gpus"], document["requests"]) == (4, 20, 7)
+    assert str(files) not in json.dumps(document)
+    assert ET.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "nova-hpc" in picture.read_text()
+
+
+def test_more_nodes_help(files, capsys):
+    def refused(*more):
+        words = ["--seeds", "1", "--jobs", "1", "--format", "json", "--policy", "nova-hpc", *more]
+        assert run(files, *words) == 0
+        return json.loads(capsys.readouterr().out)["runs"][0]["refused_gpus"]
+
+    assert refused("--nodes-add", "4", "--nodes-add-type", "big") == 0
+    assert refused() >= 6  # 26 GPUs are asked for, 20 are there
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "best"], "no policy 'best'; there are nova-random"),
+        (["--nodes-add", "1", "--nodes-add-type", "x"], "no node of type 'x'; there are big, sma"),
+        (["--nodes-add-type", "big"], "--nodes-add-type needs --nodes-add"),
+        (["--topology", "x"], "--topology x: write dgx, or TYPE=FILE"),
+        (["--topology", "x=dgx"], "--topology x=dgx: no node of type 'x'"),
+        (["--topology", "big=/nowhere.xml"], "--topology big=/nowhere.xml: "),
+        (["--levels", "50"], "some requests need their GPUs together, but no node has a topology"),
+        (["--replay"], "the requests have no times"),
+        (["--svg", "/nowhere/x.svg"], "--svg /nowhere/x.svg: there is no such directory"),
+        (["--snapshot", "/nowhere"], "--nodes and --snapshot exclude each other"),
+    ],
+)
+def test_bad_options(files, capsys, words, message):
+    assert run(files, *words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"nova-hpc simulate: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"name,cpus,memory_mib,gpus\na,1,1,1\nb,1,1,one\n", "requests.csv, line 3: gpus is 'one'"),
+        (b"\xff\xfe", "requests.csv, line 1: not UTF-8"),
+        (b"\x1f\x8bbroken", "requests.csv cannot be read: "),
+        (b"", "requests.csv: there is no request in it"),
+    ],
+)
+def test_bad_files(files, capsys, content, message):
+    (files / "requests.csv").write_bytes(content)
+    assert run(files, requests="requests.csv") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_files(files, capsys):
+    assert run(files, nodes="none.csv") == 2
+    assert "none.csv cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+def test_without_the_extra(files, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert run(files) == 2
+    assert "install nova-hpc[simulate]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seeds", "0"], ["--levels", "101"], ["--demand", "x"]])
+def test_absurd_numbers(files, words):
+    with pytest.raises(SystemExit) as caught:
+        run(files, *words)
+    assert caught.value.code == 2
+
+
+def test_topology_from_lstopo(files, captures, capsys):
+    """The DGX-2 has 16 GPUs in its XML; a node of eight takes the first eight."""
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    words = ["--seeds", "1", "--jobs", "1", "--topology", f"big={xml}", "--levels", "100"]
+    assert run(files, *words, "--policy", "first-fit", "--policy", "nova-hpc") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "first-fit",
+        "nova-hpc",
+    ]

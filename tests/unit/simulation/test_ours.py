@@ -1,0 +1,110 @@
+"""Our policy asks the scheduler's functions, and keeps their answers rightly."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.placement import model
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.profile import Shape as Sold
+from nova_hpc.placement.simulation.cluster import Cluster
+from nova_hpc.placement.simulation.nodes import all_dgx
+from nova_hpc.placement.simulation.ours import Ours
+from nova_hpc.placement.simulation.workload import Typical
+from nova_hpc.topology.level import Level, Location
+from tests.unit.simulation.build import machine, shape
+
+WORKLOAD = (
+    Typical(shape(1, cpus=2, memory_mib=0), 0.5),
+    Typical(shape(2, cpus=8, memory_mib=0, level=Level.SWITCH), 0.2),
+    Typical(shape(4, cpus=16, memory_mib=0), 0.2),
+    Typical(shape(8, cpus=40, memory_mib=0), 0.1),
+)
+
+
+def test_single_gpus_come_from_broken_switches():
+    cluster = Cluster(all_dgx([machine("a", 8)]))
+    cluster.take(0, shape(1), (5,))
+    policy = Ours(cluster, random.Random(0), WORKLOAD)
+    assert policy.gpus(0, shape(1)) == (4,)
+    assert policy.gpus(0, shape(2, level=Level.SWITCH)) in {(0, 1), (2, 3), (6, 7)}
+
+
+def test_the_damage_is_that_of_choose():
+    """Without a layout: one NUMA node with all GPUs and CPUs, as one may write it down."""
+    cluster = Cluster([machine("a", 8, 40), machine("b", 8, 32), machine("c", 2, 64)])
+    cluster.take(1, shape(3, cpus=4), (0, 1, 2))
+    policy = Ours(cluster, random.Random(0), WORKLOAD)
+    wanted = shape(2, cpus=8)
+    profile = Profile(
+        tuple(
+            Sold(
+                {"gpu": one.shape.gpus},
+                level=one.shape.level,
+                weight=round(one.frequency * 1000),
+                cpus=one.shape.cpu_milli,
+            )
+            for one in WORKLOAD
+        )
+    )
+    damage = []
+    for gpus, cpus in ((8, 40), (5, 28), (2, 64)):
+        pools = tuple(
+            model.Pool(str(n), str(n), Location(numa=0), 1, frozenset({"g"}), role="gpu")
+            for n in range(gpus)
+        )
+        host = model.Host("h", pools, (model.HostNode(0, 0, cpus * 1000),))
+        request = model.Request(
+            (model.Want("g", "g", 2),),
+            (model.Group({"g": 2}),),
+            Level.HOST,
+            model.Policy.REQUIRED,
+            (model.Cell(0, 8000),),
+        )
+        damage.append(choose(request, host, 1, profile).sets[0].score[4])
+    scores = policy.scores.of(wanted, cluster.fits(wanted))
+    assert (-scores // 1024).tolist() == damage
+    assert len(set(damage)) == 3
+    assert policy.node(wanted, cluster.fits(wanted)) == damage.index(min(damage))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([one.shape for one in WORKLOAD] + [shape(0, cpus=4)]),
+            st.integers(0, 1000),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_kept_answers_are_those_of_a_fresh_question(steps):
+    cluster = Cluster(all_dgx([machine("a", 8, 48), machine("b", 8, 48), machine("c", 2, 12)]))
+    kept = Ours(cluster, random.Random(0), WORKLOAD)
+    for wanted, number in steps:
+        nodes = np.flatnonzero(cluster.fits(wanted))
+        if not nodes.size:
+            continue
+        fresh = Ours(cluster, random.Random(0), WORKLOAD)
+        mine = kept.scores.of(wanted, cluster.fits(wanted))[nodes]
+        assert mine.tolist() == fresh._compute(wanted, nodes).tolist()
+        node = int(nodes[number % len(nodes)])
+        assert kept.gpus(node, wanted) == fresh.gpus(node, wanted)
+        cluster.take(node, wanted, kept.gpus(node, wanted))
+
+
+@pytest.mark.parametrize("by_damage", [True, False])
+def test_whole_hosts_stay_whole(by_damage):
+    cluster = Cluster(all_dgx([machine("a", 8, 96), machine("b", 8, 96)]))
+    policy = Ours(cluster, random.Random(0), WORKLOAD, by_damage)
+    for _ in range(8):
+        wanted = shape(1, cpus=2)
+        node = policy.node(wanted, cluster.fits(wanted))
+        cluster.take(node, wanted, policy.gpus(node, wanted))
+    assert sorted(cluster.whole.tolist()) == [0, 8]
