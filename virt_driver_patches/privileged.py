@@ -10,7 +10,7 @@ from oslo_privsep import capabilities, priv_context
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import normalise_address
+from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.tracker import hygiene_reset
 from nova_hpc.tracker.hygiene_reset import ResetError
 
@@ -41,7 +41,7 @@ def _read_configs(root: str, addresses: list[str]) -> dict[str, bytes]:
         try:
             path = f"{DEVICES}/{normalise_address(address)}/config"
             found[address] = tree.read(path, confspace.SIZE) or b""
-        except FileError:
+        except (AddressError, FileError):
             continue
     return found
 

@@ -1,0 +1,49 @@
+"""What only root may do, through a real daemon of oslo.privsep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tracker.hygiene_node import GPU, OTHER, config, make
+
+# In a process of its own: the daemon is a fork of it.
+SCRIPT = f"""\
+import os, sys
+from pathlib import Path
+from oslo_config import cfg
+from oslo_privsep import priv_context
+from nova_hpc.tracker.hygiene_reset import ResetError
+from virt_driver_patches import privileged
+
+root = Path(sys.argv[1])
+cfg.CONF([], project="nova")
+privileged.default.start(priv_context.Method.FORK)
+privileged.reset(root, "{GPU}", 20.0, root / "locks")
+try:
+    privileged.reset(root, "{OTHER}", 1.0, root / "locks")
+except ResetError as error:
+    print(error)
+found = privileged.read_configs(root, ["{GPU}", "0000:99:00.0", "../../etc"])
+print(sorted(found), len(found["{GPU}"]), found["{GPU}"].hex()[:16])
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the daemon by itself")
+def test_reset_and_reading(tmp_path: Path) -> None:
+    node = make(tmp_path)
+    node.hang(OTHER)
+    argv = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "it did not answer within 1 seconds",
+        f"['{GPU}', '0000:99:00.0'] 4096 {config().hex()[:16]}",
+    ]
+    assert node.resets(GPU)

@@ -1,0 +1,116 @@
+"""A device whose reset fails, in the real node: quarantined, and back by the operator.
+
+The kernel lets root take a device's ways to be reset away (an empty
+``reset_method``); the next reset then fails with its own answer.
+"""
+
+import json
+import time
+
+import pytest
+
+FLAVOR = ("--vcpus", "1", "--ram", "256", "--disk", "1")
+DEVICE = "/opt/nova-hpc/venv/bin/nova-hpc device"
+
+
+def _until(condition, seconds=600):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(2)
+
+
+def _listed(lab):
+    return {row["Address"]: row for row in json.loads(lab.inside(f"{DEVICE} list --format json"))}
+
+
+def _providers(lab):
+    (node,) = lab.status()["nodes"]
+    return {one["address"]: one for one in node["providers"] if not one["withheld"]}
+
+
+def _create(lab, name, check=True):
+    lab.openstack(
+        *("server", "create", "--flavor", "lab.hygiene", "--image", "hpc-guest", "--nic", "none"),
+        *("--wait", name),
+        check=check,
+    )
+    return json.loads(lab.openstack("server", "show", name, "-f", "json"))
+
+
+@pytest.fixture
+def flavor(lab):
+    """A GPU for a server, whichever."""
+    lab.openstack("server", "delete", "--wait", "hpc-demo", check=False)
+    lab.openstack(
+        *("flavor", "create", "lab.hygiene", *FLAVOR),
+        *("--property", "pci_passthrough:alias=gpu:1", "--property", "hw:mem_page_size=2048"),
+        *("--property", "hw:pci_numa_affinity_policy=preferred"),
+    )
+    _until(lambda: all(row["State"] != "in use" for row in _listed(lab).values()))
+    yield
+    for name in ("first", "second", "third"):
+        lab.openstack("server", "delete", "--wait", name, check=False)
+    lab.openstack("flavor", "delete", "lab.hygiene")
+
+
+@pytest.mark.usefixtures("flavor")
+def test_a_device_whose_reset_fails(lab):
+    server = _create(lab, "first")
+    assert server["status"] == "ACTIVE"
+    (mine,) = (each for each, row in _listed(lab).items() if row["State"] == "in use")
+    assert _listed(lab)[mine]["Server"] == server["id"]
+    # The kernel's own "no": every later reset of it fails with ENOTTY.
+    lab.inside(
+        f"cd /sys/bus/pci/devices/{mine}; cat reset_method >/run/reset_method;"
+        ' echo >reset_method; test -z "$(cat reset_method)"'
+    )
+    lab.openstack("server", "delete", "--wait", "first")
+    _until(lambda: _listed(lab)[mine]["State"] == "quarantined")
+    row = _listed(lab)[mine]
+    print(f"RESULT: {row}")
+    assert "reset" in row["Reason"]
+    # Nova and Placement lose it, and no server gets it.
+    _until(lambda: mine not in _providers(lab))
+    others = {
+        a for a, row in _listed(lab).items() if row["Role"] == "gpu" and row["State"] == "free"
+    }
+    for name in ("second", "third"):
+        found = _create(lab, name, check=False)
+        used = {each for each, row in _listed(lab).items() if row["Server"] == found["id"]}
+        assert used <= others
+        assert (found["status"] == "ACTIVE") == bool(used)
+        others -= used
+    assert found["status"] == "ERROR" or not others
+    assert _listed(lab)[mine]["State"] == "quarantined"
+    # The commands show it; a release before the cure fails.
+    shown = json.loads(lab.inside(f"{DEVICE} show {mine} --format json"))
+    assert shown["State"] == "quarantined"
+    refused = lab.inside(f"{DEVICE} release {mine} 2>&1; echo status $?")
+    print(f"RESULT: {refused}")
+    assert "stays in quarantine" in refused
+    assert "status 1" in refused
+    # The cure, and the operator's release.
+    released = lab.inside(
+        f"cat /run/reset_method >/sys/bus/pci/devices/{mine}/reset_method; {DEVICE} release {mine}"
+    )
+    print(f"RESULT: {released}")
+    assert "back in service" in released
+    _until(lambda: mine in _providers(lab))
+    assert _listed(lab)[mine]["State"] == "free"
+    lab.openstack("server", "delete", "--wait", "second", check=False)
+    lab.openstack("server", "delete", "--wait", "third", check=False)
+    again = _create(lab, "first")
+    assert again["status"] == "ACTIVE"
+
+
+@pytest.mark.usefixtures("flavor")
+def test_a_clean_device_is_free_at_once(lab):
+    """Its mark is gone when the server is, and its baseline is still true."""
+    server = _create(lab, "first")
+    (mine,) = (each for each, row in _listed(lab).items() if row["Server"] == server["id"])
+    lab.openstack("server", "delete", "--wait", "first")
+    _until(lambda: _listed(lab)[mine]["State"] == "free")
+    checked = lab.inside(f"{DEVICE} check {mine}")
+    print(f"RESULT: {checked}")
+    assert "as its baseline says" in checked
