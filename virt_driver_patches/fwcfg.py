@@ -129,7 +129,8 @@ def _path(
         if model in _EXPANDERS:
             target = controller.find("target")
             number = (target.get("busNr") if target is not None else None) or ""
-            return (f"{int(number):02x}", *reversed(steps)) if number.isdigit() else None
+            known = number.isdecimal() and number.isascii() and int(number) < 256
+            return (f"{int(number):02x}", *reversed(steps)) if known else None
         place = controller.find("address[@type='pci']")
     return None
 

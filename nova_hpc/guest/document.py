@@ -33,7 +33,7 @@ _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
 _BUS: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 _CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
-_ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 class DocumentError(Exception):
@@ -170,7 +170,7 @@ def _device(number: int, item: dict[str, Any], cells: int) -> Device:
         raise DocumentError(f"{DOCUMENT}: {where}: link is no object")
     return Device(
         number=number,
-        role=_pick(item, "role", _or_none(_text(_ROLE)), where),
+        role=_pick(item, "role", _or_none(_text(ROLE)), where),
         vendor_id=_pick(item, "vendor_id", _text(_ID), where),
         product_id=_pick(item, "product_id", _text(_ID), where),
         class_code=_pick(item, "class_code", _or_none(_text(_CLASS)), where),

@@ -118,7 +118,8 @@ def _device(
     # A virtual function shows no link of its own: in it the registers are void.
     link = None if function.physical_function else nccl.best_link(node, function)
     return {
-        "role": given.role,
+        # A tag may hold anything; the document holds words.
+        "role": given.role if document.ROLE.fullmatch(given.role or "") else None,
         "vendor_id": function.vendor_id,
         "product_id": function.product_id,
         "class_code": function.class_code,

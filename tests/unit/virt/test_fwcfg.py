@@ -50,6 +50,8 @@ def test_where_the_devices_sit_in_the_guest():
     ("old", "new"),
     [
         ("busNr='32'", ""),  # libvirt chooses
+        ("busNr='32'", "busNr='256'"),
+        ("busNr='32'", "busNr='\u0663'"),
         ("index='2'", "index='9'"),  # no such controller
         ("bus='0x01' slot='0x02'", "bus='0x02' slot='0x02'"),  # below itself
         ("bus='0x01' slot='0x02'", "bus='0x01' slot='zwei'"),
@@ -155,6 +157,13 @@ def test_the_document():
         '<system version="1">\n  <cpu numaid="0">\n'
         '    <pci busid="device-0" class="0x030200"/>\n  </cpu>\n</system>\n'
     )
+
+
+@pytest.mark.parametrize("role", ["a b", "", "x" * 65, "\u00e4", '"}'])
+def test_a_role_that_is_no_word_is_not_told(role):
+    xml = tell(DOMAIN % PLACED, NODE, "flat", (), {"0000:17:00.0": role})
+    (text,) = etree.fromstring(xml).xpath("sysinfo/entry[contains(@name, 'json')]/text()")
+    assert document.parse(text.encode()).devices[0].role is None
 
 
 def test_a_domain_without_devices_stays_as_it_is():
