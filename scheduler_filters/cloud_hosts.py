@@ -17,6 +17,7 @@ from nova.scheduler import host_manager
 from nova_hpc.placement.model import Pool
 from nova_hpc.placement.snapshot import Device, Node, Server, ServerCell, Use, printable
 from nova_hpc.topology import tags as hpc_tags
+from nova_hpc.tracker import record as hpc_record
 from nova_hpc.tracker import stats as hpc_stats
 from scheduler_filters import providers, reader
 from scheduler_filters.providers import Free, Kind
@@ -120,9 +121,7 @@ def _pools(
                 "address": record.parent_addr or record.address,
                 "rp_uuid": provider,
                 "count": 0,
-                **{
-                    key: value for key, value in record.extra_info.items() if key.startswith("hpc_")
-                },
+                **hpc_record.loads(record.extra_info.get(hpc_record.KEY)),
             }
         pools[provider]["count"] += 1
     return list(pools.values())
@@ -166,7 +165,7 @@ def _devices(
         found.append(
             Device(
                 provider=provider,
-                address=record.parent_addr or record.address,
+                address=record.address,
                 free=0,
                 location=reader.Location(numa=record.numa_node),
                 used=tuple(sorted(used[provider], key=lambda use: use.address)),

@@ -18,9 +18,10 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import stats
+from nova_hpc.tracker import record, stats
 from nova_hpc.tracker.health import Finding, Kind
 from virt_driver_patches import contract
+from virt_driver_patches.devices import hpc_tags
 from virt_driver_patches.reading import Reading
 
 LOG = logging.getLogger(__name__)
@@ -70,6 +71,11 @@ class Withholder:
         withheld = {each: found.reason for each, found in findings.items() if each not in used}
         ailing = {each: found.reason for each, found in findings.items() if each in used}
         kept = [device for device in reported if _address(device) not in withheld]
+        for device in kept:
+            offer = offers.get(_address(device) or "")
+            if offer is not None and hpc_tags(offer[1]):
+                # Nova keeps it in its record of the device.
+                device[record.KEY] = record.dumps(offer[1])
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
         document = stats.StatsDocument(withheld=withheld, in_use=ailing, notes=reading.problems)
         resources["stats"][stats.KEY] = document.dumps()

@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.placement.explain_model import Choice, Past, Placed, Report, Verdict
+from nova_hpc.placement.explain_model import Choice, Given, Past, Placed, Report, Verdict
 from nova_hpc.placement.model import Request
 from nova_hpc.placement.snapshot import Device, Node
 
 #: Hosts that one line names; the others are counted.
 _NAMED = 8
 
+#: Groups of alike hosts that are drawn; of the others only the reason is said.
+_DRAWN = 8
 _NO_PATH: tuple[str, ...] = ()
 
 
@@ -34,8 +36,8 @@ def _report(console: Console, answer: Report, mark: str) -> None:
     for problem in answer.problems:
         console.print(Text(f"warning: {problem}", style="yellow"))
     console.print(Text(_headline(answer), style="bold"))
-    for group in _alike(answer.verdicts):
-        _group(console, answer.request, group, mark)
+    for number, group in enumerate(_alike(answer.verdicts)):
+        _group(console, answer, group, mark, number < _DRAWN)
     if answer.question.count > 1:
         _placed(console, answer)
     console.print()
@@ -73,7 +75,9 @@ def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     return [groups[key] for key in sorted(groups, key=repr)]
 
 
-def _group(console: Console, request: Request, group: Sequence[Verdict], mark: str) -> None:
+def _group(
+    console: Console, answer: Report, group: Sequence[Verdict], mark: str, drawn: bool
+) -> None:
     first = group[0]
     console.print()
     names = _names([verdict.node.name for verdict in group])
@@ -90,10 +94,9 @@ def _group(console: Console, request: Request, group: Sequence[Verdict], mark: s
         console.print(title)
     for note in first.notes:
         console.print(Text(f"  {note}", style="yellow"))
-    if first.node.devices and first.node.out is None:
-        if len(group) > 1:
-            console.print(f"  {first.node.name}, for example:")
-        console.print(_tree(first.node, _marks(request, first.choice), mark))
+    if drawn and first.node.devices and first.node.out is None:
+        marks = _marks(answer.request, first.choice)
+        console.print(_tree(first.node, marks, answer.names, mark))
 
 
 def _names(names: Sequence[str]) -> str:
@@ -120,9 +123,9 @@ def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
     return texts
 
 
-def _tree(node: Node, marks: Mapping[str, str], mark: str) -> Tree:
+def _tree(node: Node, marks: Mapping[str, str], names: Mapping[str, str], mark: str) -> Tree:
     """The node's devices by NUMA node, PCIe root and switch."""
-    tree = Tree(node.name, hide_root=True, guide_style="dim")
+    tree = Tree(node.name, guide_style="dim")
     branches: dict[tuple[str, ...], Tree] = {}
     for device in sorted(node.devices, key=_place):
         above, path = tree, _NO_PATH
@@ -131,7 +134,7 @@ def _tree(node: Node, marks: Mapping[str, str], mark: str) -> Tree:
             if path not in branches:
                 branches[path] = above.add(Text(label, style="cyan"))
             above = branches[path]
-        above.add(_line(device, marks.get(device.provider), mark))
+        above.add(_line(device, marks.get(device.provider), names, mark))
     return tree
 
 
@@ -173,7 +176,7 @@ def _numa(node: Node, number: int) -> str:
     return text
 
 
-def _line(device: Device, chosen: str | None, mark: str) -> Text:
+def _line(device: Device, chosen: str | None, names: Mapping[str, str], mark: str) -> Text:
     line = Text(f"{device.address} {device.role or '/'.join(sorted(device.aliases)) or 'device'}")
     total = device.free + len(device.used)
     if total > 1:
@@ -182,7 +185,7 @@ def _line(device: Device, chosen: str | None, mark: str) -> Text:
         line.append(", free")
     if device.unit is not None:
         line.append(f", IOMMU unit {device.unit}")
-    owners = sorted({use.server for use in device.used})
+    owners = sorted({names.get(use.server, use.server) for use in device.used})
     if owners:
         text = ", ".join(owners[:2]) + (f" and {len(owners) - 2} more" if len(owners) > 2 else "")
         line.append(f", in use by {text}", style="dim")
@@ -247,5 +250,18 @@ def _past(console: Console, answer: Past, mark: str) -> None:
     if not answer.given:
         console.print("It has no PCI devices.")
         return
-    marks = {each.device.provider: ", ".join(each.addresses) for each in answer.given}
-    console.print(_tree(answer.node, marks, mark))
+    marks = {each.device.provider: _own(answer, each) for each in answer.given}
+    console.print(_tree(answer.node, marks, answer.names, mark))
+
+
+def _own(answer: Past, given: Given) -> str:
+    """What is said of a device of the server."""
+    functions = [each for each in given.addresses if each != given.device.address]
+    text = f"its {', '.join(functions)}" if functions else "its own"
+    groups = set()
+    if answer.choice is not None:
+        picks = answer.choice.devices.picks
+        groups = {pick.group for pick in picks if pick.pool == given.device.provider}
+        if len({pick.group for pick in picks}) > 1:
+            text += f" (group {', '.join(map(str, sorted(groups)))})"
+    return text

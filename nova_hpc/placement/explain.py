@@ -11,12 +11,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from nova_hpc.placement import explain_remedies, snapshot
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.explain_choice import Chooser
 from nova_hpc.placement.explain_model import Choice, Placed, Question, Remedy, Report, Verdict
 from nova_hpc.placement.flavor import PREFIX, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
-from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.snapshot import Flavor, Node, Snapshot, SnapshotError
 
 #: Withheld and unusable devices that one line of a host names.
@@ -35,13 +34,14 @@ def explain(cloud: Snapshot, question: Question) -> Report:
         request = snapshot.request(flavor, cloud.hosts)
     except FlavorError as error:
         raise SnapshotError(f"flavor {flavor.name}: {error}") from error
-    verdicts = {node.name: verdict(node, flavor, request, cloud.profile) for node in nodes}
-    placed = place(nodes, verdicts, flavor, request, question.count, cloud.profile)
+    chooser = Chooser(cloud.profile)
+    verdicts = {node.name: verdict(node, flavor, request, chooser) for node in nodes}
+    placed = place(nodes, verdicts, flavor, request, question.count, chooser)
     remedies: tuple[Remedy, ...] = ()
     if len(placed) < question.count:
         # What is missing is the server after the last one that fits.
         left = _after(nodes, placed)
-        remedies = explain_remedies.find(cloud, left, flavor, request)
+        remedies = explain_remedies.find(cloud, left, flavor, request, chooser)
     return Report(
         question=question,
         flavor=flavor,
@@ -50,6 +50,7 @@ def explain(cloud: Snapshot, question: Question) -> Report:
         placed=placed,
         remedies=remedies,
         problems=cloud.problems,
+        names={server.uuid: server.name for server in cloud.servers},
     )
 
 
@@ -97,12 +98,11 @@ def find_nodes(cloud: Snapshot, host: str | None) -> tuple[Node, ...]:
     return found
 
 
-def verdict(node: Node, flavor: Flavor, request: Request, profile: Profile) -> Verdict:
+def verdict(node: Node, flavor: Flavor, request: Request, chooser: Chooser) -> Verdict:
     """What the scheduler would choose on one node, or why nothing."""
     if node.out is not None:
         return Verdict(node=node, reason=node.out)
-    host = snapshot.engine_host(node, flavor.engine_wants())
-    answer = choose(request, host, profile=profile)
+    answer = chooser.choose(request, flavor, node)
     notes = _notes(node)
     if not answer.sets:
         reason = answer.miss.operator if answer.miss else "no suitable set of devices is free"
@@ -117,7 +117,7 @@ def place(
     flavor: Flavor,
     request: Request,
     count: int,
-    profile: Profile,
+    chooser: Chooser,
 ) -> tuple[Placed, ...]:
     """Place *count* servers one after the other; fewer where no more fit.
 
@@ -137,7 +137,7 @@ def place(
         )
         placed.append(Placed(before=state[name], choice=choice, after=after))
         state[name] = after
-        now[name] = verdict(after, flavor, request, profile)
+        now[name] = verdict(after, flavor, request, chooser)
     return tuple(placed)
 
 

@@ -83,6 +83,8 @@ class Report:
     placed: tuple[Placed, ...]
     remedies: tuple[Remedy, ...] = ()
     problems: tuple[str, ...] = ()
+    #: Names of the servers, by UUID.
+    names: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     @property
     def fits(self) -> bool:
@@ -115,3 +117,5 @@ class Past:
     distance: Distance | None = None
     #: What an operator should know about the above.
     notes: tuple[str, ...] = ()
+    #: Names of the servers, by UUID.
+    names: Mapping[str, str] = attrs.field(factory=dict, hash=False)

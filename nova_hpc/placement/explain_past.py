@@ -60,6 +60,7 @@ def explain_server(cloud: Snapshot, name: str) -> Past:
         level=level,
         distance=far,
         notes=tuple(_notes(server, node, known, bool(places))),
+        names={each.uuid: each.name for each in cloud.servers},
     )
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement import snapshot
-from nova_hpc.placement.choose import choose
+from nova_hpc.placement.explain_choice import Chooser
 from nova_hpc.placement.explain_model import Remedy
 from nova_hpc.placement.flavor import AFFINITY, GROUP, NUMA_POLICY
 from nova_hpc.placement.grouping import FlavorError
@@ -28,7 +28,11 @@ _TRIED: Final = 2000
 
 
 def find(
-    cloud: Snapshot, nodes: Sequence[Node], flavor: Flavor, request: Request
+    cloud: Snapshot,
+    nodes: Sequence[Node],
+    flavor: Flavor,
+    request: Request,
+    chooser: Chooser,
 ) -> tuple[Remedy, ...]:
     """The remedies for a flavor that fits none of *nodes*, the smallest first."""
     usable = [node for node in nodes if node.out is None]
@@ -39,15 +43,20 @@ def find(
         ("size", _fewer_devices(flavor, request)),
     ):
         for text, changed in candidates:
-            remedy = _try(cloud, usable, kind, text, changed)
+            remedy = _try(cloud, usable, kind, text, changed, chooser)
             if remedy is not None:
                 found.append(remedy)
                 break
-    return (*found, *_without_servers(cloud, usable, flavor, request))
+    return (*found, *_without_servers(cloud, usable, flavor, request, chooser))
 
 
 def _try(
-    cloud: Snapshot, nodes: Sequence[Node], kind: str, text: str, changed: Flavor
+    cloud: Snapshot,
+    nodes: Sequence[Node],
+    kind: str,
+    text: str,
+    changed: Flavor,
+    chooser: Chooser,
 ) -> Remedy | None:
     """The remedy if *changed* fits; the best node for it."""
     try:
@@ -56,15 +65,14 @@ def _try(
         return None
     best: tuple[tuple[int, ...], str, DeviceSet] | None = None
     for node in nodes:
-        chosen = _best(cloud, node, changed, request)
+        chosen = _best(chooser, node, changed, request)
         if chosen is not None and (best is None or (chosen.score, node.name) < best[:2]):
             best = (chosen.score, node.name, chosen)
     return None if best is None else Remedy(kind, text, best[1], best[2].level)
 
 
-def _best(cloud: Snapshot, node: Node, flavor: Flavor, request: Request) -> DeviceSet | None:
-    host = snapshot.engine_host(node, flavor.engine_wants())
-    answer = choose(request, host, profile=cloud.profile)
+def _best(chooser: Chooser, node: Node, flavor: Flavor, request: Request) -> DeviceSet | None:
+    answer = chooser.choose(request, flavor, node)
     return answer.sets[0] if answer.sets else None
 
 
@@ -132,7 +140,11 @@ def _group(request: Request) -> dict[str, int]:
 
 
 def _without_servers(
-    cloud: Snapshot, nodes: Sequence[Node], flavor: Flavor, request: Request
+    cloud: Snapshot,
+    nodes: Sequence[Node],
+    flavor: Flavor,
+    request: Request,
+    chooser: Chooser,
 ) -> Iterator[Remedy]:
     """Servers, each of which makes enough room by leaving; else whole nodes."""
     servers = {server.uuid: server for server in cloud.servers}
@@ -145,7 +157,7 @@ def _without_servers(
             if tried > _TRIED or named == _NAMED:
                 return
             server = servers[uuid]
-            chosen = _best(cloud, snapshot.release(node, server), flavor, request)
+            chosen = _best(chooser, snapshot.release(node, server), flavor, request)
             if chosen is not None:
                 named += 1
                 text = f"after server {server.name} ({server.uuid}) leaves {node.name}"
@@ -154,7 +166,7 @@ def _without_servers(
         return
     for node in nodes:
         empty = _emptied(node, servers)
-        chosen = None if empty is node else _best(cloud, empty, flavor, request)
+        chosen = None if empty is node else _best(chooser, empty, flavor, request)
         if chosen is not None:
             text = f"after all {len(_on(node))} servers with devices leave {node.name}"
             yield Remedy("server", text, node.name, chosen.level)

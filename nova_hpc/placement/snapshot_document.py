@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
+from nova_hpc.placement import snapshot_plain
 from nova_hpc.placement.fields import Fields
 from nova_hpc.placement.model import Cell, HostNode
 from nova_hpc.placement.profile import Profile, Shape
@@ -27,10 +28,8 @@ from nova_hpc.placement.snapshot import (
     SnapshotError,
     Use,
 )
+from nova_hpc.placement.snapshot_plain import SCHEMA, VERSION
 from nova_hpc.topology.level import Level, Location
-
-SCHEMA: Final = "nova-hpc/snapshot"
-VERSION: Final = 1
 
 #: More of anything on one node than any machine has.
 _MOST: Final = 1_000_000
@@ -41,31 +40,7 @@ _T = TypeVar("_T")
 
 def dumps(snapshot: Snapshot) -> str:
     """The document as text: ASCII, indented, ends with a newline."""
-    return json.dumps(build(snapshot), indent=1) + "\n"
-
-
-def build(snapshot: Snapshot) -> dict[str, Any]:
-    """The document as plain objects."""
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "taken": snapshot.taken,
-        "nova": snapshot.nova,
-        "problems": list(snapshot.problems),
-        "aliases": [
-            {
-                "name": alias.name,
-                "resource_class": alias.resource_class,
-                "traits": sorted(alias.traits),
-                "problem": alias.problem,
-            }
-            for alias in snapshot.aliases
-        ],
-        "flavors": [_flavor(flavor) for flavor in snapshot.flavors],
-        "profile": [_shape(shape) for shape in snapshot.profile.shapes],
-        "hosts": [_node(node) for node in snapshot.hosts],
-        "servers": [_server(server) for server in snapshot.servers],
-    }
+    return json.dumps(snapshot_plain.build(snapshot), indent=1) + "\n"
 
 
 def read(path: Path) -> Snapshot:
@@ -196,29 +171,6 @@ def _read_alias(item: Fields) -> Alias:
     )
 
 
-def _flavor(flavor: Flavor) -> dict[str, Any]:
-    return {
-        "name": flavor.name,
-        "id": flavor.id,
-        "image": flavor.image,
-        "vcpus": flavor.vcpus,
-        "memory_mb": flavor.memory_mb,
-        "extra_specs": dict(flavor.extra_specs),
-        "wants": [{"alias": want.alias, "count": want.count} for want in flavor.wants],
-        "cells": [
-            {
-                "id": cell.id,
-                "dedicated_cpus": cell.dedicated_cpus,
-                "memory_kib": cell.memory_kib,
-                "page_kib": cell.page_kib,
-            }
-            for cell in flavor.cells
-        ],
-        "numa_policy": flavor.numa_policy,
-        "problem": flavor.problem,
-    }
-
-
 def _read_flavor(item: Fields) -> Flavor:
     return Flavor(
         name=item.text("name"),
@@ -245,18 +197,6 @@ def _read_flavor(item: Fields) -> Flavor:
     )
 
 
-def _shape(shape: Shape) -> dict[str, Any]:
-    return {
-        "counts": dict(shape.counts),
-        "groups": shape.groups,
-        "level": shape.level.word,
-        "weight": shape.weight,
-        "cpus": shape.cpus,
-        "memory_kib": shape.memory_kib,
-        "page_kib": shape.page_kib,
-    }
-
-
 def _read_shape(item: Fields) -> Shape:
     try:
         level = Level.from_word(item.text("level"))
@@ -274,51 +214,6 @@ def _read_shape(item: Fields) -> Shape:
 
 
 # -- hosts -------------------------------------------------------------------------
-
-
-def _node(node: Node) -> dict[str, Any]:
-    return {
-        "host": node.host,
-        "node": node.node,
-        "zone": node.zone,
-        "aggregates": {name: dict(found) for name, found in sorted(node.aggregates.items())},
-        "out": node.out,
-        "numa": [
-            {
-                "id": each.id,
-                "socket": each.socket,
-                "dedicated_cpus": each.dedicated_cpus,
-                "pages": None
-                if each.pages is None
-                else {str(size): free for size, free in sorted(each.pages.items())},
-            }
-            for each in node.numa
-        ],
-        "devices": [_device(device) for device in node.devices],
-        "nvlink": sorted(sorted(each) for each in node.nvlink),
-        "unusable": list(node.unusable),
-        "withheld": dict(node.withheld),
-        "ailing": dict(node.ailing),
-    }
-
-
-def _device(device: Device) -> dict[str, Any]:
-    place = device.location
-    return {
-        "provider": device.provider,
-        "address": device.address,
-        "free": device.free,
-        "numa": place.numa,
-        "socket": place.socket,
-        "root": place.root,
-        "switches": list(place.switches),
-        "aliases": sorted(device.aliases),
-        "role": device.role,
-        "unit": device.unit,
-        "resource_class": device.resource_class,
-        "traits": sorted(device.traits),
-        "used": [{"address": use.address, "server": use.server} for use in device.used],
-    }
 
 
 def _read_node(item: Fields) -> Node:
@@ -373,27 +268,6 @@ def _read_device(item: Fields) -> Device:
 
 
 # -- servers -----------------------------------------------------------------------
-
-
-def _server(server: Server) -> dict[str, Any]:
-    return {
-        "uuid": server.uuid,
-        "name": server.name,
-        "host": server.host,
-        "node": server.node,
-        "flavor": server.flavor,
-        "extra_specs": dict(server.extra_specs),
-        "decision": server.decision,
-        "cells": [
-            {
-                "numa": cell.numa,
-                "dedicated_cpus": cell.dedicated_cpus,
-                "memory_kib": cell.memory_kib,
-                "page_kib": cell.page_kib,
-            }
-            for cell in server.cells
-        ],
-    }
 
 
 def _read_server(item: Fields) -> Server:

@@ -97,7 +97,7 @@ def test_a_server_that_would_have_to_leave(run):
     status, out, _ = run("--flavor", "pair", "--host", "both")
     assert status == 1
     assert "after server name-s1 (s1) leaves both: on both, at level switch." in out
-    assert "in use by s1" in out
+    assert "in use by name-s1" in out
     assert "fit1" not in out
 
 
@@ -117,7 +117,8 @@ def test_a_server_of_the_past(run):
     assert "Server name-s1 (s1), flavor pair, on both" in out
     assert "affinity switch (required) was asked for, switch was reached" in out
     assert "Its devices sit at level switch (PIX)." in out
-    assert out.count("in use by s1") == 2
+    assert out.count("in use by name-s1") == 2
+    assert out.count("its own") == 2
 
 
 def test_json(run):

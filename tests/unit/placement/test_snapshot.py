@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import snapshot, snapshot_document
+from nova_hpc.placement import snapshot, snapshot_document, snapshot_plain
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell
 from nova_hpc.placement.snapshot import ServerCell, Snapshot, SnapshotError
@@ -113,7 +113,7 @@ def _set(path: str, value: Any) -> Any:
     ],
 )
 def test_damage_is_named(path, value, texts):
-    document = snapshot_document.build(full())
+    document = snapshot_plain.build(full())
     if path == "hosts.1.host":
         document["hosts"][1]["node"] = "one"
     _set(path, value)(document)
@@ -124,7 +124,7 @@ def test_damage_is_named(path, value, texts):
 
 
 def test_a_field_that_is_missing_is_named():
-    document = snapshot_document.build(full())
+    document = snapshot_plain.build(full())
     del document["hosts"][0]["devices"][0]["free"]
     with pytest.raises(SnapshotError, match=r"host one: devices 0000:40:00.0: free is missing"):
         snapshot_document.loads(json.dumps(document))
@@ -176,7 +176,7 @@ _ANYTHING = st.one_of(
 @given(st.data())
 def test_any_damage_is_an_error_or_a_snapshot(data):
     """Never another exception, and what is read can be written again."""
-    document = snapshot_document.build(full())
+    document = snapshot_plain.build(full())
     path = data.draw(st.sampled_from([each for each in _paths(document) if each]))
     place: Any = document
     for part in path[:-1]:

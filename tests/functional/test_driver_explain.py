@@ -1,0 +1,83 @@
+"""With this project's driver, explain also knows where devices in use sit."""
+
+from __future__ import annotations
+
+from nova_hpc.placement.explain import explain
+from nova_hpc.placement.explain_model import Question
+from nova_hpc.placement.explain_past import explain_server
+from nova_hpc.topology.level import Distance, Level
+from scheduler_filters import cloud
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+FIRST = "0000:40:00.0"
+
+
+class ExplainTest(DriverTest):
+    def remedies(self, flavor: str) -> dict[str, list[str]]:
+        report = explain(cloud.take(), Question(flavor))
+        self.assertFalse(report.fits)
+        found: dict[str, list[str]] = {}
+        for remedy in report.remedies:
+            found.setdefault(remedy.kind, []).append(remedy.text)
+        return found
+
+    def test_a_server_that_leaves_makes_room(self) -> None:
+        """The report says which; deleting another does not help, deleting it does."""
+        self.host("alpha", fixtures.two_switches(gpus=2, numa=(0, 1)))
+        pair, single = (
+            self.make_flavor(PAIR),
+            self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:1"}),
+        )
+        whole, half = self.boot(pair), self.boot(single)
+        named = self.remedies(pair)
+        self.assertEqual(
+            {f"after server {each['name']} ({each['id']}) leaves alpha" for each in (whole, half)},
+            set(named["server"]),
+        )
+        self.boot(pair, state="ERROR")
+        self._delete_server(half)
+        again = self.boot(pair)
+        self.assertIs(Level.SWITCH, self.level_of(again))
+        # Now everything is in use, and either pair would have to leave.
+        self.assertEqual(
+            {f"after server {each['name']} ({each['id']}) leaves alpha" for each in (whole, again)},
+            set(self.remedies(pair)["server"]),
+        )
+
+    def test_a_device_that_ails_is_no_room(self) -> None:
+        """It would be withheld once its server is gone."""
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        pair = self.make_flavor(PAIR)
+        server = self.boot(pair)
+        self.quarantine("alpha", FIRST, "it fell silent")
+        self.update("alpha")
+        self.assertEqual({}, self.remedies(pair))
+        past = explain_server(cloud.take(), server["id"])
+        self.assertTrue(any(FIRST in note and "it fell silent" in note for note in past.notes))
+
+    def test_a_withheld_device_is_named(self) -> None:
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
+        self.quarantine("alpha", FIRST, "it fell silent")
+        self.update("alpha")
+        flavor = self.make_flavor(PAIR)
+        (verdict,) = explain(cloud.take(), Question(flavor)).verdicts
+        self.assertEqual("1 gpu free (needs 2)", verdict.reason)
+        self.assertTrue(any(FIRST in note and "it fell silent" in note for note in verdict.notes))
+
+    def test_a_decision_and_where_the_devices_sit(self) -> None:
+        self.host("alpha", fixtures.two_switches(gpus=1, numa=(0, 1)))
+        server = self.boot(self.make_flavor(PAIR | {"hpc:affinity_policy": "preferred"}))
+        past = explain_server(cloud.take(), server["id"])
+        self.assertEqual(self.decision(server), past.decision)
+        self.assertEqual(
+            [device.address for device in self.devices_of(server)],
+            sorted(address for each in past.given for address in each.addresses),
+        )
+        # Both NUMA nodes of this host are on one socket.
+        self.assertEqual((Level.SOCKET, Distance.SYS), (past.level, past.distance))
+        self.assertIs(past.decision.reached, past.level)
+        self.assertEqual(
+            ["switch was preferred, but could not be had when it was placed"], list(past.notes)
+        )
