@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Final
 
 from nova_hpc.placement import snapshot as cloud
+from nova_hpc.placement.flavor import has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Policy
 from nova_hpc.placement.simulation.nodes import Machine
@@ -76,23 +77,24 @@ def tasks(snapshot: cloud.Snapshot, role: str) -> list[Task]:
 def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape | None:
     if flavor.problem is not None or not flavor.wants:
         return None
-    try:
-        request = cloud.request(flavor, snapshot.hosts)
-    except FlavorError:
-        return None
-    roles = cloud.roles(snapshot.hosts, request.wants)
+    roles = cloud.roles(snapshot.hosts, flavor.engine_wants())
     keys = {key for key, played in roles.items() if played == role}
-    sizes = [
-        sum(count for key, count in group.counts.items() if key in keys) for group in request.groups
-    ]
-    if not sizes or not sizes[0]:
+    gpus = sum(want.count for want in flavor.engine_wants() if want.key in keys)
+    if not gpus:
         return None
-    pinned = any(cell.dedicated_cpus for cell in request.cells)
-    required = request.policy is Policy.REQUIRED
+    level, group = Level.HOST, gpus
+    if has_hpc_keys(flavor.extra_specs):
+        try:
+            request = cloud.request(flavor, snapshot.hosts)
+        except FlavorError:
+            return None
+        if request.policy is Policy.REQUIRED:
+            level = request.level
+        group = gpus // len(request.groups)
     return Shape(
-        cpu_milli=1000 * flavor.vcpus if pinned else 0,
-        memory_mib=sum(cell.memory_kib for cell in request.cells if cell.page_kib) // 1024,
-        gpus=sum(sizes),
-        level=request.level if required else Level.HOST,
-        group=sizes[0],
+        cpu_milli=1000 * sum(cell.dedicated_cpus for cell in flavor.cells),
+        memory_mib=sum(cell.memory_kib for cell in flavor.cells if cell.page_kib) // 1024,
+        gpus=gpus,
+        level=level,
+        group=group,
     )
