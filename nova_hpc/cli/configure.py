@@ -112,6 +112,14 @@ class Configure(Command):
             help="give the devices of a role this trait; may be repeated",
         )
         offer.add_argument(
+            "--one-time-use",
+            action="append",
+            default=[],
+            metavar="ROLE",
+            help="have Nova reserve the devices of a role when a server gets them, until they were "
+            "found clean; not for virtual functions; may be repeated",
+        )
+        offer.add_argument(
             "--alias-names",
             choices=("auto", "product"),
             default="auto",
@@ -191,6 +199,7 @@ class Configure(Command):
             whole=frozenset(values.whole(args.whole_pf)),
             resource_classes=values.resource_classes(args.resource_class),
             traits=values.traits(args.trait),
+            one_time_use=frozenset(args.one_time_use),
             nvlink=sets or None,
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)

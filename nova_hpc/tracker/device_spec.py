@@ -230,6 +230,8 @@ def _offer(
         common["resource_class"] = tags.resource_class
     if tags.traits:
         common["traits"] = ",".join(sorted(tags.traits))
+    if pool.role in terms.one_time_use:
+        common["one_time_use"] = "true"
     ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
     return Offer(
         provider=pool.provider,

@@ -60,6 +60,8 @@ class Terms:
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
+    #: Roles whose devices Nova reserves once they were used, until they are clean.
+    one_time_use: frozenset[str] = frozenset()
     #: The node's NVLink sets; None: those that its inventory can tell.
     nvlink: tuple[NvlinkSet, ...] | None = None
 
@@ -76,10 +78,17 @@ class Terms:
             node does not have like that.
         """
         nvlink.check(self.nvlink or (), node, roles)
-        for role in sorted({*self.resource_classes, *self.traits}):
+        for role in sorted({*self.resource_classes, *self.traits, *self.one_time_use}):
             if role not in roles.names:
                 raise TermsError(
                     f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
+                )
+        for one in node.functions:
+            role = roles.role_of(one) or ""
+            if one.physical_function and role in self.one_time_use:
+                raise TermsError(
+                    f"role {role!r} has virtual functions ({one.address}), which Nova does not "
+                    "allow to be used one time only"
                 )
         for address in sorted(self.whole - {EVERY}):
             function = node.function(address)

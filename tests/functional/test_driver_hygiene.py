@@ -82,6 +82,9 @@ class HygieneTest(_Base):
         self.assertEqual(server["id"], self.record("alpha", FIRST).server)
 
     def test_a_migration_leaves_its_devices_to_the_next_update(self) -> None:
+        # Copying disks needs a real host; Nova's own tests do the same.
+        name = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
+        self.useFixture(fixtures.fixtures.MockPatch(name, return_value="{}"))
         self.host("alpha", ONE)
         self.host("beta", ONE)
         server = self.boot(self.make_flavor(GPU), host="alpha")
@@ -294,7 +297,7 @@ class OneTimeUseTest(_Base):
         inventories = self.placement.get(url).body
         for fields in inventories["inventories"].values():
             fields["reserved"] = 1
-        self.assertEqual(200, self.placement.put(url, inventories).status)
+        self.assertEqual(200, self.placement.put(url, inventories, version="1.26").status)
         self.computes["alpha"].manager.reset()  # as after SIGHUP: forgets its cache
         self.update("alpha")
         self.update("alpha")
