@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -22,6 +23,7 @@ VERSION: Final = 1
 
 def build(node: Node) -> dict[str, Any]:
     """The document as plain objects."""
+    peers = peer.switches(node)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -30,15 +32,11 @@ def build(node: Node) -> dict[str, Any]:
         "problems": list(node.problems),
         "hugepages": [_hugepages(pool) for pool in node.hugepages],
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
-        "functions": [_function(function) for function in node.functions],
-        "inactive_bridges": [_function(function) for function in node.inactive],
+        "functions": [_function(function, peers) for function in node.functions],
+        "inactive_bridges": [_function(function, peers) for function in node.inactive],
         "iommu_groups": [
             {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
         ],
-        "peer_to_peer": {
-            switch: None if found is peer.Peer.UNKNOWN else found.value
-            for switch, found in peer.switches(node).items()
-        },
     }
 
 
@@ -63,9 +61,11 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
     }
 
 
-def _function(function: Function) -> dict[str, Any]:
+def _function(function: Function, peers: Mapping[str, peer.Peer]) -> dict[str, Any]:
     document = attrs.asdict(function, value_serializer=_plain)
     document["dev_type"] = function.dev_type
+    found = peers.get(function.address, peer.Peer.UNKNOWN)
+    document["peer_to_peer"] = None if found is peer.Peer.UNKNOWN else found.value
     if function.link is not None:
         document["link"]["degraded"] = function.link.degraded
     return document

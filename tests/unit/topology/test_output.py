@@ -171,6 +171,7 @@ def test_the_document_is_described() -> None:
         written |= {field.name for field in attrs.fields(kind) if not field.name.startswith("_")}
     written -= {"inactive"}
     written |= {"schema", "version", "inactive_bridges", "dev_type", "degraded"}
+    written |= {"peer_to_peer"}
     assert described == written
 
 

@@ -57,8 +57,9 @@ def test_a_switch(ports, ats, found):
     assert peer.path(node, one, other) is found
     assert peer.path(node, other, one) is found
     assert peer.switches(node) == {"0000:11:00.0": found}
-    said = json.loads(document.dumps(node))["peer_to_peer"]
-    assert said == {"0000:11:00.0": None if found is Peer.UNKNOWN else found.value}
+    functions = json.loads(document.dumps(node))["functions"]
+    said = {each["address"]: each["peer_to_peer"] for each in functions if each["peer_to_peer"]}
+    assert said == ({} if found is Peer.UNKNOWN else {"0000:11:00.0": found.value})
     drawn = "\n".join(text.lines(node))
     assert ("P2P via root^" in drawn) == (found is Peer.ROOT)
     assert ("ACS redirect" in drawn) == (found is Peer.ROOT)
