@@ -203,21 +203,29 @@ class Forest:
         parts.sort(key=lambda part: (part.unit, [(-m[1], *m) for m in part.many]))
         key = items[0].keys[0]
         here = tuple(homes.get((0, key), ()))
-        cls = self._class(
-            rank=Rank.PIX,
-            real=key[0] == "pix",
-            alone=key[0] == ALONE,
-            on_node=items[0].keys[Rank.NUMA][0] == "numa",
-            parts=tuple(part.signature for part in parts),
-            children=(),
-            free=tuple(free),
-            held=tuple(held),
-            avail=tuple(avail),
-            tidy=(tidy, tidy_held),
-            sets=len(here),
-            suits=(),
-            node=None,
-        )
+        signatures = tuple([part.signature for part in parts])
+        real, on_node = key[0] == "pix", items[0].keys[Rank.NUMA][0] == "numa"
+        signature = (
+            real, key[0] == ALONE, on_node, signatures, *free, *held, tidy, tidy_held, len(here),
+        )  # fmt: skip
+        cls = self._known.get(signature)
+        if cls is None:
+            cls = self._new(
+                signature,
+                rank=Rank.PIX,
+                real=real,
+                alone=key[0] == ALONE,
+                on_node=on_node,
+                parts=signatures,
+                children=(),
+                free=tuple(free),
+                held=tuple(held),
+                avail=tuple(avail),
+                tidy=(tidy, tidy_held),
+                sets=len(here),
+                suits=(),
+                node=None,
+            )
         name = min(item.order for item in items)
         return Node(cls, items[0].keys, name, items[0].free, (), tuple(parts), here)
 
@@ -232,7 +240,8 @@ class Forest:
         banned: frozenset[int],
     ) -> Node:
         problem = self.problem
-        below.sort(key=lambda node: (node.cls.number, -node.most, node.first))
+        if len(below) > 1:
+            below.sort(key=lambda node: (node.cls.number, -node.most, node.first))
         suits: tuple[bool, ...] = ()
         if host is not None and problem.sorts and host.id not in banned:
             suits = problem.suits(host)
@@ -240,28 +249,38 @@ class Forest:
         if host is not None and self._limits:
             pages = dict(sorted((host.pages or {}).items()))
             shown = HostNode(-1, None, host.dedicated_cpus, None if host.pages is None else pages)
-        classes = [node.cls for node in below]
-        cls = self._class(
-            rank=rank,
-            real=key[0] == _REAL[rank],
-            alone=key[0] == ALONE,
-            on_node=up[Rank.NUMA][0] == "numa",
-            parts=(),
-            children=tuple(one.number for one in classes),
-            free=_sums([one.free for one in classes], len(problem.yardstick.labels)),
-            held=_sums([one.held for one in classes], len(problem.yardstick.labels)),
-            avail=_sums([one.avail for one in classes], len(problem.demand.names)),
-            tidy=(sum(one.tidy[0] for one in classes), sum(one.tidy[1] for one in classes)),
-            sets=len(sets) + sum(one.sets for one in classes),
-            suits=suits,
-            node=shown,
-        )
+        real, on_node = key[0] == _REAL[rank], up[Rank.NUMA][0] == "numa"
+        numbers = tuple([node.cls.number for node in below])
+        resources = None if shown is None else (shown.dedicated_cpus, str(shown.pages))
+        signature = (rank, real, key[0] == ALONE, on_node, numbers, len(sets), suits, resources)
+        cls = self._known.get(signature)
+        if cls is None:
+            classes = [node.cls for node in below]
+            cls = self._new(
+                signature,
+                rank=rank,
+                real=real,
+                alone=key[0] == ALONE,
+                on_node=on_node,
+                parts=(),
+                children=numbers,
+                free=_sums([one.free for one in classes], len(problem.yardstick.labels)),
+                held=_sums([one.held for one in classes], len(problem.yardstick.labels)),
+                avail=_sums([one.avail for one in classes], len(problem.demand.names)),
+                tidy=(sum(one.tidy[0] for one in classes), sum(one.tidy[1] for one in classes)),
+                sets=len(sets) + sum(one.sets for one in classes),
+                suits=suits,
+                node=shown,
+            )
+        if len(below) == 1:
+            return Node(cls, up, below[0].first, below[0].most, tuple(below), (), sets, host)
         first = min((node.first for node in below), default=("", ""))
         most = max((node.most for node in below), default=0)
         return Node(cls, up, first, most, tuple(below), (), sets, host)
 
-    def _class(
+    def _new(
         self,
+        signature: tuple[object, ...],
         *,
         rank: Rank,
         real: bool,
@@ -277,19 +296,13 @@ class Forest:
         suits: tuple[bool, ...],
         node: HostNode | None,
     ) -> Class:
-        shown = None if node is None else (node.dedicated_cpus, str(node.pages))
-        signature = (
-            rank, real, alone, on_node, parts, children, free, held, tidy, sets, suits, shown,
+        cls = Class(
+            len(self.classes), rank, real, alone, on_node, parts, children, free, held, avail,
+            tidy, sets, suits, node,
         )  # fmt: skip
-        known = self._known.get(signature)
-        if known is None:
-            known = Class(
-                len(self.classes), rank, real, alone, on_node, parts, children, free, held, avail,
-                tidy, sets, suits, node,
-            )  # fmt: skip
-            self._known[signature] = known
-            self.classes.append(known)
-        return known
+        self._known[signature] = cls
+        self.classes.append(cls)
+        return cls
 
 
 def _home(members: Sequence[Item]) -> tuple[int, Key]:
@@ -303,7 +316,9 @@ def _home(members: Sequence[Item]) -> tuple[int, Key]:
     return int(Rank.HOST), ("host",)
 
 
-def _sums(vectors: Sequence[Sequence[int]], length: int) -> tuple[int, ...]:
+def _sums(vectors: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
+    if len(vectors) == 1:
+        return vectors[0]
     if not vectors:
         return (0,) * length
     return tuple(map(sum, zip(*vectors, strict=True)))

@@ -95,6 +95,11 @@ class Demand:
     def most(self, caps: Mapping[int, int]) -> int:
         """How many whole groups devices of these kinds can make, together."""
         best = self.groups
+        if not any(kind & (kind - 1) for kind in caps):
+            # No device serves several needs: each need by itself.
+            for index, need in enumerate(self.per_group):
+                best = min(best, caps.get(1 << index, 0) // need)
+            return best
         for mask in range(1, len(self.weights)):
             need = self.weights[mask]
             if need:

@@ -1,14 +1,8 @@
-"""What a placement takes away from those who come later.
+"""What the bounded choice takes for damage: sizes 2, 4, 8 and 16, by counts.
 
-A domain (switch, PCIe root, NUMA node, host) with *n* free devices can still
-hold ``n // s`` groups of *s* devices. The damage of taking some of them is the
-number of such groups that are lost, each counted with its size, summed over
-the sizes 2, 4, 8 and 16 and over the domains. Taking one GPU of a whole switch
-of four costs 2 + 4; taking the third of three costs nothing but itself.
-
-Only devices that are given one by one are counted. Functions of which a pool
-has several (virtual functions) are plenty, and what matters for them is how
-many share one adapter.
+A domain with *n* free devices can still hold ``n // s`` groups of *s* devices.
+This is the damage module's measure for one fixed profile, simple enough for a
+table that knows nothing but a number of groups.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import ALONE, Item, Key, Rank
+from nova_hpc.placement.domains import Item, Rank
 
 SIZES: Final = (2, 4, 8, 16)
 
@@ -79,38 +73,3 @@ def crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], grou
             each, more = divmod(groups * demand.per_group[index], adapters)
             total += adapters * each * each + more * (2 * each + 1)
     return (0, 0, 0, total)
-
-
-def done(
-    demand: Demand, counted: Iterable[int], items: Iterable[Item], used: Mapping[str, int]
-) -> tuple[int, int, int]:
-    """Cost of a finished choice.
-
-    :param used: item id -> devices taken
-    :returns: damage, devices left in the touched domains below the host, and
-        devices left on the host (of all kinds that the request wants)
-    """
-    indices = tuple(counted)
-    free: dict[tuple[Rank, Key, int], int] = {}
-    taken: dict[tuple[Rank, Key, int], int] = {}
-    touched: set[tuple[Rank, Key]] = set()
-    spare = 0
-    for item in items:
-        count = used.get(item.id, 0)
-        spare += item.free - count
-        for rank in RANKS:
-            key = item.keys[rank]
-            if count:
-                touched.add((rank, key))
-            for index in indices:
-                if item.kind >> index & 1:
-                    where = (rank, key, index)
-                    free[where] = free.get(where, 0) + item.free
-                    taken[where] = taken.get(where, 0) + count
-    damage = left = 0
-    for (rank, key, index), have in free.items():
-        went = taken[rank, key, index]
-        damage += loss(have, went)
-        if (rank, key) in touched and rank is not Rank.HOST and key[0] != ALONE:
-            left += have - went
-    return damage, left, spare

@@ -6,17 +6,19 @@ import os
 import random
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import attrs
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from nova_hpc.placement import exact
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import survey
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.measure import measure
-from nova_hpc.placement.model import DeviceSet, Host, Request
+from nova_hpc.placement.model import DeviceSet, Host, Nvlink, Request
 from nova_hpc.placement.nvlink import links
 from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.profile import Profile
@@ -207,3 +209,20 @@ def test_rotated_sets_are_equally_good(
         turned = attrs.evolve(host, pools=tuple(rng.sample(host.pools, len(host.pools))))
         assert rotate(request, turned, found, seed) == other
         event("moved" if other.picks != found.picks else "stayed")
+
+
+@thorough
+@given(cases())
+def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, Host]) -> None:
+    """Where the exact search gives up at once, what follows is valid and as tight."""
+    request, host = case
+    linked = request.nvlink is not Nvlink.NONE
+    with mock.patch.object(exact, "MAX_WORK", -1):
+        answer = choose(request, host)
+    best = choose(request, host)
+    event("fits" if answer.sets else "does not fit")
+    for found in answer.sets:
+        check_set(request, host, found)
+        assert found.score >= best.sets[0].score
+        assert linked or found.level == best.sets[0].level
+    assert linked or bool(answer.sets) == bool(best.sets)
