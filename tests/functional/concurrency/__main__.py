@@ -1,0 +1,126 @@
+"""``python -m tests.functional.concurrency``: run the races and print the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+from tests.functional.concurrency.model import PLACED, VARIANTS, Cloud, Create, Tally
+from tests.functional.concurrency.race import Plan, runner
+from tests.functional.concurrency.stage import TRIES
+
+COLUMNS = (
+    ("schedulers", "variant"),
+    ("workers", "workers"),
+    ("GPUs each", "gpus"),
+    ("creates", "creates"),
+    ("placed", "placed"),
+    ("given twice", "given_twice"),
+    ("clean NoValidHost", "refused"),
+    ("other errors", "broken"),
+    ("spurious", "spurious"),
+    ("lost claims", "lost_claims"),
+    ("refused by nodes", "node_refusals"),
+    ("scattered", "scattered"),
+    ("devices in use after repeating", "filled"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0 if all that must hold did."""
+    options = _options(argv)
+    # What was started must end with the command, however that ends.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    cloud = Cloud(hosts=options.hosts, switches=options.switches, gpus=options.gpus_per_switch)
+    tallies: list[Tally] = []
+    console = Console(width=options.width)
+    with runner(cloud, options.placement_tries) as running:
+        for gpus in options.gpus:
+            for workers in options.workers:
+                for _ in range(options.rounds):
+                    for name in options.variants:
+                        plan = Plan(cloud, workers, options.threads, gpus, options.demand)
+                        tally, creates = running.run(VARIANTS[name], plan)
+                        tallies.append(tally)
+                        _explain(tally, creates)
+                        print(_line(tally), file=sys.stderr, flush=True)
+        if options.logs:
+            shutil.copytree(running.made.paths.logs, options.logs, dirs_exist_ok=True)
+    console.print(_table(tallies))
+    if options.json:
+        rows = [attrs.asdict(each) | {"per_second": each.rate} for each in tallies]
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    return 0 if all(holds(each) for each in tallies) else 1
+
+
+def holds(tally: Tally) -> bool:
+    """What must be true of every race, stock Nova's too."""
+    return (
+        tally.given_twice == 0
+        and tally.broken == 0
+        and tally.node_refusals == 0
+        and tally.placed + tally.refused == tally.creates
+        and tally.filled == tally.devices // tally.gpus * tally.gpus
+    )
+
+
+def _explain(tally: Tally, creates: Sequence[Create]) -> None:
+    texts = {each.text for each in creates if each.outcome != PLACED}
+    for text in sorted(texts)[:3]:
+        print(f"    {text[:2000]}", file=sys.stderr)
+
+
+def _line(tally: Tally) -> str:
+    return (
+        f"{tally.variant}, {tally.workers} workers: {tally.placed} of {tally.creates} placed, "
+        f"{tally.spurious} spurious, {tally.lost_claims} lost claims, {tally.filled} of "
+        f"{tally.devices} in use, {tally.seconds:.1f} s"
+    )
+
+
+def _table(tallies: Sequence[Tally]) -> Table:
+    table = Table(title="Several schedulers race for the last devices")
+    for title, name in COLUMNS:
+        table.add_column(title, justify="left" if name == "variant" else "right")
+    table.add_column("seconds", justify="right")
+    table.add_column("creates/s", justify="right")
+    for each in tallies:
+        cells = [str(getattr(each, name)) for _, name in COLUMNS]
+        table.add_row(*cells, f"{each.seconds:.1f}", f"{each.rate:.2f}")
+    return table
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.functional.concurrency")
+    parser.add_argument("--hosts", type=int, default=50)
+    parser.add_argument("--switches", type=int, default=4, help="of each host")
+    parser.add_argument("--gpus-per-switch", type=int, default=2)
+    parser.add_argument("--workers", type=int, nargs="+", default=[4])
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1], help="of each server")
+    parser.add_argument("--demand", type=int, default=125, help="percent of the devices")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument(
+        "--placement-tries",
+        type=int,
+        default=TRIES,
+        help="[placement]allocation_conflict_retry_count (10 is its default)",
+    )
+    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--logs", help="keep the logs of all processes in this folder")
+    parser.add_argument("--width", type=int, default=200, help="columns of the table")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
