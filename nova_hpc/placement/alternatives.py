@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
+from nova_hpc.placement.budget import TooMuchError
 from nova_hpc.placement.classes import Node
 from nova_hpc.placement.domains import ALONE, Key, Rank
-from nova_hpc.placement.exact import TooMuchError
 from nova_hpc.placement.model import DeviceSet
 from nova_hpc.placement.solve import Bans, Solver
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from nova_hpc.placement import greedy, reasons
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.alternatives import ranked
+from nova_hpc.placement.budget import TooMuchError
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import survey
-from nova_hpc.placement.exact import TooMuchError
 from nova_hpc.placement.model import Answer, Host, Request
 from nova_hpc.placement.nvlink import links
 from nova_hpc.placement.problem import Problem

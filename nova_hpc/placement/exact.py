@@ -9,39 +9,15 @@ Nothing here enumerates combinations of devices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import attrs
 
-from nova_hpc.placement.classes import Class, Forest, Many, Node
+from nova_hpc.placement.budget import Budget
+from nova_hpc.placement.classes import Class, Forest, Node
 from nova_hpc.placement.domains import Rank
+from nova_hpc.placement.leaves import Costs, Leaves
 from nova_hpc.placement.problem import TIDY, Layout, Problem
 from nova_hpc.topology.level import Level
-
-#: Steps that the exact search of one call of choose() may take, a fraction of a
-#: second: pairs of states that are merged, and states that are looked at. Servers
-#: of a few GPUs and virtual functions need some thousand.
-MAX_WORK: Final = 400_000
-
-#: State -> least cost.
-Costs = dict[int, int]
-
-
-class TooMuchError(Exception):
-    """The exact search would take more than its bound."""
-
-
-class Budget:
-    """Counts steps, so that the bound does not depend on the machine."""
-
-    def __init__(self) -> None:
-        self.left = MAX_WORK
-
-    def spend(self, steps: int) -> None:
-        """Count *steps*; TooMuchError beyond the bound."""
-        self.left -= steps
-        if self.left < 0:
-            raise TooMuchError
 
 
 @attrs.frozen
@@ -93,8 +69,6 @@ class Search:
         self.hits = hits
         self.budget = budget
         self._tables: dict[tuple[int, int, int], Table] = {}
-        self._parts: dict[tuple[object, ...], list[Costs]] = {}
-        self._alikes: dict[Many, Costs] = {}
         # Costs are packed, too: spread, damage, left over, crowding, appeal.
         # Their widths are the same for all outer choices.
         taken = problem.demand.size * problem.demand.groups
@@ -105,6 +79,7 @@ class Search:
         self._damage = self._left << (len(TIDY) * self._most).bit_length()
         worth = len(Level) * problem.yardstick.worth * everything
         self._spread = self._damage << worth.bit_length()
+        self.leaves = Leaves(problem, self.layout, self._crowd, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
         """Least cost and final state, where groups close within *reach*.
@@ -145,8 +120,8 @@ class Search:
 
     def _make(self, cls: Class, reach: Rank, bind: Rank) -> Table:
         if cls.rank is Rank.PIX:
-            tables = [self.part(signature)[-1] for signature in cls.parts]
-            avails: list[Sequence[int]] = [self._avail(signature) for signature in cls.parts]
+            tables = [self.leaves.part(signature)[-1] for signature in cls.parts]
+            avails: list[Sequence[int]] = [self.leaves.avail(signature) for signature in cls.parts]
         else:
             below = [self.classes[number] for number in cls.children]
             tables = [self.table(child, reach, bind).final for child in below]
@@ -389,68 +364,3 @@ class Search:
         if tidy and cls.rank in TIDY:
             cost += (cls.tidy[0] - tidy) * self._left
         return cost
-
-    def _avail(self, signature: tuple[object, ...]) -> list[int]:
-        avail = [0] * len(self.problem.demand.names)
-        many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
-        for kind, free, _, count, _ in many:
-            for index in range(len(avail)):
-                if kind >> index & 1:
-                    avail[index] += free * count
-        return avail
-
-    def part(self, signature: tuple[object, ...]) -> list[Costs]:
-        """The tables of a part, after each sort of devices in it."""
-        known = self._parts.get(signature)
-        if known is None:
-            many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
-            known = [{0: 0}]
-            for one in many:
-                known.append(self._merge(known[-1], self.alike(one)))
-            if signature[0]:  # a unit: all of it, or nothing
-                known[-1] = {**known[-1], 0: 0}
-            self._parts[signature] = known
-        return known
-
-    def alike(self, many: Many) -> Costs:
-        """The table of alike devices."""
-        known = self._alikes.get(many)
-        if known is None:
-            known = self._alikes[many] = self._alike(many)
-        return known
-
-    def _alike(self, many: Many) -> Costs:
-        kind, free, label, count, forced = many
-        lay = self.layout
-        names = [i for i in range(len(lay.names)) if kind >> i & 1]
-        track = 0
-        if label in self.problem.tracked:
-            track = lay.tracked[self.problem.tracked.index(label)]
-        total = free * count
-        most = min(total, sum(lay.totals[i] for i in names))
-        out: Costs = {}
-        for taken in range(total if forced else 0, most + 1):
-            each, more = divmod(taken, count)
-            crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
-            for split in _splits(taken, [lay.totals[i] for i in names]):
-                self.budget.spend(4)
-                state = taken * track + sum(
-                    n * lay.names[i] for n, i in zip(split, names, strict=True)
-                )
-                out[state] = crowd * self._crowd
-        return out
-
-
-def _splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All ways to write *total* as a sum of numbers within these limits."""
-    if not limits:
-        if not total:
-            yield ()
-        return
-    if len(limits) == 1:
-        if total <= limits[0]:
-            yield (total,)
-        return
-    for one in range(min(total, limits[0]), -1, -1):
-        for rest in _splits(total - one, limits[1:]):
-            yield (one, *rest)

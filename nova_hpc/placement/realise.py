@@ -11,7 +11,8 @@ from nova_hpc.placement.classes import Node
 from nova_hpc.placement.classes import Part as Devices
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import Item, Rank
-from nova_hpc.placement.exact import Costs, Search
+from nova_hpc.placement.exact import Search
+from nova_hpc.placement.leaves import Costs
 
 
 @attrs.define(eq=False)
@@ -106,7 +107,7 @@ class Realiser:
     def _shares(self, node: Node, prefixes: Sequence[Costs], state: int) -> list[int]:
         """What each child or part contributes; of equals the first gives most."""
         if node.parts:
-            tables = [self.search.part(part.signature)[-1] for part in node.parts]
+            tables = [self.search.leaves.part(part.signature)[-1] for part in node.parts]
         else:
             tables = [
                 self.search.table(child.cls, self.reach, self.bind).final for child in node.children
@@ -122,10 +123,10 @@ class Realiser:
         """Take devices of one part; evenly, where they have several functions."""
         if not state:
             return
-        prefixes = self.search.part(part.signature)
+        prefixes = self.search.leaves.part(part.signature)
         for number in range(len(part.many) - 1, -1, -1):
             many, items = part.many[number], part.items[number]
-            own = self.search.alike(many)
+            own = self.search.leaves.alike(many)
             # The table of a whole unit has the empty state added, so the
             # costs of the last prefix are looked up without it.
             share = _share(prefixes[number], own, state, prefixes[number + 1][state])

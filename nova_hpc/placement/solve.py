@@ -8,10 +8,11 @@ from typing import Final, TypeVar
 import attrs
 
 from nova_hpc.placement import reasons
+from nova_hpc.placement.budget import Budget
 from nova_hpc.placement.build import Built
 from nova_hpc.placement.classes import CLOSED, FORCED, HIT, Forest, Node
 from nova_hpc.placement.domains import ALONE, Item, Key, Rank, Unit
-from nova_hpc.placement.exact import Budget, Search
+from nova_hpc.placement.exact import Search
 from nova_hpc.placement.measure import DISTANCES, Measured, measure
 from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
 from nova_hpc.placement.nvlink import MAX_SELECTIONS, Links, selections

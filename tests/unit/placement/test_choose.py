@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement import exact
+from nova_hpc.placement import budget
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import (
     Cell,
@@ -411,7 +411,7 @@ def test_beyond_its_bound_the_search_falls_back(monkeypatch: pytest.MonkeyPatch)
     """The same level and distance, from the bounded choice; never an endless search."""
     request = ask(groups=4, cells=2, gpu=1, vf=1)
     exact_ = choose(request, host(*DGX)).sets[0]
-    monkeypatch.setattr(exact, "MAX_WORK", 10)
+    monkeypatch.setattr(budget, "MAX_WORK", 10)
     (found,) = choose(request, host(*DGX)).sets
     assert found.score[:3] == exact_.score[:3]
     assert found.score >= exact_.score

@@ -12,7 +12,7 @@ import attrs
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement import exact
+from nova_hpc.placement import budget
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.demand import Demand
 from nova_hpc.placement.domains import survey
@@ -217,7 +217,7 @@ def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, Host]) -
     """Where the exact search gives up at once, what follows is valid and as tight."""
     request, host = case
     linked = request.nvlink is not Nvlink.NONE
-    with mock.patch.object(exact, "MAX_WORK", -1):
+    with mock.patch.object(budget, "MAX_WORK", -1):
         answer = choose(request, host)
     best = choose(request, host)
     event("fits" if answer.sets else "does not fit")
