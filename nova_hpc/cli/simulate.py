@@ -23,7 +23,8 @@ _EPILOG: Final = """
 Policies: nova-random, nova-spread, nova-pack (stock Nova with its weighers off,
 as they are by default, and turned round), nova:ram=N,cpu=N,pci=N,subset=N (with
 your own multipliers and host_subset_size), random, first-fit, best-fit,
-dot-product, clustering, packing, fgd, and nova-hpc.
+dot-product, clustering, packing, fgd, nova-hpc, and nova-hpc-score (which is not
+among the defaults, and ranks hosts by level and distance before damage).
 """
 
 
@@ -97,7 +98,7 @@ class Simulate(Command):
             "--policy",
             action="append",
             metavar="NAME",
-            help="policy to simulate, see below; may be repeated (default: all)",
+            help="policy to simulate, see below; may be repeated (default: all but nova-hpc-score)",
         )
         amount = run.add_mutually_exclusive_group()
         amount.add_argument(

@@ -37,6 +37,10 @@ def _nova(multipliers: Multipliers) -> _Make:
     return make
 
 
+def _by_score(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    return Ours(cluster, rng, workload, by_damage=False)
+
+
 POLICIES: Final[Mapping[str, Entry]] = {
     "nova-random": Entry(
         "stock Nova, all weighers off: any host that passes the filters",
@@ -58,10 +62,11 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "packing": Entry("used GPUs first, then used nodes", published.Packing),
     "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", published.Fgd),
     "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours),
+    "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score),
 }
 
 #: What is compared where nothing is said.
-DEFAULT: Final = tuple(POLICIES)
+DEFAULT: Final = tuple(name for name in POLICIES if name != "nova-hpc-score")
 
 
 def check(name: str) -> str:

@@ -19,7 +19,7 @@ from nova_hpc.topology.level import Level
 #: More than any machine or request has; a larger number is a slip.
 MOST: Final = 1_000_000_000
 MOST_GPUS: Final = 64
-MOST_LINES: Final = 1_000_000
+MOST_LINES: Final = 100_000
 _SHOWN: Final = 60
 
 _OPENB_NODES: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -105,14 +105,14 @@ def machines(lines: Iterable[str], source: str) -> list[Machine]:
             )
         if not name:
             raise row.error("the node has no name")
+        if len(found) + count > MOST_LINES:
+            raise row.error(f"more than {MOST_LINES} nodes")
         for number in range(count):
             each = name if count == 1 else f"{name}-{number + 1}"
             if each in names:
                 raise row.error(f"there is a node {_quote(each)} already")
             names.add(each)
             found.append(attrs.evolve(model, name=each))
-            if len(found) > MOST_LINES:
-                raise row.error(f"more than {MOST_LINES} nodes")
     if not found:
         raise TraceError(f"{source}: there is no node in it")
     return found
@@ -129,9 +129,9 @@ def tasks(lines: Iterable[str], source: str) -> list[Task]:
         if not task.name:
             raise row.error("the request has no name")
         count = 1 if openb else row.whole("count", 1, MOST_LINES, 1)
-        found.extend([task] * count)
-        if len(found) > MOST_LINES:
+        if len(found) + count > MOST_LINES:
             raise row.error(f"more than {MOST_LINES} requests")
+        found.extend([task] * count)
     if not found:
         raise TraceError(f"{source}: there is no request in it")
     return found

@@ -44,6 +44,7 @@ def three():
         ("fgd", 1, 2),
         ("nova-hpc", 1, 2),
         ("nova-hpc", 4, 1),
+        ("nova-hpc-score", 4, 1),
     ],
 )
 def test_choice(three, name, gpus, node):

@@ -69,6 +69,7 @@ def test_simple():
         ("name,cpus,memory_mib,gpus,share|a,1,1,1,0", "f, line 2: 1 GPUs are asked for, but not"),
         ("name,cpus,memory_mib,gpus,share|a,1,1,1,1.5", "f, line 2: share is '1.5'"),
         ("name,cpus,memory_mib,gpus,arrives,leaves|a,1,1,1,9,8", "f, line 2: leaves is 8, before"),
+        ("name,cpus,memory_mib,gpus,count|a,1,1,1,2|b,1,1,1,99999", "f, line 3: more than 100000"),
         ('name,cpus,memory_mib,gpus|"a,1,1,1', "f, line 2: unexpected end of data"),
     ],
 )
@@ -85,7 +86,7 @@ def test_broken_requests(text, message):
         ("sn,cpu_milli,memory_mib,gpu,model|a,1,1,1,x|a,1,1,1,x", "f, line 3: there is a node 'a'"),
         ("sn,cpu_milli,memory_mib,gpu,model|a,1.5,1,1,x", "f, line 2: cpu_milli is '1.5'"),
         ("name,cpus,memory_mib,gpus,count|a,1,1,1,0", "f, line 2: count is '0'"),
-        ("name,cpus,memory_mib,gpus,count|a,1,1,1,1000000|b,1,1,1,1", "f, line 3: more than"),
+        ("name,cpus,memory_mib,gpus,count|a,1,1,1,2|b,1,1,1,99999", "f, line 3: more than"),
     ],
 )
 def test_broken_nodes(text, message):
