@@ -122,6 +122,8 @@ class Hygiene:
         if instance.task_state not in _LAST:
             return
         try:
+            if not self.keeper.has_given(instance.uuid):
+                return
             dirty = self.keeper.take_back(instance.uuid, _roles(source.read()))
         except StateError as error:
             LOG.error("PCI devices are not clean yet: %s", error, instance=instance)

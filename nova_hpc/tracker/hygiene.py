@@ -83,6 +83,13 @@ class Keeper:
             }
         )
 
+    def has_given(self, server: str) -> bool:
+        """Whether any device has the mark of a server.
+
+        :raises StateError: the file is lost.
+        """
+        return server in self.bench.state().marked.values()
+
     # -- a server is gone -------------------------------------------------------
 
     def take_back(self, server: str, roles: Mapping[str, str | None]) -> dict[str, str]:

@@ -51,6 +51,8 @@ def test_the_life_of_a_device(node):
     keeper = node.keeper()
     assert keeper.give(ONE, node.candidates(GPU)) == {}
     assert record(node).server == ONE
+    assert keeper.has_given(ONE)
+    assert not keeper.has_given(TWO)
     assert not node.resets(GPU)
     assert sweep(node, GPU) == {}
     assert keeper.take_back(ONE, {GPU: "gpu"}) == {}
