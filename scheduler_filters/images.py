@@ -51,6 +51,8 @@ def find(image: str) -> objects.ImageMeta:
 def _adapter() -> Any:
     for group in _GROUPS:
         try:
+            # Nova itself has none for Glance.
+            keystone.register_auth_conf_options(CONF, group)
             auth = keystone.load_auth_from_conf_options(CONF, group)
         except (exceptions.ClientException, cfg.Error):
             continue

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from keystoneauth1 import loading
 from nova import context as nova_context
 from nova import objects
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.placement import snapshot_document
 from nova_hpc.placement.explain import explain
@@ -14,6 +21,34 @@ from nova_hpc.topology.level import Level
 from scheduler_filters import cloud
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
+
+
+class Glance(BaseHTTPRequestHandler):
+    """What of Glance's API is asked: images by name and by id."""
+
+    IMAGES = (
+        {"id": uuids.cells, "name": "two-cells", "hw_numa_nodes": "2", "os_distro": "debian"},
+        {"id": uuids.one, "name": "twin"},
+        {"id": uuids.other, "name": "twin"},
+    )
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        name = parse_qs(url.query).get("name")
+        status, body = 200, {}
+        if name == ["broken"]:
+            status = 503
+        elif name:
+            body = {"images": [each for each in self.IMAGES if each["name"] == name[0]]}
+        else:
+            body = next((each for each in self.IMAGES if url.path.endswith(each["id"])), {})
+            status = 200 if body else 404
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
 
 
 class ExplainBase(base.HpcServersTest):
@@ -74,9 +109,21 @@ class ExplainTest(ExplainBase):
             report = self.explain(pair)
         self.assertEqual((), report.placed)
         self.boot(pair, state="ERROR")
+
+    def test_same_miss_as_the_filter(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=1))
+        self.start_host("two", Shape((Switch(gpus=1), Switch(gpus=1), Switch(gpus=1, numa=1))))
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"})
+        report = self.explain(flavor)
+        self.assertFalse(report.fits)
+        self.boot(flavor, state="ERROR")
         for verdict in report.verdicts:
             (line,) = self.log_lines(f"HpcTopologyFilter rejects {verdict.node.host}, ")
-            self.assertIn(verdict.reason, line)
+            self.assertTrue(line.endswith(f": {verdict.reason}"), line)
+        # The first step that helps, and it does.
+        (remedy,) = [each for each in report.remedies if each.kind == "affinity"]
+        self.assertEqual(("with hpc:affinity=numa", Level.NUMA), (remedy.text, remedy.level))
+        self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2", "hpc:affinity": "numa"}))
 
     def test_count_is_consumed(self) -> None:
         self.start_host("one", Shape((Switch(gpus=3), Switch(gpus=2, numa=1))))
@@ -146,6 +193,47 @@ class ExplainTest(ExplainBase):
         for flavor, text in ((unknown, "tpu"), (plain, "no hpc: keys"), ("none", "no flavor")):
             error = self.assertRaises(SnapshotError, self.explain, flavor)
             self.assertIn(text, str(error))
+
+    def test_an_image_counts(self) -> None:
+        """Its NUMA cells are those of the guest; Glance is really asked."""
+        server = HTTPServer(("127.0.0.1", 0), Glance)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        url = f"http://127.0.0.1:{server.server_port}"
+        loading.register_auth_conf_options(base.CONF, "glance")
+        base.CONF.register_opts(loading.get_auth_plugin_conf_options("none"), group="glance")
+        self.flags(auth_type="none", endpoint=url, endpoint_override=url, group="glance")
+        self.start_host("one", fixtures.two_switches(gpus=1, numa=(0, 1)))
+        flavor = self.make_flavor(
+            {
+                "pci_passthrough:alias": "gpu:2",
+                "hpc:affinity": "switch",
+                "hw:pci_numa_affinity_policy": "required",
+            },
+            name="pair",
+            vcpu=2,
+        )
+        for image in ("two-cells", uuids.cells):
+            taken = cloud.take(image)
+            with_image = explain(taken, Question(flavor, image))
+            self.assertEqual({0: 0, 1: 1}, dict(with_image.placed[0].choice.devices.cells))
+            self.assertEqual(2, len(with_image.request.groups))
+            # Without the image they are one group, which fits under no switch.
+            self.assertFalse(explain(taken, Question(flavor)).fits)
+        for image, text in (
+            ("none", "no active image 'none'"),
+            (uuids.nobody, f"no active image '{uuids.nobody}'"),
+            ("twin", "2 images are called 'twin'; give an ID"),
+            ("broken", "Glance answered 503"),
+        ):
+            error = self.assertRaises(SnapshotError, cloud.take, image)
+            self.assertIn(text, str(error))
+        base.CONF.clear_override("auth_type", group="glance")
+        error = self.assertRaises(SnapshotError, cloud.take, "two-cells")
+        self.assertIn("no credentials to read images with", str(error))
 
     def test_server(self) -> None:
         """Nova's records say which devices a server has."""
