@@ -10,13 +10,13 @@ kernel would make the reader wait for the end of the reset.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -39,6 +39,9 @@ os._exit(0)
 """
 
 _SUFFIX: Final = ".reset"
+_GRACE: Final = 0.1
+_PAUSE: Final = 0.05
+_LONGEST: Final = 1 << 16
 
 _abandoned: list[subprocess.Popen[bytes]] = []
 _lock = threading.Lock()
@@ -57,31 +60,40 @@ def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
     :raises ResetError: it did not end in time, or cannot be started.
     """
     _reap()
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-        )
-    except OSError as error:
-        raise ResetError(f"cannot start {argv[0]}: {error}") from error
-    try:
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        # A process in the kernel dies only when the kernel returns.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
-        if process.returncode is None:
-            with _lock:
-                _abandoned.append(process)
-        if process.stdout is not None:
-            process.stdout.close()
-        raise ResetError(_NO_ANSWER.format(timeout)) from error
-    return process.returncode, output.decode("utf-8", "replace")
+    # No pipe, and no waiting by the standard library: eventlet's own version of
+    # it raises other exceptions than it says.
+    with os.fdopen(os.memfd_create("output"), "w+b") as output:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            )
+        except OSError as error:
+            raise ResetError(f"cannot start {argv[0]}: {error}") from error
+        if not _ended(process, timeout):
+            process.kill()
+            # A process in the kernel dies only when the kernel returns.
+            if not _ended(process, _GRACE):
+                with _lock:
+                    _abandoned.append(process)
+            raise ResetError(_NO_ANSWER.format(timeout))
+        output.seek(0)
+        return process.returncode, output.read(_LONGEST).decode("utf-8", "replace")
+
+
+def _ended(process: subprocess.Popen[bytes], patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    pause = 0.001
+    while process.poll() is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, _PAUSE)
+    return True
 
 
 def _reap() -> None:
