@@ -119,17 +119,25 @@ def answer(
 
 
 def _cell(cell: objects.NUMACell) -> Hashable:
-    """All that Nova reads of a host's NUMA node."""
+    """All that Nova reads of a host's NUMA node.
+
+    The sets of CPUs are hashed, because they would fill the memory. Should two
+    of them collide, Nova's own filters have the last word.
+    """
     return (
         cell.id,
         cell.socket if "socket" in cell else None,
         cell.memory,
         cell.memory_usage,
         cell.cpu_usage,
-        frozenset(cell.cpuset),
-        frozenset(cell.pcpuset),
-        frozenset(cell.pinned_cpus),
-        tuple([frozenset(each) for each in cell.siblings]),
+        hash(
+            (
+                frozenset(cell.cpuset),
+                frozenset(cell.pcpuset),
+                frozenset(cell.pinned_cpus),
+                tuple([frozenset(each) for each in cell.siblings]),
+            )
+        ),
         tuple(
             [
                 (page.size_kb, page.total, page.used, page.reserved if "reserved" in page else 0)
