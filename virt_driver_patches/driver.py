@@ -251,7 +251,7 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Refuse where the guest's devices could not come back as they were."""
-        if _has_hpc_keys(instance) and guest_topology.stored(instance) is not None:
+        if _has_hpc_keys(instance):
             xml = self._host.get_guest(instance).get_xml_desc(dump_inactive=True)
             try:
                 attach.check_suspend(xml)
