@@ -141,7 +141,9 @@ def test_order_of_the_input_does_not_matter(
     def mixed(things: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(rng.sample(things, len(things)))
 
-    other = attrs.evolve(host, pools=mixed(host.pools), nodes=mixed(host.nodes))
+    other = attrs.evolve(
+        host, pools=mixed(host.pools), nodes=mixed(host.nodes), nvlink=mixed(host.nvlink)
+    )
     asked = attrs.evolve(request, wants=mixed(request.wants), cells=mixed(request.cells))
     assert choose(asked, other, limit) == choose(request, host, limit)
 
