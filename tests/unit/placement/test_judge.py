@@ -8,7 +8,17 @@ import attrs
 import pytest
 
 from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
+from nova_hpc.placement.model import (
+    Cell,
+    Group,
+    Host,
+    HostNode,
+    Nvlink,
+    Policy,
+    Pool,
+    Request,
+    Want,
+)
 from nova_hpc.topology.level import Level, Location
 
 
@@ -159,3 +169,19 @@ def test_a_want_keeps_the_devices_that_it_claimed() -> None:
     host = Host("h", pools)
     assert judge(request, host, {"a": ["p0", "p2"], "b": ["p1", "p3"]}).sets
     assert not judge(request, host, {"a": ["p0", "p1"], "b": ["p2", "p3"]}).sets
+
+
+def test_claimed_nvlink_devices_are_exactly_one_set() -> None:
+    linked = attrs.evolve(HOST, nvlink=(frozenset(HALF), frozenset({"0000:03:00.0"})))
+    required = attrs.evolve(ask(level=Level.HOST, gpu=2), nvlink=Nvlink.REQUIRED)
+    (found,) = judge(required, linked, {"gpu": list(HALF)}).sets
+    assert found.reason.endswith("; a whole NVLink set")
+    mixed = {"gpu": ["0000:01:00.0", "0000:03:00.0"]}
+    answer = judge(required, linked, mixed)
+    assert answer.miss is not None
+    assert answer.miss.user == "no whole NVLink set of 2 free (needs 1 group of 2 gpu)"
+    preferred = attrs.evolve(required, nvlink=Nvlink.PREFERRED)
+    (found,) = judge(preferred, linked, mixed).sets
+    assert found.score[1] == 1
+    # No GPU of this host is linked to any: then there is no set to be had.
+    assert not judge(required, HOST, {"gpu": list(HALF)}).sets
