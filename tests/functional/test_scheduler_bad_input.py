@@ -158,13 +158,13 @@ class UnexpectedTest(base.HpcServersTest):
 
     def test_one_host_fails(self) -> None:
         self.start_host("bad", Shape((Switch(gpus=2),)))
-        self.start_host("good", Shape((Switch(gpus=4),)))
+        self.start_host("good", Shape((Switch(gpus=6),)))
         plain = offer.choose
 
-        def broken(request, host, limit=1):
-            if host.name == "bad":
+        def broken(request, host, *arguments, **keywords):
+            if len(host.pools) == 2:
                 raise ZeroDivisionError("a bug")
-            return plain(request, host, limit)
+            return plain(request, host, *arguments, **keywords)
 
         flavor = self.make_flavor(PAIR)
         with mock.patch.object(offer, "choose", broken):
