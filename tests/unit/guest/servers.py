@@ -6,6 +6,7 @@ import contextlib
 import io
 from pathlib import Path
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from nova_hpc.guest import command, document
@@ -17,6 +18,9 @@ CELLS = (Cell(8, 1 << 24, 1048576, 1), Cell(8, 1 << 24, 1048576, 0))
 #: The host's node 0 is the guest's cell 1: numbers must not be mixed up.
 HOME = {1: 0, 0: 1}
 MEMORY = [(8, (1 << 24) - 500000)] * 2
+
+#: For tests that write the files of a whole guest.
+fewer = settings(max_examples=max(10, settings.default.max_examples // 4))
 
 
 @st.composite

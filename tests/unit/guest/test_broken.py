@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.guest import command, compare, document
-from tests.unit.guest.servers import CELLS, HOME, fw_cfg_of, run, servers, start
+from tests.unit.guest.servers import CELLS, HOME, fewer, fw_cfg_of, run, servers, start
 from tests.unit.guest.worlds import domain_of
 from virt_driver_patches import fwcfg
 
@@ -91,6 +91,7 @@ def test_any_change_of_a_document_is_read_or_refused(server, data):
         compare.compare(parsed, compare.Machine((), (), {}))
 
 
+@fewer
 @given(servers(), st.data())
 def test_a_broken_sysfs_is_answered(server, data):
     node, chosen, _ = server

@@ -15,12 +15,13 @@ from lxml import etree
 from nova_hpc.guest import document
 from nova_hpc.topology.guest import Abi, Device, Mode, plan
 from nova_hpc.topology.level import distance
-from tests.unit.guest.servers import CELLS, HOME, MEMORY, remove, run, servers, start
+from tests.unit.guest.servers import CELLS, HOME, MEMORY, fewer, remove, run, servers, start
 from tests.unit.guest.worlds import boot, domain_of
 from tests.unit.topology import nccl_reader
 from virt_driver_patches import fwcfg, mirror
 
 
+@fewer
 @given(servers())
 def test_a_mirrored_guest_is_as_promised(server):
     node, chosen, _ = server
@@ -37,6 +38,7 @@ def test_a_mirrored_guest_is_as_promised(server):
             assert shown["devices"][number]["address"] == guest.folders[address].name
 
 
+@fewer
 @given(servers(), st.sampled_from(list(Mode)))
 def test_the_trees_of_the_driver_are_as_promised(server, mode):
     """What the transform of the domain makes is what the guest is told."""
@@ -79,6 +81,7 @@ def swap_ids(guest, victim, dice):
     return "device"
 
 
+@fewer
 @given(servers(), st.sampled_from([remove, unbind, rebind, move_home, swap_ids]))
 def test_what_is_not_as_promised_is_named(server, break_it):
     node, chosen, seed = server
@@ -102,6 +105,7 @@ def test_what_is_not_as_promised_is_named(server, break_it):
         assert victim in {each["device"] for each in found["findings"] if each["wrong"]}
 
 
+@fewer
 @given(servers(), st.booleans())
 def test_a_flat_guest_is_known_by_the_order(server, missing):
     node, chosen, seed = server
@@ -120,6 +124,7 @@ def test_a_flat_guest_is_known_by_the_order(server, missing):
             assert f"device {victim} (" in out
 
 
+@fewer
 @given(servers(), st.sampled_from(["mirror", "flat"]))
 def test_nccl_gets_the_hosts_distances_and_the_guests_addresses(server, topology):
     node, chosen, _ = server
