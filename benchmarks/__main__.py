@@ -1,0 +1,127 @@
+"""``python -m benchmarks``: measure everything, print the table, write it down."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks import measure, report
+
+# Before anything of Nova: native threads, as its scheduler has them.
+os.environ.setdefault("OS_NOVA_DISABLE_EVENTLET_PATCHING", "true")
+
+RESULTS = Path(__file__).with_name("RESULTS.rst")
+
+
+@attrs.frozen
+class Size:
+    """How much is measured."""
+
+    samples: int = 300  # of the engine
+    hosts: tuple[int, ...] = (100, 1000, 10000)
+    rounds: tuple[int, ...] = (3, 2, 1)
+    #: Candidates of Placement: Nova's default of max_placement_results.
+    candidates: int = 1000
+    memory: tuple[int, ...] = (1000, 10000)
+    limits: tuple[int, ...] = (20, 1000)
+    patience: float = 20.0
+    enumerations: int = 3
+    gpus: int = 8
+    cluster: int = 4
+    servers: int = 8
+    bursts: int = 3
+
+
+FULL = Size()
+QUICK = Size(
+    samples=50, hosts=(50, 200), rounds=(3, 1), candidates=200, memory=(50, 200),
+    enumerations=1, patience=5.0,
+    servers=4, bursts=1,
+)  # fmt: skip
+#: Enough to see that everything runs.
+TINY = Size(
+    samples=2, hosts=(2, 4), rounds=(1, 1), candidates=4, memory=(2, 4), limits=(2,), patience=0.0,
+    enumerations=1, gpus=2, cluster=2, servers=2, bursts=1,
+)  # fmt: skip
+
+
+def engine(size: Size) -> Iterator[measure.Row]:
+    """One host."""
+    from benchmarks import engine
+
+    yield from engine.run(size.samples)
+
+
+def scheduler(size: Size) -> Iterator[measure.Row]:
+    """Filters and weigher."""
+    from benchmarks import scheduler
+
+    yield from scheduler.run(size.hosts, size.rounds, size.candidates)
+
+
+def memory(size: Size) -> Iterator[measure.Row]:
+    """Memory of the filter."""
+    from benchmarks import scheduler
+
+    yield from scheduler.memory(size.memory)
+
+
+def enumeration(size: Size) -> Iterator[measure.Row]:
+    """Placement's enumeration."""
+    from benchmarks import enumeration
+
+    yield from enumeration.run(size.gpus, size.limits, size.enumerations, size.patience)
+
+
+def creates(size: Size) -> Iterator[measure.Row]:
+    """Whole creates."""
+    from benchmarks import creates
+
+    yield from creates.run(size.cluster, size.servers, size.bursts)
+
+
+PARTS: Mapping[str, Callable[[Size], Iterator[measure.Row]]] = {
+    "engine": engine,
+    "scheduler": scheduler,
+    "memory": memory,
+    "enumeration": enumeration,
+    "creates": creates,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    options = _options(argv)
+    logging.disable(logging.WARNING)
+    size = QUICK if options.quick else FULL
+    rows = []
+    for name in options.only:
+        for one in PARTS[name](size):
+            rows.append(one)
+            print(f"{one.part}: {one.what}: {one.median:.3g} {one.unit}", file=sys.stderr)
+    where = report.provenance(" ".join(["python -m benchmarks", *(argv or sys.argv[1:])]))
+    report.show(rows, where)
+    if options.json:
+        options.json.write_text(report.to_json(rows, where))
+    if options.write:
+        RESULTS.write_text(report.to_rst(rows, where))
+    return 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer hosts and repetitions")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The hosts that are measured, in the engine's words. No Nova here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+
+from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.topology import lstopo
+from nova_hpc.topology.level import Location
+
+#: Base class and sub-class of 3D controllers, which the GPUs are.
+_GPU_CLASS = "0302"
+
+
+def place(index: int, switches: int, nodes: int = 2) -> Location:
+    """Where switch number *index* of a host sits: one PCIe root each."""
+    node = index * nodes // switches
+    return Location(
+        numa=node,
+        socket=node,
+        root=f"pci0000:{0x40 + index:02x}",
+        switches=(f"0000:{0x20 + index:02x}:00.0",),
+    )
+
+
+def eight_gpus(adapters: int = 0, functions: int = 0) -> Host:
+    """Two sockets, four switches with two GPUs each.
+
+    :param adapters: physical functions, dealt out over the switches.
+    :param functions: virtual functions of each.
+    """
+    pools = []
+    for index in range(4):
+        where = place(index, 4)
+        for slot in range(2):
+            name = f"0000:{0x40 + index:02x}:{slot:02x}.0"
+            pools.append(Pool(name, name, where, 1, frozenset({"gpu"}), role="gpu"))
+        for slot in range(index, adapters, 4):
+            name = f"0000:{0x40 + index:02x}:{16 + slot // 4:02x}.0"
+            pools.append(Pool(name, name, where, functions, frozenset({"vf"}), role="vf"))
+    return Host("host", tuple(pools), _nodes())
+
+
+def from_lstopo(path: Path) -> Host:
+    """All GPUs of a machine as hwloc's lstopo saw it."""
+    found = lstopo.read(path)
+    pools = tuple(
+        Pool(each.address, each.address, each.location, 1, frozenset({"gpu"}), role="gpu")
+        for each in found.functions
+        if (each.class_code or "").startswith(_GPU_CLASS)
+    )
+    return Host(path.stem, pools, _nodes())
+
+
+def renamed(host: Host, number: int) -> Host:
+    """The same host with other providers, as each host of a cloud has its own."""
+    names = {pool.id: f"{number}-{pool.id}" for pool in host.pools}
+    return attrs.evolve(
+        host,
+        name=f"{host.name}{number}",
+        pools=tuple(attrs.evolve(pool, id=names[pool.id]) for pool in host.pools),
+        nvlink=tuple(frozenset(names[each] for each in found) for found in host.nvlink),
+    )
+
+
+def _nodes() -> tuple[HostNode, ...]:
+    return tuple(HostNode(node, node, 64, {1048576: 512}) for node in range(2))
