@@ -7,7 +7,7 @@ from typing import Final
 #: Steps that the exact search of one call of choose() may take, a fraction of a
 #: second: pairs of states that are merged, and states that are looked at. Servers
 #: of a few GPUs and virtual functions need some thousand.
-MAX_WORK: Final = 400_000
+MAX_WORK: Final = 1_500_000
 
 
 class TooMuchError(Exception):

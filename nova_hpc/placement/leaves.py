@@ -75,7 +75,7 @@ class Leaves:
             each, more = divmod(taken, count)
             crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
             for split in _splits(taken, [lay.totals[i] for i in names]):
-                self.budget.spend(4)
+                self.budget.spend(40)
                 state = taken * track + sum(
                     n * lay.names[i] for n, i in zip(split, names, strict=True)
                 )
