@@ -40,7 +40,7 @@ class Size:
 
 FULL = Size()
 QUICK = Size(
-    samples=50, hosts=(50, 200), rounds=(3, 1), candidates=200, memory=(50, 200),
+    samples=50, hosts=(50, 200), rounds=(3, 3), candidates=200, memory=(50, 200),
     enumerations=1, patience=5.0,
     servers=4, bursts=1,
 )  # fmt: skip
