@@ -52,9 +52,7 @@ RESULTS: Final[dict[str, tuple[str, list[str]]]] = {
     "published-multigpu50": ("multigpu50", ["--fractions", *_SIX]),
     "published-default": ("default", ["--fractions", *_SIX]),
     "whole-multigpu50": ("multigpu50", []),
-    "whole-default": ("default", []),
     "topology-multigpu50": ("multigpu50", _TOPOLOGY),
-    "topology-default": ("default", _TOPOLOGY),
 }
 
 
