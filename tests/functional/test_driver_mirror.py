@@ -247,7 +247,10 @@ class MirrorTest(DriverTest):
         path = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
         with mock.patch(path, return_value="{}"):
             self._resize_server(server, mirrored)
-        self.assert_mirrored(server)
+        # The server holds the former devices as well until the resize is confirmed.
+        places = mirror_reader.read(self.xml(server)).places.values()
+        self.assertEqual(2, len(places))
+        self.assertEqual(Distance.PIX, distance(*places))
         self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
         self._revert_resize(server)
         self.assert_flat(server)
