@@ -26,6 +26,7 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.topology.level import Level, Location, common_level
+from scheduler_filters import hpc_topology_filter, profile
 from tests.functional import fixtures
 
 CONF = cfg.CONF
@@ -92,6 +93,12 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         )
         self.flags(max_placement_results=self.CANDIDATES, group="scheduler")
         self.domains = self.useFixture(fixtures.DomainRecorder())
+        # The flavors of an earlier test are no measure of this one's damage.
+        self.useFixture(
+            fixtures.fixtures.MockPatchObject(
+                hpc_topology_filter, "YARDSTICKS", profile.Yardsticks()
+            )
+        )
         # These tests must not depend on the sysfs of the machine they run on.
         patch = fixtures.fixtures.MockPatch
         self.useFixture(patch("nova.pci.utils.is_physical_function"))
