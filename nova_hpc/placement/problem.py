@@ -51,10 +51,14 @@ class Problem:
     @classmethod
     def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> Problem:
         """Prepare the search; ValueError for a profile that makes no sense."""
-        plenty = 0
-        for item in site.items:
-            if item.free > 1:
-                plenty |= item.kind
+        # A name that shares a device with a plentiful one is plentiful, too: so
+        # the devices that count do not depend on which name they serve.
+        plenty, before = 0, -1
+        while plenty != before:
+            before = plenty
+            for item in site.items:
+                if item.free > 1 or item.kind & plenty:
+                    plenty |= item.kind
         countable = frozenset(i for i in range(len(demand.names)) if not plenty >> i & 1)
         mask = sum(1 << i for i in countable)
         everything = (*site.items, *site.rest)

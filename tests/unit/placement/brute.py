@@ -111,9 +111,12 @@ class _Worth:
         }
         self.usable = [p for p in host.pools if p.serves and p.free and p.unit not in spoiled]
         names = {want.key: want.name for want in request.wants}
-        self.countable = {
-            key for key in names if all(p.free == 1 for p in self.usable if key in p.serves)
-        }
+        plenty: set[str] = set()
+        for _ in names:
+            for pool in self.usable:
+                if pool.free > 1 or pool.serves & plenty:
+                    plenty |= pool.serves
+        self.countable = set(names) - plenty
         self.role = {
             p.id: p.role or min((names[key] for key in p.serves), default=None) for p in host.pools
         }
