@@ -137,6 +137,7 @@ def placement(paths: Paths, settings: Settings) -> Sections:
         "placement": {
             "allocation_candidates_generation_strategy": "breadth-first",
             "max_allocation_candidates": plugin.FEWEST_CANDIDATES,
+            "allocation_conflict_retry_count": 1,
         },
         "workarounds": {"optimize_for_wide_provider_trees": True},
         "keystone_authtoken": _authtoken(settings),

@@ -144,6 +144,11 @@ def test_limits_reach_every_host_and_never_shrink(hosts, limit):
     assert value(files["placement"], "max_allocation_candidates") == limit
 
 
+def test_placement_does_not_retry_within_a_stale_transaction():
+    files = render(node(H100)).files
+    assert value(files["placement"], "allocation_conflict_retry_count") == "1"
+
+
 def test_schedulers_do_not_all_choose_the_same_of_equal_hosts():
     files = render(node(H100)).files
     assert value(files["controller"], "shuffle_best_same_weighed_hosts") == "true"
