@@ -127,14 +127,29 @@ def read_task(spec: objects.RequestSpec) -> Task:
     devices = tuple(
         _read_device(str(index), request, groups) for index, request in enumerate(requests)
     )
-    policies = {request.numa_policy for request in requests if "numa_policy" in request}
-    policies.discard(None)
     return Task(
         extra_specs=extra_specs,
         devices=devices,
         cells=_read_cells(spec),
-        numa_policy=next((each for each in _STRICTEST if each in policies), None),
+        numa_policy=_read_policy(spec, requests),
     )
+
+
+def _read_policy(
+    spec: objects.RequestSpec, requests: Sequence[objects.InstancePCIRequest]
+) -> str | None:
+    """The NUMA policy of the devices: the requests', else the flavor's or the image's.
+
+    On a resize Nova makes the requests from the aliases alone and forgets what
+    the flavor says, so the default of the aliases counts for nothing here. That
+    it takes the devices all the same is checked for each candidate.
+    """
+    policies = {request.numa_policy for request in requests if "numa_policy" in request}
+    found = next((each for each in _STRICTEST if each in policies), None)
+    if found not in (None, fields.PCINUMAAffinityPolicy.LEGACY):
+        return found
+    image = spec.image if "image" in spec and spec.image else objects.ImageMeta.from_dict({})
+    return hardware.get_pci_numa_policy_constraint(spec.flavor, image) or found
 
 
 def read_flavor(flavor: objects.Flavor) -> Task:

@@ -117,6 +117,17 @@ class LifecycleTest(DriverTest):
         self.assert_together(server, "beta", 3)
         self.assert_given_once()
 
+    def test_resize_of_a_guest_with_cells(self) -> None:
+        """Nova forgets the flavor's NUMA policy on a resize; the flavor still has it."""
+        cells = PAIR | {"hw:numa_nodes": "1", "hw:pci_numa_affinity_policy": "required"}
+        server = self.boot(self.make_flavor(cells))
+        self.host("beta", Shape((Switch(gpus=2), Switch(gpus=2), Switch(gpus=3))))
+        self._resize_server(server, self.make_flavor(cells | {"pci_passthrough:alias": "gpu:3"}))
+        self.assert_together(server, "beta", 3)
+        self._confirm_resize(server)
+        self.assert_together(server, "beta", 3)
+        self.assert_given_once()
+
     def test_resize_on_the_same_host(self) -> None:
         self.flags(allow_resize_to_same_host=True)
         server = self.boot(self.flavor)
