@@ -354,11 +354,16 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> str:
-        """Nova's domain with the PCIe tree asked for, and emulator threads off pinned CPUs."""
+        """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
         xml = super()._get_guest_xml(context, instance, *args, **kwargs)
         if not _has_hpc_keys(instance):
             return xml
         xml = guest_topology.apply(xml, instance, self.hpc_source)
+        xml = self._hpc_keep_emulator_off(xml, instance)
+        return guest_topology.tell(xml, instance, self.hpc_source)
+
+    def _hpc_keep_emulator_off(self, xml: str, instance: objects.Instance) -> str:
+        """Emulator threads on housekeeping CPUs of the guest's own NUMA nodes."""
         if instance.numa_topology is None:
             return xml
         specs = instance.flavor.extra_specs

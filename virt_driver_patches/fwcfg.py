@@ -47,6 +47,9 @@ def tell(
     ]
     if not given:
         return xml
+    # Nova lists host devices in any order: where they have places, those count.
+    if all(each.path is not None for each in given):
+        given.sort(key=lambda each: each.path or ())
     add_documents(domain, promise.documents(node, topology, cells, given, processor))
     return str(etree.tostring(domain, encoding="unicode"))
 

@@ -18,7 +18,7 @@ from nova_hpc.topology.guest import Abi, AbiError, Device, Mode, Plan, PlanError
 from nova_hpc.topology.guest import plan as make_plan
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node
-from virt_driver_patches import mirror
+from virt_driver_patches import before_start, fwcfg, mirror
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused
 from virt_driver_patches.reading import Reading, Source
@@ -116,6 +116,26 @@ def apply(xml: str, instance: objects.Instance, source: Source) -> str:
         return mirror.apply(xml, plan, found)
     except mirror.MachineError as error:
         raise ClaimRefused(str(error)) from error
+
+
+def tell(xml: str, instance: objects.Instance, source: Source) -> str:
+    """Tell the guest where its devices sit, in the finished domain.
+
+    A server without a record was started by Nova alone and is told nothing. What
+    cannot be told is logged: it is no reason for a server not to start.
+    """
+    try:
+        found = stored(instance)
+        if found is None or not mirror.sources(xml):
+            return xml
+        reading = source.read()
+        places = before_start.places_here(Claim.of(instance), reading)
+        roles = {address: tags.role for address, tags in places.items() if tags.role}
+        cells = fwcfg.cells_of(instance.numa_topology)
+        return fwcfg.tell(xml, reading.node, found.mode.value, cells, roles)
+    except Exception:
+        LOG.exception("The guest is not told where its devices sit", instance=instance)
+        return xml
 
 
 def _plan(

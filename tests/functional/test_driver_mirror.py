@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from unittest import mock
 
@@ -119,6 +120,32 @@ class MirrorTest(DriverTest):
             set(self.distances(server)),
         )
         self.assertEqual('{"v":1,"mode":"numa","clique":0}', self.abi(server))
+
+    def test_the_guest_is_told(self) -> None:
+        """Documents in fw_cfg: what was promised, in the guest's words only."""
+        self.start()
+        server = self.server(MIRROR)
+        told = self.told(server)
+        self.assertEqual("mirror", told["topology"])
+        self.assertEqual(["gpu", "gpu", "vf", "vf"], sorted(d["role"] for d in told["devices"]))
+        self.assertEqual([0, 0, 1, 1], sorted(d["cell"] for d in told["devices"]))
+        text = json.dumps(told)
+        for device in self.devices_of(server):
+            self.assertNotIn(device.address, text)
+        self.assertNotIn("alpha", text)
+        # A hard reboot tells the same; a server of stock Nova is told nothing.
+        self._reboot_server(server, hard=True)
+        self.assertEqual(told, self.told(server))
+        self.set_abi(server, None)
+        self._reboot_server(server, hard=True)
+        self.assertNotIn("fwcfg", self.xml(server))
+
+    def told(self, server) -> dict:
+        """The document that the guest reads."""
+        root = etree.fromstring(self.xml(server))
+        entries = root.findall("sysinfo[@type='fwcfg']/entry")
+        (text,) = (e.text for e in entries if e.get("name") == "opt/org.nova-hpc/guest.json")
+        return json.loads(text)
 
     def test_flat_is_the_default(self) -> None:
         self.start()
