@@ -13,9 +13,9 @@ from typing import Any
 from lxml import etree
 from nova import exception
 
-from virt_driver_patches import mirror_tree
 from virt_driver_patches.errors import ClaimRefused
-from virt_driver_patches.mirror_clique import QEMU
+from virt_driver_patches.mirror import tree as mirror_tree
+from virt_driver_patches.mirror.clique import QEMU
 
 
 class Placed:

@@ -19,11 +19,12 @@ from nova.compute import provider_tree, task_states
 from oslo_log import log as logging
 
 from nova_hpc.topology import tags
-from nova_hpc.tracker import cleaner, hygiene_file, hygiene_reset
+from nova_hpc.tracker import locked_file
 from nova_hpc.tracker.health import Finding, Kind
-from nova_hpc.tracker.hygiene import Keeper
-from nova_hpc.tracker.hygiene_bench import Bench, Candidate
-from nova_hpc.tracker.hygiene_file import StateError
+from nova_hpc.tracker.hygiene import Keeper, cleaner
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene.bench import Bench, Candidate
+from nova_hpc.tracker.locked_file import StateError
 from virt_driver_patches import privileged
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import DeviceFault
@@ -54,7 +55,7 @@ class Hygiene:
             return None
         root, state = Path(conf.hpc.sysfs_root), Path(conf.hpc.hygiene_file)
         timeout = float(conf.hpc.reset_timeout)
-        folder = hygiene_file.locks_of(state)
+        folder = locked_file.locks_of(state)
         me_too = os.geteuid() == 0
         reset = hygiene_reset.reset if me_too else privileged.reset
         tools = cleaner.Tools(

@@ -11,8 +11,8 @@ from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import hygiene_reset
-from nova_hpc.tracker.hygiene_reset import ResetError
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene.reset import ResetError
 
 default = priv_context.PrivContext(
     "virt_driver_patches",
@@ -47,7 +47,7 @@ def _read_configs(root: str, addresses: list[str]) -> dict[str, bytes]:
 
 
 def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
-    """As :func:`nova_hpc.tracker.hygiene_reset.reset`."""
+    """As :func:`nova_hpc.tracker.hygiene.reset.reset`."""
     why = _reset(str(root), address, timeout, str(folder))
     if why is not None:
         raise ResetError(why)

@@ -11,8 +11,9 @@ from oslo_log import log as logging
 
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc.tracker import health, hygiene_file, hygiene_reset, quarantine
+from nova_hpc.tracker import health, locked_file, quarantine
 from nova_hpc.tracker.health import Finding, Kind, Offer
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
 from virt_driver_patches.devices import Specs
 
 LOG = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Source:
             root=Path(conf.hpc.sysfs_root),
             quarantine_file=Path(conf.hpc.quarantine_file),
             kinds=health.ALL - off,
-            locks=hygiene_file.locks_of(Path(conf.hpc.hygiene_file)),
+            locks=locked_file.locks_of(Path(conf.hpc.hygiene_file)),
         )
 
     def read(self) -> Reading:

@@ -15,8 +15,9 @@ from cliff.show import ShowOne
 
 from nova_hpc.cli.device_place import NOVA_CONF, DeviceError, Place
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import hygiene_operator, quarantine
-from nova_hpc.tracker.hygiene_file import StateError
+from nova_hpc.tracker import quarantine
+from nova_hpc.tracker.hygiene import operator as hygiene_operator
+from nova_hpc.tracker.locked_file import StateError
 from nova_hpc.tracker.quarantine import QuarantineError
 
 _FAILED: Final = 1

@@ -12,20 +12,14 @@ from oslo_config import cfg
 from nova_hpc import conf
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, address_key
-from nova_hpc.tracker import (
-    cleaner,
-    device_spec,
-    health,
-    hygiene_file,
-    hygiene_operator,
-    hygiene_reset,
-    hygiene_state,
-    quarantine,
-    roles,
-)
+from nova_hpc.tracker import device_spec, health, locked_file, quarantine, roles
 from nova_hpc.tracker.health import Kind, Offer
-from nova_hpc.tracker.hygiene_bench import Bench, Candidate
-from nova_hpc.tracker.hygiene_state import State
+from nova_hpc.tracker.hygiene import cleaner
+from nova_hpc.tracker.hygiene import operator as hygiene_operator
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene import state as hygiene_state
+from nova_hpc.tracker.hygiene.bench import Bench, Candidate
+from nova_hpc.tracker.hygiene.state import State
 from nova_hpc.tracker.quarantine import Quarantine
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
@@ -60,7 +54,7 @@ class Place:
         except roles.RoleError as error:
             raise DeviceError(f"[hpc]device_role cannot be used: {error}") from error
         state_file = Path(options.hpc.hygiene_file)
-        busy = hygiene_reset.busy(hygiene_file.locks_of(state_file))
+        busy = hygiene_reset.busy(locked_file.locks_of(state_file))
         return cls(
             options=options,
             node=sysfs.read(Path(options.hpc.sysfs_root), busy),
@@ -111,7 +105,7 @@ class Place:
         """
         hpc = self.options.hpc
         root, state_file = Path(hpc.sysfs_root), Path(hpc.hygiene_file)
-        locks = hygiene_file.locks_of(state_file)
+        locks = locked_file.locks_of(state_file)
         tools = cleaner.Tools(
             root=root,
             timeout=hpc.reset_timeout,

@@ -10,10 +10,10 @@ from typing import Final
 from cliff.command import Command
 
 from nova_hpc.cli import cloud, explain_show, values
-from nova_hpc.placement import explain_document
+from nova_hpc.placement.explain import document as explain_document
 from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain_model import Past, Question, Report
-from nova_hpc.placement.explain_past import explain_server
+from nova_hpc.placement.explain.model import Past, Question, Report
+from nova_hpc.placement.explain.past import explain_server
 from nova_hpc.placement.snapshot import SnapshotError
 
 _MISS: Final = 1

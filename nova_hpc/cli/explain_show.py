@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.placement.explain_model import Choice, Given, Past, Placed, Report, Verdict
+from nova_hpc.placement.explain.model import Choice, Given, Past, Placed, Report, Verdict
 from nova_hpc.placement.model import Request
 from nova_hpc.placement.snapshot import Device, Node
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc import conf
-from nova_hpc.placement import snapshot_document
 from nova_hpc.placement.simulation import nodes, snapshots, traces
 from nova_hpc.placement.simulation.nodes import Layout, Machine
 from nova_hpc.placement.simulation.workload import Task
 from nova_hpc.placement.snapshot import SnapshotError
+from nova_hpc.placement.snapshot import document as snapshot_document
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.tracker import roles

@@ -7,17 +7,17 @@ states the objective in order, and what bounds the search.
 
 from __future__ import annotations
 
-from nova_hpc.placement import greedy, reasons
 from nova_hpc.placement import profile as profiles
-from nova_hpc.placement.alternatives import ranked
-from nova_hpc.placement.budget import TooMuchError
-from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import survey
 from nova_hpc.placement.model import Answer, Host, Request
-from nova_hpc.placement.nvlink import links
-from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.profile import Profile
-from nova_hpc.placement.solve import Solver
+from nova_hpc.placement.solver import greedy, reasons
+from nova_hpc.placement.solver.alternatives import ranked
+from nova_hpc.placement.solver.budget import TooMuchError
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import survey
+from nova_hpc.placement.solver.nvlink import links
+from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.solve import Solver
 
 
 def choose(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nova_hpc.placement.demand import MAX_NAMES
 from nova_hpc.placement.model import Group, Want
+from nova_hpc.placement.solver.demand import MAX_NAMES
 
 GROUP: Final = "hpc:group"
 

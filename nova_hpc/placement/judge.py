@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.domains import places
 from nova_hpc.placement.model import Answer, DeviceSet, Host, Miss, Policy, Pool, Request
-from nova_hpc.placement.reasons import PLACES
+from nova_hpc.placement.solver.domains import places
+from nova_hpc.placement.solver.reasons import PLACES
 from nova_hpc.topology.level import Level, Location, common_level
 
 

@@ -14,15 +14,15 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.placement.build import Part
-from nova_hpc.placement.classes import Forest, Node
-from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import Item, Site, survey
-from nova_hpc.placement.measure import measure
 from nova_hpc.placement.model import DeviceSet, Host, Request
-from nova_hpc.placement.nvlink import links
-from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.solver.build import Part
+from nova_hpc.placement.solver.classes import Forest, Node
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import Item, Site, survey
+from nova_hpc.placement.solver.measure import measure
+from nova_hpc.placement.solver.nvlink import links
+from nova_hpc.placement.solver.problem import Problem
 
 #: NVLink sets and wide IOMMU units are not part of a class, so an exchange may
 #: tear them apart; then another one is tried.

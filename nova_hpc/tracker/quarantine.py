@@ -16,8 +16,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import hygiene_file
-from nova_hpc.tracker.hygiene_file import StateError
+from nova_hpc.tracker import locked_file
+from nova_hpc.tracker.locked_file import StateError
 
 _WHAT: Final = "quarantine file"
 _LONGEST_REASON: Final = 1000
@@ -53,7 +53,7 @@ def read(path: Path) -> Quarantine:
 
     Never raises for what the file holds or for how it may be read.
     """
-    loaded = hygiene_file.load(path, _WHAT)
+    loaded = locked_file.load(path, _WHAT)
     reasons: dict[str, str] = {}
     problems = list(loaded.problems)
     for key, reason in loaded.body.items():
@@ -99,12 +99,12 @@ def release(path: Path, address: str) -> bool:
 def _change(path: Path, edit: Callable[[dict[str, str]], dict[str, str]]) -> bool:
     """Edit the file; False when nothing has changed."""
     try:
-        with hygiene_file.locked(path, _WHAT):
+        with locked_file.locked(path, _WHAT):
             now = _whole(path)
             then = edit(now)
             if then == now:
                 return False
-            hygiene_file.save(path, then, _WHAT)
+            locked_file.save(path, then, _WHAT)
             return True
     except StateError as error:
         raise QuarantineError(str(error)) from error

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain_model import Question
-from nova_hpc.placement.explain_past import explain_server
+from nova_hpc.placement.explain.model import Question
+from nova_hpc.placement.explain.past import explain_server
 from nova_hpc.topology.level import Distance, Level
 from scheduler_filters import cloud
 from tests.functional import fixtures

@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 from oslo_config import cfg
 from oslo_privsep import priv_context
-from nova_hpc.tracker.hygiene_reset import ResetError
+from nova_hpc.tracker.hygiene.reset import ResetError
 from virt_driver_patches import privileged
 
 root = Path(sys.argv[1])

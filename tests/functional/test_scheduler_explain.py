@@ -12,11 +12,11 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.placement import snapshot_document
 from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain_model import Past, Question, Report
-from nova_hpc.placement.explain_past import explain_server
+from nova_hpc.placement.explain.model import Past, Question, Report
+from nova_hpc.placement.explain.past import explain_server
 from nova_hpc.placement.snapshot import Snapshot, SnapshotError
+from nova_hpc.placement.snapshot import document as snapshot_document
 from nova_hpc.topology.level import Level
 from scheduler_filters import cloud
 from tests.functional import base, fixtures

@@ -22,7 +22,6 @@ import numpy as np
 
 from nova_hpc.placement import model
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.damage import Yardstick
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.placement.simulation.cluster import Bools, Cluster, Ints
@@ -30,6 +29,7 @@ from nova_hpc.placement.simulation.fragmentation import Floats
 from nova_hpc.placement.simulation.nodes import Layout
 from nova_hpc.placement.simulation.policy import Policy, Scores, best
 from nova_hpc.placement.simulation.workload import Shape, Typical
+from nova_hpc.placement.solver.damage import Yardstick
 from nova_hpc.topology.level import Level, Location
 
 _ROLE: Final = "gpu"

@@ -12,10 +12,10 @@ import pytest
 
 from nova_hpc.cli import cloud, explain_show
 from nova_hpc.cli.main import main
-from nova_hpc.placement import snapshot_document
 from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain_model import Question
+from nova_hpc.placement.explain.model import Question
 from nova_hpc.placement.model import Cell
+from nova_hpc.placement.snapshot import document as snapshot_document
 from tests.unit.placement import clouds
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.placement import budget
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import (
     Cell,
@@ -19,6 +18,7 @@ from nova_hpc.placement.model import (
     Want,
 )
 from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.placement.solver import budget
 from nova_hpc.placement.spread import rotate
 from nova_hpc.topology.level import Distance, Level, Location
 

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import explain_document, snapshot
+from nova_hpc.placement import snapshot
 from nova_hpc.placement.choose import choose
+from nova_hpc.placement.explain import document as explain_document
 from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain_model import Question, Report
-from nova_hpc.placement.explain_past import explain_server
+from nova_hpc.placement.explain.model import Question, Report
+from nova_hpc.placement.explain.past import explain_server
 from nova_hpc.placement.model import Cell, Policy
 from nova_hpc.placement.snapshot import Node, SnapshotError
 from nova_hpc.topology.level import Distance, Level

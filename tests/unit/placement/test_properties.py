@@ -12,16 +12,16 @@ import attrs
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement import budget
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.demand import Demand
-from nova_hpc.placement.domains import survey
 from nova_hpc.placement.judge import judge
-from nova_hpc.placement.measure import measure
 from nova_hpc.placement.model import DeviceSet, Host, Nvlink, Request
-from nova_hpc.placement.nvlink import links
-from nova_hpc.placement.problem import Problem
 from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.solver import budget
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import survey
+from nova_hpc.placement.solver.measure import measure
+from nova_hpc.placement.solver.nvlink import links
+from nova_hpc.placement.solver.problem import Problem
 from nova_hpc.placement.spread import groups_of, rotate
 from nova_hpc.topology.level import Level, common_level
 from tests.unit.placement import brute

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import snapshot, snapshot_document, snapshot_plain
+from nova_hpc.placement import snapshot
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell
 from nova_hpc.placement.snapshot import ServerCell, Snapshot, SnapshotError
+from nova_hpc.placement.snapshot import document as snapshot_document
+from nova_hpc.placement.snapshot import plain as snapshot_plain
 from tests.unit.placement import clouds
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from nova_hpc.cli.simulate import Simulate
 from nova_hpc.placement import snapshot as cloud
-from nova_hpc.placement import snapshot_document
 from nova_hpc.placement.model import Cell, HostNode
 from nova_hpc.placement.simulation import snapshots
 from nova_hpc.placement.simulation.nodes import dgx
 from nova_hpc.placement.simulation.scenario import play, prepare
 from nova_hpc.placement.simulation.workload import Shape
+from nova_hpc.placement.snapshot import document as snapshot_document
 from nova_hpc.topology.level import Level, Location
 
 PLACES = dgx(4)

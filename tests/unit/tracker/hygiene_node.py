@@ -7,9 +7,10 @@ from pathlib import Path
 import attrs
 
 from nova_hpc.topology import sysfs
-from nova_hpc.tracker import cleaner, hygiene_file, hygiene_reset
-from nova_hpc.tracker.hygiene import Keeper
-from nova_hpc.tracker.hygiene_bench import Bench, Candidate
+from nova_hpc.tracker import locked_file
+from nova_hpc.tracker.hygiene import Keeper, cleaner
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene.bench import Bench, Candidate
 
 GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00.1"
 BAR = 0x10
@@ -106,7 +107,7 @@ class FakeNode:
         return {each: one for each, one in found.items() if one is not None}
 
     def bench(self, timeout=20.0, reset=None, cleaners=None):
-        folder = hygiene_file.locks_of(self.state)
+        folder = locked_file.locks_of(self.state)
         tools = cleaner.Tools(
             root=self.root,
             timeout=timeout,

@@ -8,15 +8,12 @@ import time
 import pytest
 
 from nova_hpc.topology import sysfs
-from nova_hpc.tracker import (
-    hygiene_file,
-    hygiene_operator,
-    hygiene_reset,
-    hygiene_state,
-    quarantine,
-)
-from nova_hpc.tracker.hygiene_file import StateError
-from nova_hpc.tracker.hygiene_state import SOMEBODY
+from nova_hpc.tracker import locked_file, quarantine
+from nova_hpc.tracker.hygiene import operator as hygiene_operator
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene import state as hygiene_state
+from nova_hpc.tracker.hygiene.state import SOMEBODY
+from nova_hpc.tracker.locked_file import StateError
 from tests.unit.tracker.hygiene_node import GPU, OTHER, PF, VF, make
 
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -338,7 +335,7 @@ def test_a_device_that_is_given_while_the_update_looks(node):
 
 def test_nothing_is_given_when_nothing_can_be_remembered(node, monkeypatch):
     sweep(node)
-    hygiene_file.copy_of(node.state).unlink()
+    locked_file.copy_of(node.state).unlink()
     node.state.write_bytes(node.state.read_bytes()[:50])
     for ask in (
         lambda: node.keeper().give(ONE, node.candidates(GPU)),

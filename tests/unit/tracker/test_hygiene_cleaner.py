@@ -2,9 +2,10 @@
 
 import pytest
 
-from nova_hpc.tracker import cleaner, cleaner_nvidia, hygiene_reset
-from nova_hpc.tracker.cleaner import CleanerError, CleanError, Tools
-from nova_hpc.tracker.cleaner_nvidia import NvidiaGpu, check_memory
+from nova_hpc.tracker.hygiene import cleaner, cleaner_nvidia
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene.cleaner import CleanerError, CleanError, Tools
+from nova_hpc.tracker.hygiene.cleaner_nvidia import NvidiaGpu, check_memory
 from tests.unit.tracker.machines import gpu
 
 ADDRESS = "0000:41:00.0"

@@ -14,8 +14,10 @@ import subprocess
 
 import pytest
 
-from nova_hpc.tracker import hygiene_file, hygiene_reset, hygiene_state, quarantine
-from nova_hpc.tracker.hygiene_file import StateError
+from nova_hpc.tracker import locked_file, quarantine
+from nova_hpc.tracker.hygiene import reset as hygiene_reset
+from nova_hpc.tracker.hygiene import state as hygiene_state
+from nova_hpc.tracker.locked_file import StateError
 from tests.unit.tracker.hygiene_node import GPU, OTHER, make
 
 ONE, TWO = "server-1", "server-2"
@@ -104,7 +106,7 @@ def live(world, kill_at):
     if child == 0:
         status = 1
         try:
-            hygiene_file.os = Deadly(kill_at)
+            locked_file.os = Deadly(kill_at)
             world.life()
             status = 0
         finally:
@@ -116,8 +118,8 @@ def live(world, kill_at):
 
 def in_order(world):
     """A new service starts, and every server of the old one is deleted."""
-    assert hygiene_file.load(world.node.state, "x").problems == ()
-    assert hygiene_file.load(world.node.quarantine, "x").problems == ()
+    assert locked_file.load(world.node.state, "x").problems == ()
+    assert locked_file.load(world.node.quarantine, "x").problems == ()
     # Nothing is given twice, and nobody's device is touched.
     traces = world.words("dirty")
     held = traces & world.claimed()
@@ -183,7 +185,7 @@ def test_a_disk_that_fills_up_at_any_step(tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return os.write(handle, data)
 
-    monkeypatch.setattr(hygiene_file, "os", Full())
+    monkeypatch.setattr(locked_file, "os", Full())
     errors = 0
     for number in range(1, 30):
         writes.clear()

@@ -1,0 +1,1 @@
+"""The exact search behind choose() and judge(). Nobody else imports from here."""

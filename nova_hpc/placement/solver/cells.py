@@ -1,0 +1,156 @@
+"""Which guest cell goes to which NUMA node of the host.
+
+Exact, over the nodes in order: alike cells are interchangeable, so a state is
+how many cells of each sort have a node and how many of them hold one group
+more than the others. The best *limit* mappings are kept, not only one, so
+that there is an alternative when Nova's own check rejects the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.solver import estimate as damage
+from nova_hpc.placement.solver.domains import Key, Rank, node_region
+
+#: Costs of a number of groups in one region.
+Tables = Mapping[Key, Mapping[int, damage.Cost]]
+
+
+@attrs.frozen(order=True)
+class Seat:
+    """One guest cell on one host node, with its number of groups."""
+
+    node: int
+    sort: int
+    groups: int
+
+
+@attrs.frozen
+class Seating:
+    """A mapping of all cells: cell id -> host node, cell id -> groups."""
+
+    nodes: Mapping[int, int]
+    groups: Mapping[int, int]
+    #: region -> groups in it
+    shares: Mapping[Key, int]
+    cost: damage.Cost
+
+
+def fits(cell: Cell, node: HostNode) -> bool:
+    """Whether *node* has what *cell* needs; what is unknown is not checked."""
+    if cell.host_node is not None:
+        return cell.host_node == node.id  # Nova has already claimed it
+    return not lacks(cell, node)
+
+
+def lacks(cell: Cell, node: HostNode) -> str:
+    """What *node* has too little of for *cell*, for people; "" if nothing."""
+    if node.dedicated_cpus is not None and node.dedicated_cpus < cell.dedicated_cpus:
+        return f"{max(node.dedicated_cpus, 0)} free dedicated CPUs (needs {cell.dedicated_cpus})"
+    if cell.page_kib and node.pages is not None:
+        need = -(-cell.memory_kib // cell.page_kib)
+        have = node.pages.get(cell.page_kib, 0)
+        if have < need:
+            return f"{max(have, 0)} free pages of {cell.page_kib} KiB (needs {need})"
+    return ""
+
+
+def seatings(
+    cells: Sequence[Cell],
+    nodes: Sequence[HostNode],
+    rank: Rank,
+    tables: Tables,
+    total: int,
+    limit: int,
+    appeal: Callable[[HostNode], int] = lambda node: 0,
+) -> list[Seating]:
+    """The *limit* cheapest mappings, best first.
+
+    :param rank: the rank of a region: which groups are local to a cell
+    :param tables: for each region the cost of each possible number of groups
+    :param total: groups of the server, spread evenly over the cells
+    :param appeal: how well a cell sits on a node, where the tables leave that
+        open; smaller is better
+    """
+    order = sorted(cells, key=lambda cell: cell.id)
+    if not order:
+        key = node_region(HostNode(id=0), Rank.HOST)
+        cost = tables.get(key, {}).get(total)
+        return [] if cost is None else [Seating({}, {}, {key: total}, cost)]
+    base, extra = divmod(total, len(order))
+    arranged = sorted(nodes, key=lambda node: node.id)
+    # Cells that fit on the same nodes are interchangeable.
+    alike: dict[frozenset[int], list[int]] = {}
+    for cell in order:
+        suited = frozenset(node.id for node in arranged if fits(cell, node))
+        if not suited:
+            return []
+        alike.setdefault(suited, []).append(cell.id)
+    sorts, members = list(alike), list(alike.values())
+
+    places: dict[Key, list[HostNode]] = {key: [] for key in tables}
+    for node in arranged:
+        places.setdefault(node_region(node, rank), []).append(node)
+
+    # state: (cells seated of each sort, cells that hold one more)
+    # -> the best ways: (cost, seats)
+    state = tuple[tuple[int, ...], int]
+    way = tuple[damage.Cost, tuple[Seat, ...]]
+    start: dict[state, list[way]] = {((0,) * len(sorts), 0): [(damage.ZERO, ())]}
+    for key, inside in sorted(places.items()):
+        table = tables.get(key, {0: damage.ZERO})
+        ways: dict[tuple[tuple[int, ...], int, int], list[way]] = {
+            (seated, more, 0): found for (seated, more), found in start.items()
+        }
+        for node in inside:
+            after = {where: list(found) for where, found in ways.items()}
+            for (seated, more, here), found in ways.items():
+                for index, sort in enumerate(sorts):
+                    if seated[index] == len(members[index]) or node.id not in sort:
+                        continue
+                    for one in (1, 0) if more < extra else (0,):
+                        groups = base + one
+                        if here + groups > total:
+                            continue
+                        where = (
+                            (*seated[:index], seated[index] + 1, *seated[index + 1 :]),
+                            more + one,
+                            here + groups,
+                        )
+                        seat = Seat(node.id, index, groups)
+                        price = (0, 0, appeal(node), 0)
+                        after.setdefault(where, []).extend(
+                            (damage.plus(cost, price), (*seats, seat)) for cost, seats in found
+                        )
+            ways = {where: sorted(found)[:limit] for where, found in after.items()}
+        start = {}
+        for (seated, more, here), found in ways.items():
+            if here in table:
+                start.setdefault((seated, more), []).extend(
+                    (damage.plus(cost, table[here]), seats) for cost, seats in found
+                )
+        start = {where: sorted(found)[:limit] for where, found in start.items()}
+    full = (tuple(len(ids) for ids in members), extra)
+    region_of = {node.id: key for key, inside in places.items() for node in inside}
+    return [_seating(cost, seats, members, region_of) for cost, seats in start.get(full, [])]
+
+
+def _seating(
+    cost: damage.Cost,
+    seats: Sequence[Seat],
+    members: Sequence[Sequence[int]],
+    region_of: Mapping[int, Key],
+) -> Seating:
+    nodes, groups, shares = dict[int, int](), dict[int, int](), dict[Key, int]()
+    waiting = [list(ids) for ids in members]
+    for seat in sorted(seats, key=lambda seat: seat.node):
+        cell = waiting[seat.sort].pop(0)
+        nodes[cell] = seat.node
+        groups[cell] = seat.groups
+        region = region_of[seat.node]
+        shares[region] = shares.get(region, 0) + seat.groups
+    return Seating(nodes, groups, shares, cost)

@@ -1,0 +1,324 @@
+"""The host as a tree of domains, in which equal subtrees have one class.
+
+Two subtrees are of one class if nothing but names tells them apart; the search
+computes one table for each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import HostNode
+from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, node_region
+from nova_hpc.placement.solver.problem import Problem
+
+#: What an outer choice has decided about a device.
+FORCED: Final = 1  # must be taken, as part of a unit
+HIT: Final = 2  # is taken, as part of an NVLink set
+CLOSED: Final = 3  # must not be taken
+
+#: First words of keys of real domains at each rank.
+_REAL: Final = ("pix", "switch", "root", "numa", "socket", "host")
+
+#: Signature of alike devices: kind, free devices, label, how many, all or none.
+Many = tuple[int, int, int, int, bool]
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Alike devices of a leaf, or one IOMMU unit; interchangeable by signature."""
+
+    many: tuple[Many, ...]  # one, or the contents of a unit
+    unit: bool
+    #: the devices, by name; not part of the signature
+    items: tuple[tuple[Item, ...], ...]
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """All that matters of it."""
+        return (self.unit, self.many)
+
+
+@attrs.frozen(eq=False)
+class Class:
+    """What equal subtrees have in common."""
+
+    number: int
+    rank: Rank
+    real: bool
+    #: Several devices in it are not known to be near each other.
+    alone: bool
+    #: Whether it is on a known NUMA node.
+    on_node: bool
+    parts: tuple[tuple[object, ...], ...]  # signatures of a leaf's parts
+    children: tuple[int, ...]
+    #: free devices of each label
+    free: tuple[int, ...]
+    #: of them those in NVLink sets that are taken
+    held: tuple[int, ...]
+    #: devices that may be taken, for each name
+    avail: tuple[int, ...]
+    #: devices that can serve a countable name, and those of them that are held
+    tidy: tuple[int, int]
+    #: NVLink sets that lie in it
+    sets: int
+    #: at NUMA rank with guest cells: sorts of cells with room, CPUs and pages
+    suits: tuple[bool, ...]
+    node: HostNode | None
+
+
+@attrs.define(eq=False)
+class Node:
+    """One domain of the host."""
+
+    cls: Class
+    up: tuple[Key, ...]  # its keys, by rank
+    first: tuple[str, str]
+    most: int
+    children: tuple[Node, ...] = ()
+    parts: tuple[Part, ...] = ()
+    #: numbers of the NVLink sets that lie in this domain and in no smaller one
+    sets: tuple[int, ...] = ()
+    node: HostNode | None = None
+
+
+class Forest:
+    """Grows trees for different outer choices; classes are shared between them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.classes: list[Class] = []
+        self._known: dict[tuple[object, ...], Class] = {}
+        self._items = sorted(
+            (*problem.site.items, *problem.site.rest), key=lambda item: (-item.free, item.order)
+        )
+        self._mask = sum(1 << i for i in problem.countable)
+        self._limits = problem.yardstick.limited
+        leaves: dict[Key, list[Item]] = {}
+        for item in self._items:
+            leaves.setdefault(item.keys[0], []).append(item)
+        self._leaves = list(leaves.values())
+
+    def grow(
+        self,
+        marks: Mapping[str, int],
+        sets: Sequence[Sequence[Item]] = (),
+        local: frozenset[str] = frozenset(),
+        banned: frozenset[int] = frozenset(),
+    ) -> Node:
+        """The tree of the host.
+
+        :param marks: item id -> what is decided about it
+        :param sets: the NVLink sets that are taken
+        :param local: names of units inside one leaf, which are chosen there
+        :param banned: NUMA nodes that get no guest cell
+        """
+        homes: dict[tuple[int, Key], list[int]] = {}
+        for number, members in enumerate(sets):
+            rank, key = _home(members)
+            homes.setdefault((rank, key), []).append(number)
+        nodes = [self._leaf(items, marks, homes, local) for items in self._leaves]
+        hosts: dict[Key, HostNode] = {
+            ("numa", str(node.id)): node for node in self.problem.site.nodes
+        }
+        for rank in list(Rank)[1:]:
+            parents: dict[Key, list[Node]] = {}
+            ups: dict[Key, tuple[Key, ...]] = {}
+            for node in nodes:
+                key = node.up[rank]
+                parents.setdefault(key, []).append(node)
+                ups.setdefault(key, node.up)
+            if rank is Rank.NUMA and self.problem.sorts:
+                for key, host in hosts.items():
+                    if key not in parents:
+                        parents[key] = []
+                        ups[key] = (key,) * 4 + (node_region(host, Rank.SOCKET), ("host",))
+            nodes = [
+                self._inner(
+                    rank,
+                    key,
+                    below,
+                    ups[key],
+                    tuple(homes.get((rank, key), ())),
+                    hosts.get(key) if rank is Rank.NUMA else None,
+                    banned,
+                )
+                for key, below in parents.items()
+            ]
+        if not nodes:
+            return self._inner(Rank.HOST, ("host",), [], (("host",),) * 6, (), None, banned)
+        return nodes[0]
+
+    def _leaf(
+        self,
+        items: Sequence[Item],
+        marks: Mapping[str, int],
+        homes: Mapping[tuple[int, Key], list[int]],
+        local: frozenset[str],
+    ) -> Node:
+        problem = self.problem
+        labels = len(problem.yardstick.labels)
+        free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
+        tidy = tidy_held = 0
+        units: dict[str, dict[tuple[int, int, int], list[Item]]] = {}
+        alike: dict[tuple[int, int, int, bool], list[Item]] = {}
+        for item in items:
+            label, mark = problem.label[item.id], marks.get(item.id, 0)
+            if label >= 0:
+                free[label] += item.free
+            if item.kind & self._mask:
+                tidy += item.free
+            if mark == HIT:
+                if label >= 0:
+                    held[label] += 1
+                tidy_held += 1 if item.kind & self._mask else 0
+                continue
+            if mark == CLOSED or not item.kind:
+                continue
+            for i in range(len(avail)):
+                if item.kind >> i & 1:
+                    avail[i] += item.free
+            sort = (item.kind, item.free, label)
+            if mark != FORCED and item.unit is not None and item.unit in local:
+                units.setdefault(item.unit, {}).setdefault(sort, []).append(item)
+            else:
+                alike.setdefault((*sort, mark == FORCED), []).append(item)
+        parts = [
+            Part(((kind, free_each, label, len(same), forced),), False, (tuple(same),))
+            for (kind, free_each, label, forced), same in alike.items()
+        ]
+        for inside in units.values():
+            ordered = sorted(inside.items())
+            parts.append(
+                Part(
+                    tuple((*sort, len(same), True) for sort, same in ordered),
+                    True,
+                    tuple(tuple(same) for _, same in ordered),
+                )
+            )
+        # Stable: of equal parts the first by name stays the first.
+        parts.sort(key=lambda part: (part.unit, [(-m[1], *m) for m in part.many]))
+        key = items[0].keys[0]
+        here = tuple(homes.get((0, key), ()))
+        signatures = tuple([part.signature for part in parts])
+        real, on_node = key[0] == "pix", items[0].keys[Rank.NUMA][0] == "numa"
+        signature = (
+            real, key[0] == ALONE, on_node, signatures, *free, *held, tidy, tidy_held, len(here),
+        )  # fmt: skip
+        cls = self._known.get(signature)
+        if cls is None:
+            cls = self._new(
+                signature,
+                rank=Rank.PIX,
+                real=real,
+                alone=key[0] == ALONE,
+                on_node=on_node,
+                parts=signatures,
+                children=(),
+                free=tuple(free),
+                held=tuple(held),
+                avail=tuple(avail),
+                tidy=(tidy, tidy_held),
+                sets=len(here),
+                suits=(),
+                node=None,
+            )
+        name = min(item.order for item in items)
+        return Node(cls, items[0].keys, name, items[0].free, (), tuple(parts), here)
+
+    def _inner(
+        self,
+        rank: Rank,
+        key: Key,
+        below: list[Node],
+        up: tuple[Key, ...],
+        sets: tuple[int, ...],
+        host: HostNode | None,
+        banned: frozenset[int],
+    ) -> Node:
+        problem = self.problem
+        if len(below) > 1:
+            below.sort(key=lambda node: (node.cls.number, -node.most, node.first))
+        suits: tuple[bool, ...] = ()
+        if host is not None and problem.sorts and host.id not in banned:
+            suits = problem.suits(host)
+        shown = None
+        if host is not None and self._limits:
+            pages = dict(sorted((host.pages or {}).items()))
+            shown = HostNode(-1, None, host.dedicated_cpus, None if host.pages is None else pages)
+        real, on_node = key[0] == _REAL[rank], up[Rank.NUMA][0] == "numa"
+        numbers = tuple([node.cls.number for node in below])
+        resources = None if shown is None else (shown.dedicated_cpus, str(shown.pages))
+        signature = (rank, real, key[0] == ALONE, on_node, numbers, len(sets), suits, resources)
+        cls = self._known.get(signature)
+        if cls is None:
+            classes = [node.cls for node in below]
+            cls = self._new(
+                signature,
+                rank=rank,
+                real=real,
+                alone=key[0] == ALONE,
+                on_node=on_node,
+                parts=(),
+                children=numbers,
+                free=_sums([one.free for one in classes], len(problem.yardstick.labels)),
+                held=_sums([one.held for one in classes], len(problem.yardstick.labels)),
+                avail=_sums([one.avail for one in classes], len(problem.demand.names)),
+                tidy=(sum(one.tidy[0] for one in classes), sum(one.tidy[1] for one in classes)),
+                sets=len(sets) + sum(one.sets for one in classes),
+                suits=suits,
+                node=shown,
+            )
+        if len(below) == 1:
+            return Node(cls, up, below[0].first, below[0].most, tuple(below), (), sets, host)
+        first = min((node.first for node in below), default=("", ""))
+        most = max((node.most for node in below), default=0)
+        return Node(cls, up, first, most, tuple(below), (), sets, host)
+
+    def _new(
+        self,
+        signature: tuple[object, ...],
+        *,
+        rank: Rank,
+        real: bool,
+        alone: bool,
+        on_node: bool,
+        parts: tuple[tuple[object, ...], ...],
+        children: tuple[int, ...],
+        free: tuple[int, ...],
+        held: tuple[int, ...],
+        avail: tuple[int, ...],
+        tidy: tuple[int, int],
+        sets: int,
+        suits: tuple[bool, ...],
+        node: HostNode | None,
+    ) -> Class:
+        cls = Class(
+            len(self.classes), rank, real, alone, on_node, parts, children, free, held, avail,
+            tidy, sets, suits, node,
+        )  # fmt: skip
+        self._known[signature] = cls
+        self.classes.append(cls)
+        return cls
+
+
+def _home(members: Sequence[Item]) -> tuple[int, Key]:
+    """The smallest domain that contains all of these devices."""
+    for rank in Rank:
+        key = members[0].keys[rank]
+        if all(item.keys[rank] == key for item in members) and (
+            key[0] != ALONE or len(members) == 1
+        ):
+            return int(rank), key
+    return int(Rank.HOST), ("host",)
+
+
+def _sums(vectors: Sequence[tuple[int, ...]], length: int) -> tuple[int, ...]:
+    if len(vectors) == 1:
+        return vectors[0]
+    if not vectors:
+        return (0,) * length
+    return tuple(map(sum, zip(*vectors, strict=True)))

@@ -1,0 +1,296 @@
+"""The host as the solver sees it: usable pools in a tree of nested domains.
+
+Ranks are finer than the levels of ``hpc:affinity``: below one switch the
+solver also tells apart whether there is one switch between two devices (PIX)
+or several (PXB), because the first is faster.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.topology.level import Level, Location
+
+#: The name of a domain; equal keys at one rank are the same place.
+Key = tuple[str, ...]
+
+#: First word of the key of a device whose place is unknown at a rank. Such a
+#: device is in a domain of its own, in which only groups of one device fit,
+#: because an unknown place is never equal to another unknown place.
+ALONE: Final = "alone"
+
+
+#: More functions than a PCI function can have (SR-IOV counts them in 16 bits).
+MAX_FREE: Final = 65535
+
+
+class Rank(enum.IntEnum):
+    """How tight a domain is; smaller is tighter. Each contains the former."""
+
+    PIX = 0
+    SWITCH = 1
+    ROOT = 2
+    NUMA = 3
+    SOCKET = 4
+    HOST = 5
+
+    @property
+    def level(self) -> Level:
+        """The level of ``hpc:affinity`` that a domain of this rank satisfies."""
+        return _LEVELS[self]
+
+    @classmethod
+    def of(cls, level: Level) -> Rank:
+        """The widest rank that satisfies *level*."""
+        return cls(level + 1)
+
+
+_LEVELS: Final[tuple[Level, ...]] = (Level.SWITCH, *Level)
+
+
+@attrs.frozen(eq=False)
+class Item:
+    """A pool with at least one free device that can serve a want."""
+
+    id: str
+    name: str
+    free: int
+    kind: int  # bit i: can serve the i-th name of the demand
+    keys: tuple[Key, ...]  # its domain at each rank
+    location: Location
+    unit: str | None
+    #: What damage counts the devices as: the role, or for pools without one
+    #: the name of the want that they serve; None: not counted.
+    label: str | None = None
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """The fixed order among items that are otherwise alike."""
+        return (self.name, self.id)
+
+    def rank_to(self, other: Item) -> Rank:
+        """The tightest rank at which this item and *other* share a domain."""
+        for rank in Rank:
+            key = self.keys[rank]
+            if key[0] != ALONE and key == other.keys[rank]:
+                return rank
+        return Rank.HOST
+
+    def region(self, rank: Rank) -> Key | None:
+        """The place of a guest cell that is local to it, at NUMA or wider.
+
+        None where the item is known to be local to no cell.
+        """
+        if rank is Rank.HOST:
+            return self.keys[Rank.HOST]
+        key = self.keys[rank]
+        return key if key[0] in ("numa", "socket") else None
+
+
+@attrs.frozen(eq=False)
+class Unit:
+    """Devices of one IOMMU unit: all of them go to one guest, or none."""
+
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def caps(self) -> dict[int, int]:
+        """How many devices of each kind the unit brings."""
+        return capacities(self.items)
+
+
+@attrs.frozen
+class Site:
+    """All that is usable on a host for one demand, in a fixed order."""
+
+    items: tuple[Item, ...]  # those without a unit, and those of the units
+    units: tuple[Unit, ...]
+    nodes: tuple[HostNode, ...]
+    #: names of devices left out, because another function of their unit
+    #: serves nothing that was asked for
+    useless: tuple[str, ...] = ()
+    #: what else is free; counted by the damage only
+    rest: tuple[Item, ...] = ()
+    #: what is not believed, each with the reason
+    ignored: tuple[str, ...] = ()
+
+
+def capacities(items: Iterable[Item]) -> dict[int, int]:
+    """Number of free devices of each kind."""
+    caps: dict[int, int] = {}
+    for item in items:
+        caps[item.kind] = caps.get(item.kind, 0) + item.free
+    return caps
+
+
+def survey(demand: Demand, host: Host) -> Site:
+    """Translate *host*: merge duplicates, drop what cannot serve, sort.
+
+    :raises ValueError: the host lists one NUMA node twice, with different data.
+    """
+    ordered, ignored, broken = _believed(host.pools)
+    nodes, socket_of = _nodes(host.nodes, ordered)
+    places = settle([pool.location for pool in ordered], socket_of)
+    kinds = [demand.kind(pool.serves) for pool in ordered]
+    broken |= {
+        pool.unit
+        for pool, kind in zip(ordered, kinds, strict=True)
+        if pool.unit is not None and (kind == 0 or pool.free < 1)
+    }
+    items, useless, rest, members = [], [], [], dict[str, list[Item]]()
+    for pool, kind, place in zip(ordered, kinds, places, strict=True):
+        if pool.free < 1:
+            continue
+        usable = kind != 0 and pool.unit not in broken
+        if kind and not usable:
+            useless.append(pool.name)
+        label = pool.role
+        if label is None and kind:
+            label = demand.names[(kind & -kind).bit_length() - 1]
+        item = Item(
+            id=pool.id,
+            name=pool.name,
+            free=pool.free,
+            kind=kind if usable else 0,
+            keys=_keys(pool.id, place),
+            location=place,
+            unit=pool.unit if usable else None,
+            label=label,
+        )
+        if not usable:
+            rest.append(item)
+            continue
+        items.append(item)
+        if pool.unit is not None:
+            members.setdefault(pool.unit, []).append(item)
+    units = []
+    for name, group in sorted(members.items()):
+        if len(group) > 1 or group[0].free > 1:
+            units.append(Unit(name, tuple(group)))
+        else:  # a unit of one device is no constraint
+            items[items.index(group[0])] = attrs.evolve(group[0], unit=None)
+    return Site(tuple(items), tuple(units), nodes, tuple(useless), tuple(rest), tuple(ignored))
+
+
+def _believed(pools: Iterable[Pool]) -> tuple[list[Pool], list[str], set[str]]:
+    """The pools by name, each once, what is wrong with the others, and their units."""
+    by_id: dict[str, Pool] = {}
+    twice: dict[str, str] = {}
+    ignored = []
+    for pool in pools:
+        other = by_id.setdefault(pool.id, pool)
+        if other is pool:
+            continue
+        if attrs.evolve(other, free=pool.free) != pool:
+            twice[pool.id] = min(pool.name, other.name)
+        elif pool.free < other.free:
+            # Of a pool that is listed twice the smaller count is believed.
+            by_id[pool.id] = pool
+    broken = {pool.unit for pool in pools if pool.id in twice and pool.unit is not None}
+    for identifier, name in sorted(twice.items()):
+        del by_id[identifier]
+        ignored.append(f"{name} is listed twice with different data")
+    ordered = sorted(by_id.values(), key=lambda pool: (pool.name, pool.id))
+    for pool in ordered:
+        if not 0 <= pool.free <= MAX_FREE:
+            ignored.append(f"{pool.name} is said to have {pool.free} free devices")
+            if pool.unit is not None:
+                broken.add(pool.unit)
+    return [pool for pool in ordered if pool.free <= MAX_FREE], ignored, broken
+
+
+def places(host: Host) -> dict[str, Location]:
+    """Pool id -> where it is, as far as that can be relied on."""
+    _, socket_of = _nodes(host.nodes, host.pools)
+    settled = settle([pool.location for pool in host.pools], socket_of)
+    return {pool.id: place for pool, place in zip(host.pools, settled, strict=True)}
+
+
+def settle(places: Sequence[Location], socket_of: Mapping[int, int | None]) -> list[Location]:
+    """Make the domains nest, by distrusting what contradicts itself.
+
+    A PCIe root whose devices claim several NUMA nodes is no place that can be
+    relied on, and a device without a node below a root that has one is not
+    known to be anywhere.
+    """
+    numas: dict[str, set[int]] = {}
+    sockets: dict[str, set[int | None]] = {}
+    for place in places:
+        if place.root is not None:
+            if place.numa is not None and place.numa >= 0:
+                numas.setdefault(place.root, set()).add(place.numa)
+            else:
+                sockets.setdefault(place.root, set()).add(place.socket)
+    settled = []
+    for place in places:
+        numa = place.numa if place.numa is not None and place.numa >= 0 else None
+        socket = place.socket if numa is None else socket_of.get(numa)
+        root, switches = place.root, place.switches
+        if root is not None:
+            known = numas.get(root, set())
+            if len(known) > 1 or (known and numa is None):
+                root, switches = None, ()
+            elif numa is None and len(sockets.get(root, ())) > 1:
+                socket = None
+        else:
+            switches = ()
+        settled.append(Location(numa=numa, socket=socket, root=root, switches=switches))
+    return settled
+
+
+def _nodes(
+    nodes: Sequence[HostNode], pools: Sequence[Pool]
+) -> tuple[tuple[HostNode, ...], dict[int, int | None]]:
+    """The NUMA nodes of the host, and the socket of each where it is known."""
+    claims: dict[int, set[int]] = {}
+    for pool in pools:
+        place = pool.location
+        if place.numa is not None and place.numa >= 0:
+            known = claims.setdefault(place.numa, set())
+            if place.socket is not None:
+                known.add(place.socket)
+    socket_of: dict[int, int | None] = {
+        numa: next(iter(known)) if len(known) == 1 else None for numa, known in claims.items()
+    }
+    by_id: dict[int, HostNode] = {}
+    for node in nodes:
+        if by_id.setdefault(node.id, node) != node:
+            raise ValueError(f"the host lists NUMA node {node.id} twice, with different data")
+        if node.socket is not None:
+            socket_of[node.id] = node.socket
+    if not by_id:
+        # The host says nothing about its nodes: those of the devices exist.
+        by_id = {numa: HostNode(id=numa) for numa in claims}
+    known_nodes = tuple(
+        HostNode(number, socket_of.get(number), node.dedicated_cpus, node.pages)
+        for number, node in sorted(by_id.items())
+    )
+    return known_nodes, socket_of
+
+
+def node_region(node: HostNode, rank: Rank) -> Key:
+    """The place of a guest cell on *node*, comparable with Item.region()."""
+    if rank is Rank.HOST:
+        return ("host",)
+    if rank is Rank.SOCKET and node.socket is not None:
+        return ("socket", str(node.socket))
+    return ("numa", str(node.id))
+
+
+def _keys(identifier: str, place: Location) -> tuple[Key, ...]:
+    key: Key = (ALONE, identifier)
+    if place.root is not None and place.switches:
+        key = ("pix", place.root, *place.switches)
+    keys = [key]
+    for level in Level:
+        # Where a wider place is unknown, the tighter one is all that is sure.
+        key = place.domain(level) or key
+        keys.append(key)
+    return tuple(keys)

@@ -1,0 +1,366 @@
+"""The exact search: a dynamic program over the tree of domains.
+
+The table of a class maps each state (see problem.Layout) to the least cost of
+reaching it inside one such subtree. Tables of siblings are merged, then groups
+are closed: a group whose devices are together in a domain of rank r costs r.
+Nothing here enumerates combinations of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from nova_hpc.placement.solver.budget import Budget
+from nova_hpc.placement.solver.classes import Class, Forest, Node
+from nova_hpc.placement.solver.domains import Rank
+from nova_hpc.placement.solver.leaves import Costs, Leaves
+from nova_hpc.placement.solver.problem import TIDY, Layout, Problem
+from nova_hpc.topology.level import Level
+
+
+@attrs.frozen
+class Step:
+    """How a state came about in one pass: from which, closing how many."""
+
+    before: int
+    groups: int = 0
+    hits: int = 0
+    #: in the pass of the seats: sort of the cell, and whether it has one more
+    sort: int = -1
+    more: int = 0
+
+
+@attrs.frozen(eq=False)
+class Pass:
+    """One pass over a table."""
+
+    name: str  # local, waiting, seat, bind, joined
+    back: dict[int, Step]
+
+
+@attrs.frozen(eq=False)
+class Table:
+    """The table of a class, and how its states came about."""
+
+    prefixes: list[Costs]  # after so many children or parts
+    passes: list[Pass]
+    final: Costs
+
+
+class Search:
+    """One tree, all stages."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        forest: Forest,
+        root: Node,
+        hits: int,
+        nvlink: Sequence[int],
+        budget: Budget,
+    ) -> None:
+        self.problem = problem
+        self.classes = forest.classes
+        self.root = root
+        self.layout = Layout(problem, hits, nvlink)
+        self.nvlink = frozenset(nvlink)
+        self.hits = hits
+        self.budget = budget
+        self._tables: dict[tuple[int, int, int], Table] = {}
+        # Costs are packed, too: spread, damage, left over, crowding, appeal.
+        # Their widths are the same for all outer choices.
+        taken = problem.demand.size * problem.demand.groups
+        self._most = sum(item.free for item in problem.site.items)
+        everything = self._most + sum(item.free for item in problem.site.rest)
+        self._crowd = 1 << (self._most * (len(problem.request.cells) + 1)).bit_length()
+        self._left = self._crowd << (taken * taken).bit_length()
+        self._damage = self._left << (len(TIDY) * self._most).bit_length()
+        worth = len(Level) * problem.yardstick.worth * everything
+        self._spread = self._damage << worth.bit_length()
+        self.leaves = Leaves(problem, self.layout, self._crowd, budget, self._merge)
+
+    def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
+        """Least cost and final state, where groups close within *reach*.
+
+        :param reach: widest rank of a domain in which the devices of a group are
+        :param bind: widest rank in which a group and its guest cell are
+        """
+        lay = self.layout
+        table = self.table(self.root.cls, reach, bind).final
+        want = lay.closed * (self.problem.demand.groups - self.hits) + lay.hit * self.hits
+        want += sum(n * one for n, one in zip(lay.totals, lay.names, strict=True))
+        want += sum(
+            len(sort.ids) * one for sort, one in zip(self.problem.sorts, lay.seats, strict=True)
+        )
+        cells = len(self.problem.request.cells)
+        want += lay.more * (self.problem.demand.groups % cells if cells else 0)
+        fixed = ~(lay.taken_mask & ~lay.name_mask)
+        found = [(cost, state) for state, cost in table.items() if state & fixed == want]
+        return min(found, default=None)
+
+    def unpack(self, cost: int) -> tuple[int, int, int, int]:
+        """Spread, damage, devices left over and crowding of a cost."""
+        return (
+            cost // self._spread,
+            cost % self._spread // self._damage,
+            cost % self._damage // self._left,
+            cost % self._left // self._crowd,
+        )
+
+    def table(self, cls: Class, reach: Rank, bind: Rank) -> Table:
+        """The table of a class for one stage."""
+        # Below its reach, a stage is like any other.
+        key = (cls.number, reach if reach <= cls.rank else 99, bind)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = self._make(cls, reach, bind)
+        return table
+
+    def _make(self, cls: Class, reach: Rank, bind: Rank) -> Table:
+        if cls.rank is Rank.PIX:
+            tables = [self.leaves.part(signature)[-1] for signature in cls.parts]
+            avails: list[Sequence[int]] = [self.leaves.avail(signature) for signature in cls.parts]
+        else:
+            below = [self.classes[number] for number in cls.children]
+            tables = [self.table(child, reach, bind).final for child in below]
+            avails = [child.avail for child in below]
+        prefixes: list[Costs] = [{0: 0}]
+        have = [0] * len(cls.avail)
+        for table, avail in zip(tables, avails, strict=True):
+            have = [one + other for one, other in zip(have, avail, strict=True)]
+            prefixes.append(self._needed(self._merge(prefixes[-1], table), have))
+        passes: list[Pass] = []
+        costs = prefixes[-1]
+        for name, price in self._passes(cls, reach, bind):
+            self.budget.spend(4 * len(costs))
+            if name == "bind":
+                costs, back = self._bind(costs, price)
+            elif name == "seat":
+                costs, back = self._seat(cls, costs, bind)
+            else:
+                costs, back = self._close(cls, costs, name, price)
+            passes.append(Pass(name, back))
+        self.budget.spend(4 * len(costs))
+        costs = self._complete(cls, costs, reach, bind)
+        return Table(prefixes, passes, self._charge(cls, costs))
+
+    def _passes(self, cls: Class, reach: Rank, bind: Rank) -> Iterator[tuple[str, int]]:
+        rank = cls.rank
+        near = not cls.alone or self.problem.demand.size == 1
+        price = rank * self._spread
+        if not self.problem.sorts:
+            if near and rank <= reach:
+                yield "local", price
+            return
+        if rank <= Rank.NUMA:
+            if near and rank <= reach and cls.on_node:
+                yield "local", price
+            if near and rank == reach and bind > Rank.NUMA:
+                yield "waiting", 0
+            if rank is Rank.NUMA and cls.on_node:
+                yield "seat", 0
+        elif rank <= bind:
+            if rank <= reach:
+                yield "joined", price
+            if reach < Rank.SOCKET:
+                yield "bind", price
+
+    def _merge(self, one: Costs, other: Costs) -> Costs:
+        """Min-plus convolution."""
+        self.budget.spend(len(one) * len(other))
+        if len(one) == 1 and 0 in one and not one[0]:
+            return other
+        if len(other) == 1 and 0 in other and not other[0]:
+            return one
+        offset, guard = self.layout.offset, self.layout.guard
+        out: Costs = {}
+        get = out.get
+        pairs = list(other.items())
+        for first, cost in one.items():
+            shifted = first + offset
+            for second, more in pairs:
+                if (shifted + second) & guard:
+                    continue
+                state, total = first + second, cost + more
+                old = get(state)
+                if old is None or total < old:
+                    out[state] = total
+        return out
+
+    def _needed(self, costs: Costs, have: Sequence[int]) -> Costs:
+        """Drop states that take too little for all others to make up for it."""
+        lay = self.layout
+        low = 0
+        for total, all_, here, one in zip(
+            lay.totals, self.root.cls.avail, have, lay.names, strict=True
+        ):
+            missing = total - (all_ - here)
+            if missing > 0:
+                low += min(missing, total) * one
+        if not low:
+            return costs
+        mask, borrow = lay.name_mask, lay.borrow
+        return {
+            state: cost
+            for state, cost in costs.items()
+            if ((state & mask | borrow) - low) & borrow == borrow
+        }
+
+    def _close(
+        self, cls: Class, costs: Costs, name: str, price: int
+    ) -> tuple[Costs, dict[int, Step]]:
+        """Close groups of what is loose, any number of them."""
+        lay = self.layout
+        most = self.problem.demand.groups - self.hits
+        mask, borrow, need, rest = lay.name_mask, lay.borrow, lay.need, lay.rest
+        extra = lay.waiting if name == "waiting" else 0
+        joined = name == "joined"
+        sets = min(cls.sets, self.hits)
+        after, back = dict(costs), dict[int, Step]()
+        get = after.get
+        for state, cost in costs.items():
+            groups, hits = lay.groups(state), lay.hits(state)
+            hungry = lay.hungry(state) if joined else self.problem.demand.groups
+            loose = (state & mask | borrow) - groups * need - hits * rest
+            for more in range(sets - hits + 1):
+                left = loose - more * rest
+                if left & borrow != borrow or more > hungry:
+                    break
+                step = 0
+                while True:
+                    if step or more:
+                        new = state + step * (lay.closed + extra) + more * (lay.hit + extra)
+                        total = cost + (step + more) * price
+                        old = get(new)
+                        if old is None or total < old:
+                            after[new] = total
+                            back[new] = Step(state, step, more)
+                    step += 1
+                    if groups + step > most or step + more > hungry:
+                        break
+                    left -= need
+                    if left & borrow != borrow:
+                        break
+        if extra:
+            after = {state: cost for state, cost in after.items() if self._fits(state)}
+        return after, back
+
+    def _fits(self, state: int) -> bool:
+        return not (state + self.layout.offset) & self.layout.guard
+
+    def _bind(self, costs: Costs, price: int) -> tuple[Costs, dict[int, Step]]:
+        """Give waiting groups to cells that lack some."""
+        lay = self.layout
+        after, back = dict(costs), dict[int, Step]()
+        for state, cost in costs.items():
+            for count in range(1, min(lay.waits(state), lay.hungry(state)) + 1):
+                new, total = state - count * lay.waiting, cost + count * price
+                if total < after.get(new, total + 1):
+                    after[new] = total
+                    back[new] = Step(state, count)
+        return after, back
+
+    def _seat(self, cls: Class, costs: Costs, bind: Rank) -> tuple[Costs, dict[int, Step]]:
+        """Put at most one guest cell on the node; its groups have to fit it."""
+        lay = self.layout
+        extra = self.problem.demand.groups % len(self.problem.request.cells)
+        after, back = dict[int, int](), dict[int, Step]()
+        # Where a cell's place makes no other difference, it goes to devices.
+        appeal = max(self._most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
+        for state, cost in costs.items():
+            local = lay.groups(state) + lay.hits(state) - lay.waits(state)
+            if not local and cost < after.get(state, cost + 1):
+                after[state] = cost
+                back.pop(state, None)
+            for sort, suits in enumerate(cls.suits):
+                if not suits:
+                    continue
+                for more in (0, 1) if extra else (0,):
+                    quota = lay.base + more
+                    if local > quota or (bind <= Rank.NUMA and local < quota):
+                        continue
+                    new = state + lay.seats[sort] + more * lay.more
+                    total = cost + appeal
+                    if total < after.get(new, total + 1):
+                        after[new] = total
+                        back[new] = Step(state, sort=sort, more=more)
+        return after, back
+
+    def _complete(self, cls: Class, costs: Costs, reach: Rank, bind: Rank) -> Costs:
+        """Drop states in which something is left over that can not close above."""
+        lay = self.layout
+        if cls.rank >= reach:
+            mask, need, rest, sets = lay.name_mask, lay.need, lay.rest, cls.sets
+            costs = {
+                state: cost
+                for state, cost in costs.items()
+                if lay.hits(state) == sets
+                and state & mask == lay.groups(state) * need + sets * rest
+            }
+        if self.problem.sorts and cls.rank >= bind and cls.rank >= Rank.SOCKET:
+            costs = {
+                state: cost
+                for state, cost in costs.items()
+                if not lay.waits(state) and not lay.hungry(state)
+            }
+        return costs
+
+    def _charge(self, cls: Class, costs: Costs) -> Costs:
+        """Add what the devices taken from this domain are worth to others."""
+        if not cls.real or cls.rank is Rank.PIX:
+            return costs
+        lay = self.layout
+        mask = lay.taken_mask
+        if cls.rank is Rank.NUMA and self.problem.yardstick.limited:
+            mask |= lay.seat_mask
+        memo: Costs = {}
+        after: Costs = {}
+        for state, cost in costs.items():
+            key = state & mask
+            extra = memo.get(key)
+            if extra is None:
+                extra = memo[key] = self._loss(cls, state)
+            after[state] = cost + extra
+        return after
+
+    def _loss(self, cls: Class, state: int) -> int:
+        problem, lay = self.problem, self.layout
+        yardstick = problem.yardstick
+        taken = lay.taken(state)
+        gone = list(cls.held)
+        tidy = cls.tidy[1]
+        for index, count in enumerate(taken):
+            label = problem.label_of[index]
+            if label is not None and label >= 0 and label not in problem.tracked:
+                gone[label] += count
+            if index in problem.countable:
+                tidy += count
+        for label, count in zip(problem.tracked, lay.tracks(state), strict=True):
+            gone[label] += count
+        cost = 0
+        if yardstick.measures:
+            left = [one - other for one, other in zip(cls.free, gone, strict=True)]
+            level = cls.rank.level
+            before = after = None
+            if yardstick.limited and level is Level.NUMA:
+                sort = next(
+                    (
+                        number
+                        for number, at in enumerate(lay.seats_at)
+                        if state >> at & lay.seats_masks[number]
+                    ),
+                    None,
+                )
+                before = problem.limits(cls.node, None)
+                after = problem.limits(cls.node, sort)
+            elif yardstick.limited and level is Level.HOST:
+                nodes = problem.site.nodes
+                before = yardstick.limits_on_host(nodes, ())
+                after = yardstick.limits_on_host(nodes, problem.request.cells)
+            lost = yardstick.value(level, cls.free, before) - yardstick.value(level, left, after)
+            cost = lost * self._damage
+        if tidy and cls.rank in TIDY:
+            cost += (cls.tidy[0] - tidy) * self._left
+        return cost

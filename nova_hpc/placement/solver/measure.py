@@ -1,0 +1,145 @@
+"""What a finished choice is worth: its level, its distance and its score.
+
+Computed from the devices alone, by the definitions and not by the search, so
+that the two can be held against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import HostNode, Nvlink
+from nova_hpc.placement.solver.build import Built
+from nova_hpc.placement.solver.domains import Item, Key, Rank, node_region
+from nova_hpc.placement.solver.nvlink import Links
+from nova_hpc.placement.solver.problem import TIDY, Problem
+from nova_hpc.topology.level import Distance, Level
+
+#: The longest path in a domain of each rank.
+DISTANCES: Final = (
+    Distance.PIX, Distance.PXB, Distance.PHB, Distance.NODE, Distance.SYS, Distance.SYS,
+)  # fmt: skip
+
+
+@attrs.frozen
+class Measured:
+    """A choice in numbers."""
+
+    level: Level
+    distance: Distance
+    score: tuple[int, ...]
+
+
+def measure(
+    problem: Problem,
+    links: Links,
+    groups: Sequence[tuple[Built, int | None]],
+    cells: Mapping[int, int],
+) -> Measured:
+    """Measure groups of devices, each with its guest cell."""
+    nodes = {node.id: node for node in problem.site.nodes}
+    widest, far, spread, misses = Rank.PIX, Rank.PIX, 0, 0
+    wanted = problem.request.nvlink is not Nvlink.NONE
+    legal = {frozenset(item.id for item in items) for items in links.sets}
+    used: dict[str, int] = {}
+    tidy_taken: dict[str, int] = {}
+    for built, cell in groups:
+        rank = _common(built)
+        far = max(far, rank)
+        if cell is not None:
+            node = nodes[cells[cell]]
+            for part in built:
+                rank = max(rank, _apart(part.item, node))
+        widest = max(widest, rank)
+        spread += rank
+        linked = [part.item.id for part in built if part.index in links.names]
+        if wanted and (frozenset(linked) not in legal or len(set(linked)) != len(linked)):
+            misses += 1
+        for part in built:
+            used[part.item.id] = used.get(part.item.id, 0) + 1
+            if part.index in problem.countable:
+                tidy_taken[part.item.id] = tidy_taken.get(part.item.id, 0) + 1
+    crowd = sum(count * count for count in used.values())
+    spare = sum(item.free for item in problem.site.items) - sum(used.values())
+    score = (
+        int(widest.level),
+        misses,
+        int(DISTANCES[far]),
+        spread,
+        _damage(problem, used, cells),
+        _left(problem, tidy_taken),
+        crowd,
+        spare,
+    )
+    return Measured(widest.level, DISTANCES[far], score)
+
+
+def _common(built: Built) -> Rank:
+    first = built[0].item
+    if len(built) == 1:
+        return Rank.PIX
+    return max(first.rank_to(part.item) for part in built[1:])
+
+
+def _apart(item: Item, node: HostNode) -> Rank:
+    """How much wider a group gets by a cell on this node."""
+    if item.region(Rank.NUMA) == node_region(node, Rank.NUMA):
+        return Rank.PIX  # the cell is no farther than the other devices
+    if item.region(Rank.SOCKET) == node_region(node, Rank.SOCKET):
+        return Rank.SOCKET
+    return Rank.HOST
+
+
+def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int]) -> int:
+    yardstick = problem.yardstick
+    if not yardstick.measures:
+        return 0
+    labels = len(yardstick.labels)
+    free: dict[tuple[Level, Key], list[int]] = {}
+    left: dict[tuple[Level, Key], list[int]] = {}
+    for item in (*problem.site.items, *problem.site.rest):
+        label = problem.label[item.id]
+        if label < 0:
+            continue
+        for level in Level:
+            key = item.keys[Rank.of(level)]
+            if key[0] != level.word:
+                continue
+            have = free.setdefault((level, key), [0] * labels)
+            after = left.setdefault((level, key), [0] * labels)
+            have[label] += item.free
+            after[label] += item.free - used.get(item.id, 0)
+    nodes = {("numa", str(node.id)): node for node in problem.site.nodes}
+    cell_on = {cells[cell.id]: cell for cell in problem.request.cells}
+    total = 0
+    for (level, key), have in free.items():
+        before = after_ = None
+        if yardstick.limited and level is Level.NUMA and key in nodes:
+            node = nodes[key[0], key[1]]
+            before = yardstick.limits_of(node)
+            after_ = yardstick.limits_of(node, cell_on.get(node.id))
+        elif yardstick.limited and level is Level.HOST:
+            before = yardstick.limits_on_host(problem.site.nodes, ())
+            after_ = yardstick.limits_on_host(problem.site.nodes, problem.request.cells)
+        total += yardstick.value(level, have, before)
+        total -= yardstick.value(level, left[level, key], after_)
+    return total
+
+
+def _left(problem: Problem, taken: Mapping[str, int]) -> int:
+    """Devices left over in the small domains that were touched."""
+    mask = sum(1 << i for i in problem.countable)
+    left: dict[tuple[Rank, Key], int] = {}
+    touched = set()
+    for item in problem.site.items:
+        for rank in TIDY:
+            key = item.keys[rank]
+            if key[0] == rank.level.word and item.kind & mask:
+                left[rank, key] = left.get((rank, key), 0) + item.free
+                if taken.get(item.id):
+                    left[rank, key] -= taken[item.id]
+                    touched.add((rank, key))
+    return sum(left[where] for where in touched)

@@ -1,0 +1,205 @@
+"""Everything about one request on one host that the exact search looks up.
+
+States of the search are counts, packed into one integer each: adding two
+states is one addition, and whether a sum exceeds what may be taken is one mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import Cell, HostNode, Request
+from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.solver.cells import fits
+from nova_hpc.placement.solver.damage import Limits, Yardstick
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import Rank, Site
+
+#: Ranks whose domains should be touched only if they are used up.
+TIDY: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA)
+
+
+@attrs.frozen(eq=False)
+class Sort:
+    """Guest cells that are alike."""
+
+    cell: Cell
+    ids: tuple[int, ...]
+
+
+@attrs.frozen(eq=False)
+class Problem:
+    """A request on a host, in numbers."""
+
+    request: Request
+    demand: Demand
+    site: Site
+    yardstick: Yardstick
+    sorts: tuple[Sort, ...]
+    #: indices of the names that are served by devices given one by one
+    countable: frozenset[int]
+    #: label index of each item by its id, -1 where it does not count
+    label: Mapping[str, int]
+    #: for each name the label of all devices that serve it; None: several
+    label_of: tuple[int | None, ...]
+    #: labels whose taken devices have to be counted by themselves
+    tracked: tuple[int, ...]
+
+    @classmethod
+    def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> Problem:
+        """Prepare the search; ValueError for a profile that makes no sense."""
+        # A name that shares a device with a plentiful one is plentiful, too: so
+        # the devices that count do not depend on which name they serve.
+        plenty, before = 0, -1
+        while plenty != before:
+            before = plenty
+            for item in site.items:
+                if item.free > 1 or item.kind & plenty:
+                    plenty |= item.kind
+        countable = frozenset(i for i in range(len(demand.names)) if not plenty >> i & 1)
+        mask = sum(1 << i for i in countable)
+        everything = (*site.items, *site.rest)
+        yardstick = Yardstick.of(
+            profile,
+            frozenset(item.label for item in everything if item.label is not None),
+            frozenset(i.label for i in site.items if i.label is not None and i.kind & mask),
+        )
+        index = {label: number for number, label in enumerate(yardstick.labels)}
+        label = {item.id: index.get(item.label or "", -1) for item in everything}
+        seen: list[set[int]] = [set() for _ in demand.names]
+        for item in site.items:
+            for i in range(len(demand.names)):
+                if item.kind >> i & 1:
+                    seen[i].add(label[item.id])
+        label_of = tuple((next(iter(one)) if one else -1) if len(one) < 2 else None for one in seen)
+        tracked = {one for labels in seen if len(labels) > 1 for one in labels if one >= 0}
+        sorts: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in sorted(request.cells, key=lambda cell: cell.id):
+            alike = (cell.dedicated_cpus, cell.memory_kib, cell.page_kib, cell.host_node)
+            sorts.setdefault(alike, []).append(cell)
+        return cls(
+            request,
+            demand,
+            site,
+            yardstick,
+            tuple(Sort(cells[0], tuple(cell.id for cell in cells)) for cells in sorts.values()),
+            countable,
+            label,
+            label_of,
+            tuple(sorted(tracked)),
+        )
+
+    def suits(self, node: HostNode) -> tuple[bool, ...]:
+        """Which sorts of guest cells the node has room for."""
+        return tuple(fits(sort.cell, node) for sort in self.sorts)
+
+    def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
+        """What limits the shapes on a NUMA node with a cell of this sort on it."""
+        if node is None or not self.yardstick.limited:
+            return None
+        return self.yardstick.limits_of(node, None if sort is None else self.sorts[sort].cell)
+
+
+class Layout:
+    """The fields of a packed state.
+
+    *closed* groups, *hits* (closed groups around an NVLink set), *waiting*
+    groups (closed, without a guest cell yet), seated cells of each sort, *more*
+    (cells with one group more than others), devices taken for each name (those
+    of NVLink sets apart), devices taken of each tracked label.
+    """
+
+    def __init__(self, problem: Problem, hits: int, nvlink: Sequence[int]) -> None:
+        demand = problem.demand
+        groups = demand.groups
+        cells = sum(len(sort.ids) for sort in problem.sorts)
+        self.guard = self.offset = self._shift = 0
+        self.closed, _ = self._field(groups - hits)
+        self.hit, self.hit_at = self._field(hits)
+        self.waiting, self.waiting_at = self._field(groups if cells else 0)
+        self.seats = [self._field(len(sort.ids))[0] for sort in problem.sorts]
+        first = self._shift
+        self.more, self.more_at = self._field(groups % cells if cells else 0)
+        self.seat_mask = 0
+        if cells:
+            self.seat_mask = (1 << first) - self.seats[0]
+        #: Devices of each name that the groups take, without those of hits.
+        self.totals = tuple(
+            need * (groups - hits if i in nvlink else groups)
+            for i, need in enumerate(demand.per_group)
+        )
+        first = self._shift
+        pairs = [self._field(total) for total in self.totals]
+        self.names = [one for one, _ in pairs]
+        self.names_at = [at for _, at in pairs]
+        self.name_mask = (1 << self._shift) - (1 << first)
+        # Top bits of the names' fields: what is there before a subtraction
+        # is still there after it exactly if nothing was borrowed.
+        self.borrow = self.guard & self.name_mask
+        pairs = [self._field(demand.size * groups) for _ in problem.tracked]
+        self.tracked = [one for one, _ in pairs]
+        self.tracked_at = [at for _, at in pairs]
+        self.taken_mask = (1 << self._shift) - (1 << first)
+        self.need = sum(need * one for need, one in zip(demand.per_group, self.names, strict=True))
+        self.rest = sum(
+            need * one
+            for i, (need, one) in enumerate(zip(demand.per_group, self.names, strict=True))
+            if i not in nvlink
+        )
+        self.width = [total.bit_length() + 1 for total in self.totals]
+        self.tracked_width = (demand.size * groups).bit_length() + 1
+        self.group_mask = (1 << (groups - hits).bit_length() + 1) - 1
+        self.hit_mask = (1 << hits.bit_length() + 1) - 1
+        self.waiting_mask = (1 << (groups if cells else 0).bit_length() + 1) - 1
+        self.more_mask = (1 << (groups % cells if cells else 0).bit_length() + 1) - 1
+        self.seats_at = [one.bit_length() - 1 for one in self.seats]
+        self.seats_masks = [(1 << len(sort.ids).bit_length() + 1) - 1 for sort in problem.sorts]
+        self.base = groups // cells if cells else 0
+
+    def _field(self, most: int) -> tuple[int, int]:
+        """Add a field of values up to *most*; its unit and its position."""
+        at = self._shift
+        width = most.bit_length() + 1
+        self.guard |= 1 << at + width - 1
+        self.offset |= (1 << width - 1) - 1 - most << at
+        self._shift += width
+        return 1 << at, at
+
+    def groups(self, state: int) -> int:
+        """Closed groups that are no hits."""
+        return state & self.group_mask
+
+    def hits(self, state: int) -> int:
+        """Closed groups around NVLink sets."""
+        return state >> self.hit_at & self.hit_mask
+
+    def waits(self, state: int) -> int:
+        """Closed groups without a cell."""
+        return state >> self.waiting_at & self.waiting_mask
+
+    def quota(self, state: int) -> int:
+        """Groups that the seated cells have to get."""
+        seated = sum(
+            state >> at & mask for at, mask in zip(self.seats_at, self.seats_masks, strict=True)
+        )
+        return self.base * seated + (state >> self.more_at & self.more_mask)
+
+    def hungry(self, state: int) -> int:
+        """Groups that the seated cells still lack."""
+        local = self.groups(state) + self.hits(state) - self.waits(state)
+        return self.quota(state) - local
+
+    def taken(self, state: int) -> list[int]:
+        """Devices taken for each name, without those of hits."""
+        return [
+            state >> at & (1 << width) - 1
+            for at, width in zip(self.names_at, self.width, strict=True)
+        ]
+
+    def tracks(self, state: int) -> list[int]:
+        """Devices taken of each tracked label, without those of hits."""
+        mask = (1 << self.tracked_width) - 1
+        return [state >> at & mask for at in self.tracked_at]

@@ -1,0 +1,213 @@
+"""From the states of the exact search back to devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from nova_hpc.placement.solver.build import Built, Part
+from nova_hpc.placement.solver.classes import Node
+from nova_hpc.placement.solver.classes import Part as Devices
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import Item, Rank
+from nova_hpc.placement.solver.exact import Search
+from nova_hpc.placement.solver.leaves import Costs
+
+
+@attrs.define(eq=False)
+class Seat:
+    """A guest cell of some sort on a host node."""
+
+    sort: int
+    node: int
+    left: int  # groups that it still lacks
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """Groups with their devices and cells, and the cells' nodes."""
+
+    groups: tuple[tuple[Built, int | None], ...]  # devices, cell id
+    cells: dict[int, int]  # cell id -> node
+
+
+@attrs.define(eq=False)
+class _Bag:
+    """What has been collected in a domain."""
+
+    loose: list[list[Item]]
+    open: list[int] = attrs.field(factory=list)  # NVLink sets without their other devices
+    waiting: list[Built] = attrs.field(factory=list)
+    local: list[Built] = attrs.field(factory=list)
+    done: list[tuple[Built, Seat | None]] = attrs.field(factory=list)
+    seats: list[Seat] = attrs.field(factory=list)
+
+    def add(self, other: _Bag) -> None:
+        for mine, more in zip(self.loose, other.loose, strict=True):
+            mine.extend(more)
+        self.open += other.open
+        self.waiting += other.waiting
+        self.local += other.local
+        self.done += other.done
+        self.seats += other.seats
+
+
+class Realiser:
+    """Names the devices of one solution."""
+
+    def __init__(
+        self, search: Search, sets: Sequence[Sequence[Item]], reach: Rank, bind: Rank
+    ) -> None:
+        self.search = search
+        self.demand = search.problem.demand
+        self.sets = sets
+        self.reach = reach
+        self.bind = bind
+
+    def realise(self, state: int) -> Choice:
+        """The devices of a final state of the root."""
+        bag = self._domain(self.search.root, state)
+        ids = [list(sort.ids) for sort in self.search.problem.sorts]
+        cell_of: dict[int, int] = {}
+        cells: dict[int, int] = {}
+        for seat in sorted(bag.seats, key=lambda seat: seat.node):
+            cell = ids[seat.sort].pop(0)
+            cell_of[id(seat)] = cell
+            cells[cell] = seat.node
+        groups = [(built, None if seat is None else cell_of[id(seat)]) for built, seat in bag.done]
+        return Choice(tuple(groups), cells)
+
+    def _domain(self, node: Node, state: int) -> _Bag:
+        if not state and not node.cls.sets:
+            return _Bag([[] for _ in self.demand.names])
+        table = self.search.table(node.cls, self.reach, self.bind)
+        steps = []
+        for one in reversed(table.passes):
+            step = one.back.get(state)
+            steps.append((one.name, step))
+            if step is not None:
+                state = step.before
+        bag = _Bag([[] for _ in self.demand.names])
+        shares = self._shares(node, table.prefixes, state)
+        if node.parts:
+            for part, share in zip(node.parts, shares, strict=True):
+                self._part(part, share, bag)
+        for child, share in zip(node.children, shares, strict=not node.parts):
+            bag.add(self._domain(child, share))
+        bag.open += node.sets
+        for name, step in reversed(steps):
+            if name == "seat":
+                if step is not None and step.sort >= 0:
+                    self._sit(node, step.sort, step.more, bag)
+            elif step is not None:
+                self._close(name, step.groups, step.hits, bag)
+        return bag
+
+    def _shares(self, node: Node, prefixes: Sequence[Costs], state: int) -> list[int]:
+        """What each child or part contributes; of equals the first gives most."""
+        if node.parts:
+            tables = [self.search.leaves.part(part.signature)[-1] for part in node.parts]
+        else:
+            tables = [
+                self.search.table(child.cls, self.reach, self.bind).final for child in node.children
+            ]
+        shares = []
+        for number in range(len(tables) - 1, -1, -1):
+            share = _share(prefixes[number], tables[number], state, prefixes[number + 1][state])
+            shares.append(share)
+            state -= share
+        return shares[::-1]
+
+    def _part(self, part: Devices, state: int, bag: _Bag) -> None:
+        """Take devices of one part; evenly, where they have several functions."""
+        if not state:
+            return
+        prefixes = self.search.leaves.part(part.signature)
+        for number in range(len(part.many) - 1, -1, -1):
+            many, items = part.many[number], part.items[number]
+            own = self.search.leaves.alike(many)
+            # The table of a whole unit has the empty state added, so the
+            # costs of the last prefix are looked up without it.
+            share = _share(prefixes[number], own, state, prefixes[number + 1][state])
+            state -= share
+            counts = self.search.layout.taken(share)
+            each, more = divmod(sum(counts), len(items))
+            devices = [
+                item for place, item in enumerate(items) for _ in range(each + (place < more))
+            ]
+            for index, count in enumerate(counts):
+                bag.loose[index].extend(devices[:count])
+                del devices[:count]
+
+    def _sit(self, node: Node, sort: int, more: int, bag: _Bag) -> None:
+        assert node.node is not None
+        quota = self.search.layout.base + more
+        seat = Seat(sort, node.node.id, quota - len(bag.local))
+        bag.seats.append(seat)
+        bag.done += [(built, seat) for built in bag.local]
+        bag.local = []
+
+    def _close(self, name: str, groups: int, hits: int, bag: _Bag) -> None:
+        if name == "bind":
+            closed = [bag.waiting.pop(0) for _ in range(groups)]
+        else:
+            closed = [self._around(bag.open.pop(0), bag) for _ in range(hits)]
+            closed += [self._group(bag, range(len(self.demand.names))) for _ in range(groups)]
+        if name == "waiting":
+            bag.waiting += closed
+        elif name in ("bind", "joined"):
+            for built in closed:
+                seat = next(seat for seat in bag.seats if seat.left)
+                seat.left -= 1
+                bag.done.append((built, seat))
+        elif self.search.problem.sorts:
+            bag.local += closed
+        else:
+            bag.done += [(built, None) for built in closed]
+
+    def _group(self, bag: _Bag, indices: Sequence[int]) -> Built:
+        built = []
+        for index in indices:
+            need = self.demand.per_group[index]
+            built += [Part(index, item) for item in bag.loose[index][:need]]
+            del bag.loose[index][:need]
+        return tuple(built)
+
+    def _around(self, number: int, bag: _Bag) -> Built:
+        others = [i for i in range(len(self.demand.names)) if i not in self.search.nvlink]
+        named = name_set(self.demand, sorted(self.search.nvlink), self.sets[number])
+        assert named is not None
+        return named + self._group(bag, others)
+
+
+def _share(before: Costs, own: Costs, state: int, cost: int) -> int:
+    """The least that the last part can contribute to a state of this cost."""
+    if len(own) == 1:
+        return next(iter(own))
+    for share in sorted(own):
+        rest = before.get(state - share)
+        if rest is not None and rest + own[share] == cost:
+            return share
+    raise AssertionError("a state of the search came from nowhere")
+
+
+def name_set(demand: Demand, nvlink: Sequence[int], items: Sequence[Item]) -> Built | None:
+    """Which device of an NVLink set serves which name; None: they do not."""
+    slots = [i for i in nvlink for _ in range(demand.per_group[i])]
+    if len(slots) != len(items):
+        return None
+    owner: dict[int, int] = {}  # slot -> number of the item
+
+    def place(number: int, seen: set[int]) -> bool:
+        for slot, index in enumerate(slots):
+            if slot not in seen and items[number].kind >> index & 1:
+                seen.add(slot)
+                if slot not in owner or place(owner[slot], seen):
+                    owner[slot] = number
+                    return True
+        return False
+
+    if not all(place(number, set()) for number in range(len(items))):
+        return None
+    return tuple(Part(slots[slot], items[number]) for slot, number in sorted(owner.items()))

@@ -1,0 +1,298 @@
+"""The search in the order of the objective: levels, NVLink sets, distances, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+import attrs
+
+from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
+from nova_hpc.placement.solver import reasons
+from nova_hpc.placement.solver.budget import Budget
+from nova_hpc.placement.solver.build import Built
+from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node
+from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, Unit
+from nova_hpc.placement.solver.exact import Search
+from nova_hpc.placement.solver.measure import DISTANCES, Measured, measure
+from nova_hpc.placement.solver.nvlink import MAX_SELECTIONS, Links, selections
+from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.realise import Choice, Realiser
+from nova_hpc.placement.solver.tables import MAX_CHOICES, choices
+from nova_hpc.topology.level import Level
+
+#: How the groups may lie: widest rank of a group, and of a group with its cell.
+Stage = tuple[Rank, Rank]
+
+
+#: Steps of the search's budget for each device of a tree that is grown.
+GROW: Final = 60
+
+Thing = TypeVar("Thing")
+
+
+@attrs.frozen
+class Bans:
+    """What an alternative must not use."""
+
+    nodes: frozenset[int] = frozenset()
+    items: frozenset[str] = frozenset()
+
+
+NOTHING: Final = Bans()
+
+
+@attrs.frozen(eq=False)
+class _Found:
+    """A solution: the search that has it, and where."""
+
+    cost: int
+    state: int
+    search: Search
+    sets: tuple[Sequence[Item], ...]
+    stage: Stage
+
+
+class Solver:
+    """One request on one host."""
+
+    def __init__(self, problem: Problem, links: Links) -> None:
+        self.problem = problem
+        self.links = links
+        self.budget = Budget()
+        self.forest = Forest(problem)
+        self.local, self.wide = _units(problem)
+        self._searches: dict[object, Search] = {}
+        self._plain: Node | None = None
+        #: Whether some outer choices were not looked at, because there are too
+        #: many: the answer is right, but there may be a better one.
+        self.truncated = False
+        self._rooms: dict[Rank, int] = {}
+
+    def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
+        """The best set; None if there is none.
+
+        :raises TooMuchError: the exact search would exceed its bound
+        """
+        if self._room(Rank.HOST) < self.problem.demand.groups:
+            return None
+        for level in self.levels():
+            found = self._at(level, bans)
+            if found is not None:
+                return self._name(level, found)
+        return None
+
+    def plain(self) -> Node:
+        """The tree of the host without any decision."""
+        if self._plain is None:
+            self._plain = self.forest.grow({}, (), self.local)
+        return self._plain
+
+    def levels(self) -> list[Level]:
+        """The levels that the request allows, tightest first."""
+        request = self.problem.request
+        last = request.level if request.policy is Policy.REQUIRED else Level.HOST
+        if request.cells and request.on_cells:
+            last = min(last, Level.NUMA)
+        return [level for level in Level if level <= last]
+
+    def stages(self, level: Level) -> list[Stage]:
+        """The ways to reach *level*, the shortest distance first."""
+        rank = Rank.of(level)
+        if level > Level.NUMA and self.problem.request.cells:
+            # A group can be tight and yet far from its cell.
+            near = [Rank.PIX, Rank.SWITCH, Rank.ROOT, Rank.NUMA]
+            return [(reach, rank) for reach in (*near, rank)]
+        bind = Rank.NUMA if self.problem.request.cells else Rank.HOST
+        if level is Level.SWITCH:
+            return [(Rank.PIX, bind), (Rank.SWITCH, bind)]
+        # What is tighter has been tried in vain.
+        return [(rank, bind)]
+
+    def _at(self, level: Level, bans: Bans) -> _Found | None:
+        """The best at exactly the tightest level that there is."""
+        groups = self.problem.demand.groups
+        stages = [stage for stage in self.stages(level) if self._room(stage[0]) >= groups]
+        if not stages:
+            return None
+        nvlink = self.problem.request.nvlink
+        most = groups if nvlink is not Nvlink.NONE else 0
+        least = groups if nvlink is Nvlink.REQUIRED else 0
+        for hits in range(most, least - 1, -1):
+            searches = list(self._variants(hits, bans, stages[-1][0]))
+            for stage in stages:
+                found = []
+                for number, (search, sets) in enumerate(searches):
+                    got = search.solve(*stage)
+                    if got is not None:
+                        found.append((got[0], number, _Found(*got, search, sets, stage)))
+                if found:
+                    return min(found, key=lambda one: one[:2])[2]
+        return None
+
+    def _variants(
+        self, hits: int, bans: Bans, reach: Rank
+    ) -> Iterator[tuple[Search, tuple[Sequence[Item], ...]]]:
+        """The searches for so many NVLink sets: one for each outer choice."""
+        seen = set()
+        for sets in self._first(selections(self._sets(bans, reach), hits), MAX_SELECTIONS):
+            held = {item.id for members in sets for item in members}
+            touched = {item.unit for members in sets for item in members if item.unit}
+            for units in self._first(choices(self.problem.demand, self.wide), MAX_CHOICES - 1):
+                names = {unit.name for unit in units}
+                if any(unit.name in touched and unit.name not in names for unit in self.wide):
+                    continue
+                marks = self._marks(held, names | touched, bans)
+                if marks is None:
+                    continue
+                key = (hits, tuple(sorted(marks.items())), bans.nodes, tuple(map(_ids, sets)))
+                search = self._searches.get(key)
+                if search is None:
+                    self.budget.spend(GROW * len(self.problem.site.items))
+                    root = self.forest.grow(marks, sets, self.local, bans.nodes)
+                    search = Search(
+                        self.problem, self.forest, root, hits, self._nvlink(hits), self.budget
+                    )
+                    self._searches[key] = search
+                same = (search.root.cls.number, search.hits)
+                if same not in seen:
+                    seen.add(same)
+                    yield search, sets
+
+    def _first(self, things: Iterator[Thing], limit: int) -> Iterator[Thing]:
+        """So many of the things, and a note where there are more."""
+        for number, thing in enumerate(things):
+            if number >= limit:
+                self.truncated = True
+                return
+            yield thing
+
+    def _room(self, rank: Rank) -> int:
+        """How many groups fit in domains of *rank*, if nothing but counts matters."""
+        if rank not in self._rooms:
+            demand = self.problem.demand
+            domains: dict[Key, dict[int, int]] = {}
+            for item in self.problem.site.items:
+                caps = domains.setdefault(item.keys[rank], {})
+                caps[item.kind] = caps.get(item.kind, 0) + item.free
+            self._rooms[rank] = sum(
+                demand.most(caps)
+                for key, caps in domains.items()
+                if key[0] != ALONE or demand.size == 1
+            )
+        return self._rooms[rank]
+
+    def _nvlink(self, hits: int) -> tuple[int, ...]:
+        return self.links.names if hits else ()
+
+    def _sets(self, bans: Bans, reach: Rank) -> list[Sequence[Item]]:
+        """NVLink sets that may be used, and that are not wider than a group."""
+        return [
+            members
+            for members in self.links.sets
+            if not any(item.id in bans.items for item in members)
+            and all(members[0].rank_to(item) <= reach for item in members[1:])
+        ]
+
+    def _marks(self, held: set[str], units: set[str], bans: Bans) -> dict[str, int] | None:
+        marks: dict[str, int] = {}
+        if not (held or units or bans.items or self.wide):
+            return marks
+        wide = {unit.name for unit in self.wide}
+        closed = {item.unit for item in self.problem.site.items if item.id in bans.items}
+        if closed & units:
+            return None
+        for item in self.problem.site.items:
+            if item.id in held:
+                marks[item.id] = HIT
+            elif item.unit is not None and item.unit in units:
+                marks[item.id] = FORCED
+            elif item.id in bans.items or (
+                item.unit is not None and (item.unit in wide or item.unit in closed)
+            ):
+                marks[item.id] = CLOSED
+        return marks
+
+    def _name(self, level: Level, found: _Found) -> DeviceSet:
+        """The devices of a solution, with the score that the search found."""
+        choice = Realiser(found.search, found.sets, *found.stage).realise(found.state)
+        demand = self.problem.demand
+        far = DISTANCES[found.stage[0]]
+        wanted = self.problem.request.nvlink is not Nvlink.NONE
+        *costs, crowd = found.search.unpack(found.cost)
+        spare = sum(item.free for item in self.problem.site.items) - demand.size * demand.groups
+        score = (
+            int(level),
+            demand.groups - found.search.hits if wanted else 0,
+            int(far),
+            *costs,
+            crowd + sum(len(members) for members in found.sets),
+            spare,
+        )
+        return self._device_set(_ordered(choice), choice.cells, Measured(level, far, score))
+
+    def finish(self, choice: Choice) -> DeviceSet:
+        """Name the picks of a choice and measure it."""
+        groups = _ordered(choice)
+        measured = measure(self.problem, self.links, groups, choice.cells)
+        return self._device_set(groups, choice.cells, measured)
+
+    def _device_set(
+        self,
+        groups: Sequence[tuple[Built, int | None]],
+        cells: Mapping[int, int],
+        measured: Measured,
+    ) -> DeviceSet:
+        """The picks of these groups."""
+        problem = self.problem
+        demand, request = problem.demand, problem.request
+        index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
+        picks: list[Pick] = []
+        for number, (built, cell) in enumerate(groups):
+            # Wants of one name are alike; each group has its own share of them.
+            keys: dict[int, list[str]] = {}
+            for key, count in sorted(request.groups[number].counts.items()):
+                keys.setdefault(index_of[key], []).extend([key] * count)
+            for part in sorted(built, key=lambda part: (part.index, part.item.order)):
+                picks.append(Pick(keys[part.index].pop(0), part.item.id, number, cell))
+        return DeviceSet(
+            picks=tuple(picks),
+            level=measured.level,
+            distance=measured.distance,
+            cells=dict(sorted(cells.items())),
+            score=measured.score,
+            reason=reasons.chosen(
+                request,
+                demand,
+                problem.site,
+                self.links,
+                measured.level,
+                measured.distance,
+                measured.score[1],
+            ),
+        )
+
+
+def _ordered(choice: Choice) -> list[tuple[Built, int | None]]:
+    return sorted(
+        choice.groups,
+        key=lambda pair: (
+            -1 if pair[1] is None else pair[1],
+            sorted(part.item.order for part in pair[0]),
+        ),
+    )
+
+
+def _ids(items: Sequence[Item]) -> tuple[str, ...]:
+    return tuple(item.id for item in items)
+
+
+def _units(problem: Problem) -> tuple[frozenset[str], tuple[Unit, ...]]:
+    """Names of the units inside one leaf, and the units that are wider."""
+    local, wide = set(), []
+    for unit in problem.site.units:
+        if len({item.keys[0] for item in unit.items}) == 1:
+            local.add(unit.name)
+        else:
+            wide.append(unit)
+    return frozenset(local), tuple(wide)

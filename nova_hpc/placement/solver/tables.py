@@ -1,0 +1,269 @@
+"""How many groups each part of the host can hold, and at what cost.
+
+Devices of one domain are interchangeable, so the solver counts groups in
+domains and never enumerates combinations of devices: one table per domain,
+from a number of groups to its least cost, merged upwards along the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.placement.solver import estimate as damage
+from nova_hpc.placement.solver.demand import Demand, add
+from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, Site, Unit, capacities
+
+#: Ways to choose among units that reach over several domains; more than this
+#: are not tried. Such units are IOMMU groups wider than the asked level, of
+#: which a host has a handful.
+MAX_CHOICES = 512
+
+
+@attrs.define(eq=False)
+class Domain:
+    """A node of the tree, with its table."""
+
+    key: Key
+    rank: Rank
+    items: tuple[Item, ...]
+    children: tuple[Domain, ...] = ()
+    #: groups -> cost
+    table: dict[int, damage.Cost] = attrs.field(factory=dict)
+    #: groups -> groups of each child; empty in a leaf
+    split: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
+    #: in a leaf: groups -> names of the units that are used up
+    units: dict[int, tuple[str, ...]] = attrs.field(factory=dict)
+    #: in a leaf: wide units that are used up whatever the number of groups
+    forced: tuple[str, ...] = ()
+
+    def leaves(self, groups: int) -> Iterator[tuple[Domain, int]]:
+        """The leaves of the cheapest way to hold *groups*, with their share."""
+        if not self.children:
+            if groups:
+                yield self, groups
+            return
+        for child, share in zip(self.children, self.split[groups], strict=True):
+            yield from child.leaves(share)
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """One way to look at the host: groups in domains of *rank*, each group on
+    the region (NUMA node, socket or the whole host) of its guest cell.
+    """
+
+    rank: Rank
+    region: Rank
+
+
+def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
+    """Units that reach over several domains, and those that can not be used."""
+    if not site.units:
+        return (), frozenset()
+    caps: dict[Key, dict[int, int]] = {}
+    for item in site.items:
+        inside = caps.setdefault(item.keys[stage.rank], {})
+        inside[item.kind] = inside.get(item.kind, 0) + item.free
+    # Devices in a domain that holds no group can not be used up.
+    empty = {
+        key
+        for key, inside in caps.items()
+        if not demand.most(inside) or (key[0] == ALONE and demand.size > 1)
+    }
+    wide, never = [], set()
+    for unit in site.units:
+        keys = {item.keys[stage.rank] for item in unit.items}
+        if keys & empty or any(item.region(stage.region) is None for item in unit.items):
+            never.add(unit.name)
+        elif len(keys) > 1:
+            wide.append(unit)
+    return tuple(wide), frozenset(never)
+
+
+def choices(demand: Demand, wide: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Sets of wide units that one server could use up, the smallest first."""
+    level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
+    count = 0
+    while level:
+        larger = []
+        for chosen, must in level:
+            yield tuple(wide[i] for i in chosen)
+            count += 1
+            if count >= MAX_CHOICES:
+                return
+            for i in range(chosen[-1] + 1 if chosen else 0, len(wide)):
+                more = add(must, wide[i].caps)
+                if demand.absorbs(more, demand.groups):
+                    larger.append(((*chosen, i), more))
+        level = larger
+
+
+def regions(
+    demand: Demand,
+    site: Site,
+    stage: Stage,
+    counted: Sequence[int],
+    banned: frozenset[Key] = frozenset(),
+    chosen: Sequence[Unit] = (),
+    closed: frozenset[str] = frozenset(),
+) -> dict[Key, Domain]:
+    """The tree of every region, with tables, for one choice of wide units.
+
+    :param banned: keys of leaf domains that may not be used
+    :param chosen: wide units that have to be used up
+    :param closed: names of the units that may not be used here
+    """
+    forced = frozenset(unit.name for unit in chosen)
+    parts: dict[Key, list[Item]] = {}
+    for item in site.items:
+        where = item.region(stage.region)
+        if where is not None and (item.unit is None or item.unit not in closed - forced):
+            parts.setdefault(where, []).append(item)
+    units = {unit.name: unit for unit in site.units if unit.name not in forced | closed}
+    return {
+        key: _grow(
+            demand, tuple(items), key, stage.region, stage.rank, counted, banned, units, forced
+        )
+        for key, items in parts.items()
+    }
+
+
+def _grow(
+    demand: Demand,
+    items: tuple[Item, ...],
+    key: Key,
+    rank: Rank,
+    bottom: Rank,
+    counted: Sequence[int],
+    banned: frozenset[Key],
+    units: Mapping[str, Unit],
+    forced: frozenset[str],
+) -> Domain:
+    domain = Domain(key, rank, items)
+    caps = capacities(items)
+    if rank <= bottom:
+        _fill_leaf(demand, domain, banned, units, forced)
+        tighter = _tighter(demand, items, bottom)
+        domain.table = {
+            groups: damage.plus(
+                damage.crowding(demand, counted, items, groups),
+                (sum(max(0, groups - most) for most in tighter), 0, 0, 0),
+            )
+            for groups in domain.table
+        }
+    else:
+        parts: dict[Key, list[Item]] = {}
+        for item in items:
+            parts.setdefault(item.keys[rank - 1], []).append(item)
+        domain.children = tuple(
+            _grow(demand, tuple(part), name, Rank(rank - 1), bottom, counted, banned, units, forced)
+            for name, part in sorted(
+                # What is equally good is taken where most functions are free,
+                # so that servers share an adapter as late as possible.
+                parts.items(),
+                key=lambda pair: (-max(item.free for item in pair[1]), pair[1][0].order),
+            )
+        )
+        _merge(demand.groups, domain)
+    domain.table = {
+        groups: damage.plus(cost, damage.planned(demand, counted, caps, groups, rank))
+        for groups, cost in domain.table.items()
+    }
+    return domain
+
+
+def _tighter(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
+    """For each rank below *rank*: how many groups could be that tight."""
+    result = []
+    for step in list(Rank)[:rank]:
+        parts: dict[Key, dict[int, int]] = {}
+        for item in items:
+            key = item.keys[step]
+            if key[0] != ALONE or demand.size == 1:
+                caps = parts.setdefault(key, {})
+                caps[item.kind] = caps.get(item.kind, 0) + item.free
+        result.append(sum(demand.most(caps) for caps in parts.values()))
+    return result
+
+
+def _merge(limit: int, domain: Domain) -> None:
+    """Min-plus convolution of the children's tables."""
+    table: dict[int, damage.Cost] = {0: damage.ZERO}
+    split: dict[int, tuple[int, ...]] = {0: ()}
+    for child in domain.children:
+        merged: dict[int, damage.Cost] = {}
+        shares: dict[int, tuple[int, ...]] = {}
+        for before, cost in table.items():
+            # More groups first, so that of equal costs the earlier child wins.
+            for groups, own in child.table.items():
+                total = before + groups
+                if total > limit:
+                    continue
+                both = damage.plus(cost, own)
+                share = (*split[before], groups)
+                if (
+                    total not in merged
+                    or both < merged[total]
+                    or (both == merged[total] and share > shares[total])
+                ):
+                    merged[total], shares[total] = both, share
+        table, split = merged, shares
+    domain.table, domain.split = table, split
+
+
+def _fill_leaf(
+    demand: Demand,
+    domain: Domain,
+    banned: frozenset[Key],
+    units: Mapping[str, Unit],
+    forced: frozenset[str],
+) -> None:
+    free: dict[int, int] = {}
+    must: dict[int, int] = {}
+    local: dict[str, Unit] = {}
+    for item in domain.items:
+        if item.unit is None:
+            free[item.kind] = free.get(item.kind, 0) + item.free
+        elif item.unit in forced:
+            must[item.kind] = must.get(item.kind, 0) + item.free
+            if item.unit not in domain.forced:
+                domain.forced = (*domain.forced, item.unit)
+        else:
+            local[item.unit] = units[item.unit]
+    barred = domain.key in banned or (domain.key[0] == ALONE and demand.size > 1)
+    if barred:
+        if not must:
+            domain.table, domain.units = {0: damage.ZERO}, {0: ()}
+        return
+    if not must and not local:
+        most = demand.most(free)
+        domain.table = dict.fromkeys(range(most + 1), damage.ZERO)
+        domain.units = dict.fromkeys(range(most + 1), ())
+        return
+    for names, sums in _sums(demand, must, sorted(local.items())):
+        most = demand.most(add(free, sums))
+        for groups in range(most, -1, -1):
+            if not demand.absorbs(sums, groups):
+                break
+            # Sums come with the largest first: units serve only whole, so
+            # using them up costs later servers least.
+            domain.table.setdefault(groups, damage.ZERO)
+            domain.units.setdefault(groups, names)
+
+
+def _sums(
+    demand: Demand, must: Mapping[int, int], local: Sequence[tuple[str, Unit]]
+) -> list[tuple[tuple[str, ...], dict[int, int]]]:
+    """Every sum of whole units that one server could use up, each once."""
+    found: dict[tuple[tuple[int, int], ...], tuple[str, ...]] = {tuple(sorted(must.items())): ()}
+    for name, unit in local:
+        for sums, names in list(found.items()):
+            more = add(dict(sums), unit.caps)
+            if demand.absorbs(more, demand.groups):
+                found.setdefault(tuple(sorted(more.items())), (*names, name))
+    return sorted(
+        ((names, dict(sums)) for sums, names in found.items()),
+        key=lambda pair: (-sum(pair[1].values()), pair[0]),
+    )
