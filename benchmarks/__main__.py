@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     options = _options(argv)
     logging.disable(logging.WARNING)
-    size = QUICK if options.quick else FULL
+    size = options.size
     rows = []
     for name in options.only:
         for one in PARTS[name](size):
@@ -116,7 +116,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer hosts and repetitions")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument(
+        "--quick",
+        dest="size",
+        action="store_const",
+        const=QUICK,
+        default=FULL,
+        help="fewer hosts and repetitions",
+    )
+    size.add_argument(
+        "--tiny",
+        dest="size",
+        action="store_const",
+        const=TINY,
+        help="only see that everything runs; the numbers mean nothing",
+    )
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")

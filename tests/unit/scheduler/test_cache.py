@@ -2,7 +2,6 @@ import threading
 
 import pytest
 from oslo_config import cfg
-from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
 from scheduler_filters import cache
@@ -13,10 +12,8 @@ CONF = cfg.CONF
 @pytest.fixture
 def size():
     hpc_conf.register(CONF)
-    options = config_fixture.Config(CONF)
-    options.setUp()
-    yield lambda most: options.config(cache_size=most, group="hpc")
-    options.cleanUp()
+    yield lambda most: CONF.set_override("cache_size", most, group="hpc")
+    CONF.clear_override("cache_size", group="hpc")
 
 
 def test_a_result_is_made_once(size):
