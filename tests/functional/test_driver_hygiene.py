@@ -16,6 +16,8 @@ from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
 GPU = {"pci_passthrough:alias": "gpu:1"}
+#: Of servers without hpc: keys Nova's own words replace the node's.
+TELLING = GPU | {"hpc:affinity": "host"}
 FIRST, SECOND = "0000:40:00.0", "0000:40:01.0"
 PF, VF = "0000:40:01.0", "0000:40:01.1"
 ONE = fixtures.Shape((fixtures.Switch(gpus=1),))
@@ -193,7 +195,7 @@ class HygieneTest(_Base):
         self.host("alpha", ONE)
         self.host("beta", ONE)
         (self.path("alpha", FIRST, "vendor")).write_text("0x1af4\n")
-        server = self.boot(self.make_flavor(GPU), host="alpha", state="ERROR")
+        server = self.boot(self.make_flavor(TELLING), host="alpha", state="ERROR")
         self.assert_no_secrets(self.refusal(server))
         self._delete_server(server)
 
@@ -205,7 +207,7 @@ class HygieneTest(_Base):
         self.host("alpha", ONE, before=lambda tree: count(tree, 0))
         self.host("beta", ONE)
         count(self.sysfs["alpha"], 2)
-        server = self.boot(self.make_flavor(GPU), host="alpha", state="ERROR")
+        server = self.boot(self.make_flavor(TELLING), host="alpha", state="ERROR")
         refused = self.refusal(server)
         self.assertIn("1 did not pass the check", refused)
         self.assert_no_secrets(refused)
