@@ -18,12 +18,17 @@ _NAMED = 8
 
 #: Groups of alike hosts that are drawn; of the others only the reason is said.
 _DRAWN = 8
+
+#: Columns of output that goes to a file or a pipe.
+_WIDE = 200
 _NO_PATH: tuple[str, ...] = ()
 
 
 def show(answer: Report | Past) -> None:
     """Print an answer to standard output."""
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False)
+    # Where nobody's terminal is as wide as it is, a tree must not lose words.
+    width = None if sys.stdout.isatty() else _WIDE
+    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False, width=width)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     mark = "◀" if encoding.startswith("utf") else "<-"
     if isinstance(answer, Past):
@@ -160,7 +165,8 @@ def _labels(node: Node, device: Device) -> Iterator[str]:
     elif device.used:
         yield "PCIe root unknown while it is in use"
     for switch in place.switches:
-        yield f"switch {switch}"
+        # A switch, or a root port that several functions share.
+        yield f"below {switch}"
 
 
 def _numa(node: Node, number: int) -> str:
@@ -171,7 +177,7 @@ def _numa(node: Node, number: int) -> str:
                 text += f", {numa.dedicated_cpus} dedicated CPUs free"
             for size, free in sorted((numa.pages or {}).items()):
                 # Small pages are not what a guest asks for next to devices.
-                if size > 64:
+                if size > 64 and free:
                     text += f", {free} pages of {size} KiB free"
     return text
 
