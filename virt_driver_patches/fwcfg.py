@@ -6,6 +6,7 @@ sits where in the guest) and a reading of the node (where it sits on the host).
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from nova_hpc.topology.nccl import Processor
 #: Controllers that are a root of their own in the guest.
 _ROOTS: Final = ("pcie-root", "pci-root")
 #: An argument of QEMU has at most 128 KiB, and commas in it are written twice.
-_LONGEST: Final = 100_000
+_LONGEST: Final = 90_000
 _EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
 
 
@@ -85,7 +86,8 @@ def add_documents(domain: etree._Element, documents: Mapping[str, bytes]) -> Non
         if entry.get("name") in documents:
             sysinfo.remove(entry)
     for name, text in sorted(documents.items()):
-        etree.SubElement(sysinfo, "entry", name=name).text = text.decode("ascii")
+        # libvirt quotes nothing for QEMU: no comma and no quotation mark may be in it.
+        etree.SubElement(sysinfo, "entry", name=name).text = base64.b64encode(text).decode("ascii")
 
 
 def guest_paths(domain: etree._Element) -> list[tuple[str, tuple[str, ...] | None]]:

@@ -6,6 +6,7 @@ a key is never removed and never changes meaning.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any, Final, NamedTuple
@@ -123,10 +124,25 @@ def raw(root: Root, name: str) -> bytes | None:
             denied = error
             continue
         if data is not None:
-            return data.rstrip(b"\0")
+            return plain(data)
     if denied is not None:
         raise DocumentError(f"{denied}; run this as root, or `nova-hpc-guest install` at boot")
     return None
+
+
+def plain(data: bytes) -> bytes:
+    """The text of an entry, which is in base64 unless somebody made it by hand.
+
+    libvirt puts the text into QEMU's command line as it is, where commas and
+    quotes would end it.
+    """
+    text = data.rstrip(b"\0").strip()
+    if text[:1] in (b"{", b"<"):
+        return text
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return text
 
 
 def parse(data: bytes) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 from pathlib import Path
@@ -145,7 +146,7 @@ class MirrorTest(DriverTest):
         root = etree.fromstring(self.xml(server))
         entries = root.findall("sysinfo[@type='fwcfg']/entry")
         (text,) = (e.text for e in entries if e.get("name") == "opt/org.nova-hpc/guest.json")
-        return json.loads(text)
+        return json.loads(base64.b64decode(text))
 
     def test_flat_is_the_default(self) -> None:
         self.start()
