@@ -73,6 +73,7 @@ def told(domain):
     return {
         each.get("name"): document.plain(each.text.encode()).decode()
         for each in domain.iterfind("sysinfo[@type='fwcfg']/entry")
+        if each.get("name").startswith(document.PREFIX)
     }
 
 
