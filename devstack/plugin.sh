@@ -54,6 +54,9 @@ function nova_hpc_configure {
         nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-controller.conf $NOVA_CONF
     fi
     if is_service_enabled n-cpu; then
+        # nova-compute is not root and resets devices through oslo.privsep.
+        sudo install -D -m 644 $NOVA_HPC_DIR/etc/rootwrap.d/nova-hpc.filters \
+            $(dirname $NOVA_CONF)/rootwrap.d/nova-hpc.filters
         # nova-cpu.conf is made from this file when nova-compute starts.
         nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-compute.conf $NOVA_CONF
     fi
@@ -66,7 +69,7 @@ function nova_hpc_clean {
     if type -t nova-hpc > /dev/null; then
         nova-hpc install-shim --remove
     fi
-    sudo rm -rf $NOVA_HPC_CONF_DIR
+    sudo rm -rf $NOVA_HPC_CONF_DIR $(dirname $NOVA_CONF)/rootwrap.d/nova-hpc.filters
 }
 
 if [[ "$1" == "stack" && "$2" == "install" ]]; then

@@ -39,6 +39,18 @@ _ONE_TIME_USE = os_traits.HW_PCI_ONE_TIME_USE
 _LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
 
 
+def _expect_privileges(read_config: Callable[[list[str]], object]) -> None:
+    """Refuse to start where every device would end in quarantine after its first server."""
+    try:
+        read_config([])
+    except Exception as error:
+        raise exception.InvalidConfiguration(
+            "nova-compute is not root and may not reset PCI devices "
+            f"({type(error).__name__}: {error}); copy etc/rootwrap.d/nova-hpc.filters to "
+            "/etc/nova/rootwrap.d/, or set [hpc]clean_devices = False"
+        ) from error
+
+
 @attrs.frozen
 class Hygiene:
     """The keeper of one node."""
@@ -49,7 +61,8 @@ class Hygiene:
     def from_config(cls, conf: Any) -> Hygiene | None:
         """As ``[hpc]`` says; None where it is switched off.
 
-        :raises nova.exception.InvalidConfiguration: a cleaner cannot be used.
+        :raises nova.exception.InvalidConfiguration: a cleaner, or what only
+            root may do, cannot be used.
         """
         if not conf.hpc.clean_devices:
             return None
@@ -69,6 +82,8 @@ class Hygiene:
         except cleaner.CleanerError as error:
             raise exception.InvalidConfiguration(str(error)) from error
         read_config = None if me_too else functools.partial(privileged.read_configs, root)
+        if read_config is not None:
+            _expect_privileges(read_config)
         return cls(
             Keeper(
                 Bench(

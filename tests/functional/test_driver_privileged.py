@@ -47,3 +47,30 @@ def test_reset_and_reading(tmp_path: Path) -> None:
         f"['{GPU}', '0000:99:00.0'] 4096 {config().hex()[:16]}",
     ]
     assert node.resets(GPU)
+
+
+REFUSED = """\
+import os
+from oslo_config import cfg
+from nova import exception
+from nova_hpc import conf as hpc_conf
+from virt_driver_patches import hygiene, privileged
+
+cfg.CONF([], project="nova")
+hpc_conf.register(cfg.CONF)
+# As with nova-rootwrap that knows no filter for the helper.
+cfg.CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
+os.geteuid = lambda: 1000
+try:
+    hygiene.Hygiene.from_config(cfg.CONF)
+except exception.InvalidConfiguration as error:
+    print(error)
+"""
+
+
+def test_a_service_that_may_not_is_refused() -> None:
+    argv = [sys.executable, "-W", "ignore", "-c", REFUSED]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "copy etc/rootwrap.d/nova-hpc.filters" in done.stdout
+    assert "[hpc]clean_devices = False" in done.stdout
