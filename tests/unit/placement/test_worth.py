@@ -1,0 +1,83 @@
+"""Examples: what a choice leaves for others: NVLink sets, profiles, damage."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.model import (
+    Nvlink,
+    Policy,
+)
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.topology.level import Level
+from tests.unit.placement.examples import DGX, QUADS, adapters, ask, gpus, host
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_nvlink_comes_after_the_level_and_before_the_distance(policy: Policy) -> None:
+    """The pair below one switch is no set; the sets cross the sockets."""
+    pools = gpus(0, 0, 1, 1, 2, 2, 3, 3)
+    linked = attrs.evolve(host(*pools), nvlink=QUADS)
+    request = ask(Level.HOST, policy, gpu=4)
+    (plain,) = choose(request, linked).sets
+    assert plain.level is Level.NUMA
+    (found,) = choose(attrs.evolve(request, nvlink=Nvlink.REQUIRED), linked).sets
+    assert {pick.pool for pick in found.picks} in QUADS
+    assert found.level is Level.HOST
+    assert found.reason.endswith("; a whole NVLink set")
+    (found,) = choose(attrs.evolve(request, nvlink=Nvlink.PREFERRED), linked).sets
+    assert (found.level, found.score[1]) == (Level.NUMA, 1)
+    assert found.reason.endswith("; 1 group not a whole NVLink set")
+
+
+def test_devices_beside_an_nvlink_set() -> None:
+    """Two groups of a linked pair and one function each, on both sockets."""
+    pairs = (frozenset({"gpu00", "gpu02"}), frozenset({"gpu05", "gpu06"}))
+    linked = attrs.evolve(host(*DGX), nvlink=pairs)
+    request = attrs.evolve(ask(Level.NUMA, groups=2, cells=2, gpu=2, vf=1), nvlink=Nvlink.REQUIRED)
+    (found,) = choose(request, linked).sets
+    for number, pair in enumerate(pairs):
+        picks = [pick for pick in found.picks if pick.group == number]
+        assert {pick.pool for pick in picks if pick.want == "gpu"} == pair
+        assert {pick.cell for pick in picks} == {number}
+    assert found.level is Level.NUMA
+
+
+def test_the_profile_decides_what_stays_whole() -> None:
+    """With pairs for sale the pair stays; with single GPUs only, names decide."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 0, 1))
+    pairs = Profile((Shape({"gpu": 2}, level=Level.SWITCH),))
+    singles = Profile((Shape({"gpu": 1}, level=Level.SWITCH),))
+    (found,) = choose(ask(gpu=1), host(*pools), profile=pairs).sets
+    assert (found.picks[0].pool, found.score[4]) == ("gpu02", 0)
+    (found,) = choose(ask(gpu=1), host(*pools), profile=singles).sets
+    assert found.score[4] == 1
+
+
+def test_devices_that_nobody_asked_for_count_as_damage() -> None:
+    """A function next to a GPU is worth keeping where both are sold together."""
+    pools = tuple(attrs.evolve(pool, role="gpu", serves=frozenset()) for pool in gpus(0))
+    ports = tuple(attrs.evolve(pool, role="vf") for pool in adapters(0, 1, functions=1))
+    both = Profile((Shape({"gpu": 1, "vf": 1}, level=Level.SWITCH),))
+    (found,) = choose(ask(vf=1), host(*pools, *ports), profile=both).sets
+    assert (found.picks[0].pool, found.score[4]) == ("pf01", 0)
+
+
+def test_free_cpus_limit_what_a_node_is_worth() -> None:
+    """Node 0 has CPUs for none of the shapes: its GPUs are the ones to give away."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 2))
+    shape = Profile((Shape({"gpu": 1}, level=Level.NUMA, cpus=8),))
+    for cpus, expected in (((4, 32), "gpu00"), ((32, 4), "gpu01")):
+        (found,) = choose(ask(gpu=1), host(*pools, cpus=cpus), profile=shape).sets
+        assert found.picks[0].pool == expected
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape({}), Shape({"gpu": 0}), Shape({"gpu": 1}, groups=0), Shape({"gpu": 1}, weight=-1)],
+)
+def test_a_profile_that_makes_no_sense(shape: Shape) -> None:
+    with pytest.raises(ValueError, match="shape"):
+        choose(ask(gpu=1), host(*DGX), profile=Profile((shape,)))
