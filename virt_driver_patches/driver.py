@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import nova.conf
@@ -41,6 +41,7 @@ from virt_driver_patches import (
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused, rollback
 from virt_driver_patches.reading import Reading, Source
+from virt_driver_patches.tenancy import Tenancy
 from virt_driver_patches.withhold import Withholder, in_use
 
 CONF = nova.conf.CONF
@@ -68,6 +69,12 @@ class HpcLibvirtDriver(LibvirtDriver):
     def hpc_hygiene(self) -> hygiene.Hygiene | None:
         """Keeps this node's devices clean; None: switched off."""
         return hygiene.Hygiene.from_config(CONF)
+
+    @property
+    def hpc_tenancy(self) -> Tenancy:
+        """What is done to devices around a server; nothing without ``hpc_*`` tags."""
+        steps = (self.hpc_hygiene,) if self.hpc_active else ()
+        return Tenancy(tuple(step for step in steps if step is not None))
 
     @property
     def hpc_active(self) -> bool:
@@ -102,9 +109,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         resources = super().get_available_resource(nodename)
         if self.hpc_active:
             taken = functools.partial(in_use, self._hpc_host, nodename)
-            reading, more = self.hpc_source.read(), None
-            if self.hpc_hygiene is not None:
-                more = self.hpc_hygiene.sweep(reading, taken)
+            reading = self.hpc_source.read()
+            more = self.hpc_tenancy.sweep(reading, taken)
             self._hpc_withholder.edit(resources, reading, taken, more)
         return resources
 
@@ -124,7 +130,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         if self.hpc_active or _has_hpc_keys(instance):
             claim, reading = Claim.of(instance), self.hpc_source.read()
             decision = self._hpc_check_claim(context, instance, claim, reading)
-            self._hpc_give(instance, claim.addresses, reading)
+            self.hpc_tenancy.give(instance, claim.addresses, reading)
         self._hpc_record(instance, decision)
         guest_topology.record(instance, self._hpc_abi(instance, instance.flavor.extra_specs))
 
@@ -151,13 +157,6 @@ class HpcLibvirtDriver(LibvirtDriver):
         """The rules of the guest's hardware, with a flavor of these *extra_specs*."""
         return guest_topology.wanted(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
 
-    def _hpc_give(
-        self, instance: objects.Instance, addresses: Sequence[str], reading: Reading
-    ) -> None:
-        """Check, and mark, what *instance* is about to get, when all else is decided."""
-        if self.hpc_active and self.hpc_hygiene is not None and addresses:
-            self.hpc_hygiene.give(instance, addresses, reading)
-
     def _hpc_record_again(
         self, context: nova_context.RequestContext, instance: objects.Instance
     ) -> None:
@@ -182,10 +181,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def _hpc_check_restart(self, instance: objects.Instance) -> None:
         """Check only for what would fail, or harm the host, now."""
         if self.hpc_active and instance.pci_devices:
-            claim = Claim.of(instance)
-            before_start.check_health(instance, claim, self.hpc_source.read(), restart=True)
-            if self.hpc_hygiene is not None:
-                self.hpc_hygiene.keep(instance, claim)
+            claim, reading = Claim.of(instance), self.hpc_source.read()
+            before_start.check_health(instance, claim, reading, restart=True)
+            self.hpc_tenancy.keep(instance, claim, reading)
         if _has_hpc_keys(instance):
             guest_topology.check_restart(instance, self.hpc_source)
 
@@ -276,7 +274,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             claim = Claim.of(instance).with_port(slot)
             before_start.check_flavor(context, instance, claim, self.hpc_source.read())
         if slot:
-            self._hpc_give(instance, [normalise_address(slot)], self.hpc_source.read())
+            self.hpc_tenancy.give(instance, [normalise_address(slot)], self.hpc_source.read())
         super().attach_interface(context, instance, image_meta, vif)
 
     def rescue(
@@ -301,8 +299,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Clean the devices of a server that is gone, before Nova frees them."""
         super().destroy(context, instance, *args, **kwargs)
-        if self.hpc_active and self.hpc_hygiene is not None:
-            self.hpc_hygiene.take_back(instance, self.hpc_source)
+        self.hpc_tenancy.take_back(instance, self.hpc_source)
 
     # -- a server moves -----------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class Hygiene:
 
     # -- a server starts --------------------------------------------------------
 
-    def give(self, instance: objects.Instance, addresses: Iterable[str], reading: Reading) -> None:
+    def give(self, instance: objects.Instance, addresses: Sequence[str], reading: Reading) -> None:
         """Check devices before a server gets them, and remember that it has.
 
         :raises DeviceFault: one of them must not be given.
@@ -123,7 +123,7 @@ class Hygiene:
                 f"{len(refused)} did not pass the check before it starts."
             )
 
-    def keep(self, instance: objects.Instance, claim: Claim) -> None:
+    def keep(self, instance: objects.Instance, claim: Claim, reading: Reading) -> None:
         """Remember the devices of a server that was made before this was in use."""
         try:
             self.keeper.keep(instance.uuid, claim.addresses)
