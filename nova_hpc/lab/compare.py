@@ -86,6 +86,9 @@ class Guest:
     devices: tuple[GuestDevice, ...]
     cpus: int
     memory_kib: int
+    #: What its ``nova-hpc-guest check`` printed, and its exit status; None: it did not run.
+    check: tuple[str, ...]
+    check_status: int | None
 
 
 @attrs.frozen
@@ -139,6 +142,7 @@ def compare(evidence: Evidence) -> tuple[Check, ...]:
         "the memory is in hugepages next to the devices": _memory,
         "the guest has the CPUs and the memory of the flavor": _size,
         "the guest's drivers hold its virtual functions": _drivers,
+        "the guest's own nova-hpc-guest check finds what the cloud promised": _checked,
     }
     return tuple(Check(what, "; ".join(find(evidence))) for what, find in checks.items())
 
@@ -284,6 +288,14 @@ def _drivers(evidence: Evidence) -> Iterator[str]:
     for device in evidence.guest.devices:
         if device.identity.startswith("MAC ") and device.driver is None:
             yield f"{device.address} has no driver"
+
+
+def _checked(evidence: Evidence) -> Iterator[str]:
+    status = evidence.guest.check_status
+    if status is None:
+        yield "it did not run"
+    elif status:
+        yield f"exit status {status}: {'; '.join(evidence.guest.check) or 'no output'}"
 
 
 def _devices(evidence: Evidence) -> list[HostDevice]:

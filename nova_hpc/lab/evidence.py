@@ -213,6 +213,8 @@ def guest(report: node.GuestReport) -> compare.Guest:
         ),
         cpus=report.cpus,
         memory_kib=report.memory_kib,
+        check=report.check,
+        check_status=report.check_status,
     )
 
 

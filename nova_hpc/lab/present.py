@@ -70,7 +70,7 @@ def _size(found: compare.Evidence) -> tuple[str, ...]:
         "",
         f"{pins}\nemulator on {_set(domain.emulator)}\nmemory strictly at NUMA"
         f" {_set(domain.memory_nodes)}, pages of {domain.page_kib} KiB; QEMU holds {pages}",
-        f"{guest.cpus} CPU, {guest.memory_kib // 1024} MiB",
+        "\n".join((f"{guest.cpus} CPU, {guest.memory_kib // 1024} MiB", *guest.check)),
     )
 
 

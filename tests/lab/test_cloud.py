@@ -82,6 +82,7 @@ def test_demo_agrees(lab):
     assert "$ openstack --os-compute-api-version 2.37 server create" in done.stdout
     assert done.stdout.count("The user reads: ") == 2
     assert "is not viable" in done.stdout
+    assert "As promised: 2 devices, 1 NUMA nodes, topology flat." in done.stdout
 
 
 def test_demo_notices_two_devices_that_were_swapped(lab):
@@ -99,6 +100,21 @@ def test_demo_notices_two_devices_that_were_swapped(lab):
     assert done.returncode == 1, done.stdout
     assert "WRONG libvirt's domain has exactly the recorded devices" in done.stdout
     assert "WRONG the guest has exactly these devices, by their identities" in done.stdout
+
+
+def test_the_guests_own_check_notices_a_device_that_is_missing(lab):
+    lab.inside(
+        "virsh='virsh -c qemu:///system'; name=$($virsh list --name | head -1);"
+        " $virsh dumpxml $name >/run/whole.xml;"
+        ' python3 -c "import xml.etree.ElementTree as ET;'
+        " tree = ET.parse('/run/whole.xml'); devices = tree.find('devices');"
+        " devices.remove(devices.find('hostdev')); tree.write('/run/less.xml')\""
+        " && $virsh destroy $name && $virsh create /run/less.xml"
+    )
+    done = lab.nova_hpc("demo", "--server", "hpc-demo")
+    assert done.returncode == 1, done.stdout
+    (line,) = (each for each in done.stdout.splitlines() if "own nova-hpc-guest check" in each)
+    assert "exit status 1: WRONG device" in line
 
 
 def _offered(lab, address):

@@ -74,6 +74,11 @@ def _pairs(lab, word):
         found = relations.pairs(_given(lab, server), report)
         print(f"\n{word}:", *found, sep="\n  ")
         assert len(found) == 8 * 7 // 2
+        # The guest's own command, on what it was promised, says so too.
+        assert (report.check_status, report.check) == (
+            0,
+            (f"As promised: 8 devices, 2 NUMA nodes, topology {word}.",),
+        )
         return found, report
     finally:
         lab.openstack("server", "delete", "--wait", server, check=False)

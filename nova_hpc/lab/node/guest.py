@@ -9,9 +9,10 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.guest.build import single_file
 from nova_hpc.lab.node import cache
 from nova_hpc.lab.node.image import GUEST_MODULES, find_image
-from nova_hpc.lab.node.initramfs import add_modules, base_archive
+from nova_hpc.lab.node.initramfs import add_modules, add_tree, base_archive
 from nova_hpc.lab.paths import Paths
 
 #: Kernel command line for Glance's ``os_command_line`` property.
@@ -60,6 +61,10 @@ class GuestReport:
     cpus: int  #: online
     memory_kib: int  #: MemTotal
     kernel: str
+    #: What its ``nova-hpc-guest check`` printed, and its exit status; None
+    #: where the guest does not have the command.
+    check: tuple[str, ...] = ()
+    check_status: int | None = None
 
     @property
     def macs(self) -> frozenset[str]:
@@ -77,11 +82,14 @@ def guest_image(paths: Paths) -> tuple[Path, Path]:
     """
     image = find_image(paths)
     script = (_INSIDE / "guest-init.sh").read_bytes()
-    name = f"guest-{cache.key_of(image.folder.name, script, *GUEST_MODULES)}"
+    command = single_file()
+    name = f"guest-{cache.key_of(image.folder.name, script, command, *GUEST_MODULES)}"
 
     def make(target: Path) -> None:
         archive = base_archive(image.busybox)
         add_modules(archive, image.modules, GUEST_MODULES)
+        add_tree(archive, image.guest_python)
+        archive.file("usr/local/bin/nova-hpc-guest", command, 0o755)
         archive.file("init", script, 0o755)
         (target / "initramfs.gz").write_bytes(archive.pack())
 
@@ -112,6 +120,7 @@ def _read(body: str) -> GuestReport:
     macs: dict[str, list[str]] = {}
     paths: dict[str, tuple[str, ...]] = {}
     cells = []
+    check = []
     for line in body.splitlines():
         key, _, rest = line.partition(" ")
         words = rest.split()
@@ -134,13 +143,15 @@ def _read(body: str) -> GuestReport:
             macs.setdefault(words[0], []).append(words[1].lower())
         elif key == "cell":
             cells.append(GuestCell(int(words[0]), words[2], int(words[4])))
-        elif key in ("kernel", "cpus", "memory_kib"):
+        elif key == "check":
+            check.append(rest)
+        elif key in ("kernel", "cpus", "memory_kib", "check_status"):
             single[key] = rest
     functions = {
         address: attrs.evolve(function, path=paths.get(address, ()))
         for address, function in functions.items()
     }
-    return _report(single, functions, bars, macs, cells)
+    return _report(single, functions, bars, macs, cells, check)
 
 
 def _report(
@@ -149,6 +160,7 @@ def _report(
     bars: Mapping[str, list[int]],
     macs: Mapping[str, list[str]],
     cells: list[GuestCell],
+    check: list[str],
 ) -> GuestReport:
     return GuestReport(
         functions=tuple(
@@ -163,4 +175,6 @@ def _report(
         cpus=int(single["cpus"]),
         memory_kib=int(single["memory_kib"]),
         kernel=single["kernel"],
+        check=tuple(check),
+        check_status=int(single["check_status"]) if "check_status" in single else None,
     )

@@ -17,8 +17,9 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.guest.build import single_file
 from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.node import cache, debian, python_env
+from nova_hpc.lab.node import cache, debian, guest_python, python_env
 from nova_hpc.lab.node.contract import Progress
 from nova_hpc.lab.node.initramfs import module_files, plain_module
 from nova_hpc.lab.paths import Paths
@@ -28,7 +29,7 @@ _DISK_SIZE: Final = "6G"
 #: What the node's own initial RAM file system loads before there is a root disk.
 BOOT_MODULES: Final = ("virtio_blk", "ext4", "crc32c_generic")
 #: What the tenant's guest loads.
-GUEST_MODULES: Final = ("igbvf",)
+GUEST_MODULES: Final = ("igbvf", "qemu_fw_cfg")
 # Loaded later by the node; kept uncompressed, since unpacking is slow there.
 _LATER_MODULES: Final = ("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "tun")
 
@@ -62,6 +63,11 @@ class Image:
     def modules(self) -> Path:
         """The few kernel modules of the initial RAM file systems."""
         return self.folder / "modules"
+
+    @property
+    def guest_python(self) -> Path:
+        """A folder with what the guest needs to run the command for guests."""
+        return self.folder / "guest-python"
 
 
 def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
@@ -118,9 +124,12 @@ def image_name(paths: Paths) -> str:
     versions = [
         f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]
-    # The two modules that make it are part of what it is made of.
-    makers = [Path(module).read_bytes() for module in (__file__, python_env.__file__)]
-    return f"image-{cache.key_of(debian.key(), *versions, *makers)}"
+    # The modules that make it are part of what it is made of.
+    makers = [
+        Path(module).read_bytes()
+        for module in (__file__, python_env.__file__, guest_python.__file__)
+    ]
+    return f"image-{cache.key_of(debian.key(), *versions, *makers, single_file())}"
 
 
 def _make_disk(archive: Path, venv: Path, target: Path) -> None:
@@ -128,6 +137,10 @@ def _make_disk(archive: Path, venv: Path, target: Path) -> None:
     root.mkdir()
     _run("tar", "-x", "-p", "--numeric-owner", "-f", str(archive), "-C", str(root))
     _boot_files(root, target)
+    for path, content in guest_python.collect(root, single_file()).items():
+        there = target / "guest-python" / path
+        there.parent.mkdir(parents=True, exist_ok=True)
+        there.write_bytes(content)
     python_env.copy(venv, root)
     _settings(root)
     _run("chroot", str(root), "depmod", _version(root))

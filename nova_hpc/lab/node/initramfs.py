@@ -125,6 +125,13 @@ def add_modules(archive: Archive, modules: Path, names: Sequence[str]) -> None:
     archive.file("modules/order", "".join(f"{name}\n" for name in order).encode())
 
 
+def add_tree(archive: Archive, folder: Path) -> None:
+    """Put the files below *folder* into the archive; all may be executed."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            archive.file(str(path.relative_to(folder)), path.read_bytes(), 0o755)
+
+
 def _name(path: str) -> str:
     name = PurePosixPath(path).name
     for suffix in (".xz", ".gz", ".zst", ".ko"):

@@ -70,6 +70,8 @@ GOOD = Evidence(
         ),
         cpus=1,
         memory_kib=470_000,
+        check=("As promised: 2 devices, 1 NUMA nodes, topology flat.",),
+        check_status=0,
     ),
     decision=Decision(Level.ROOT, Policy.REQUIRED, Level.ROOT),
 )
@@ -118,6 +120,12 @@ def test_identities_that_are_not_unique_prove_nothing():
     assert "the guest has exactly these devices, by their identities" in wrong(
         attrs.evolve(GOOD, node=twins)
     )
+
+
+def test_what_the_guests_own_check_misses_is_noticed():
+    what = "the guest's own nova-hpc-guest check finds what the cloud promised"
+    assert wrong(_guest(check=("WRONG device: device 0: not there",), check_status=1)) == [what]
+    assert wrong(_guest(check=(), check_status=None)) == [what]
 
 
 ADDRESSES = st.lists(st.sampled_from(sorted(DEVICES)), max_size=4).map(tuple)

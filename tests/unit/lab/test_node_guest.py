@@ -50,6 +50,18 @@ def test_a_report_is_read():
     assert found.macs == {"52:54:00:01:01:0a"}
 
 
+def test_the_guests_own_check_is_part_of_its_report():
+    assert guest.parse_report(REPORT.format(number=1)).check_status is None
+    text = REPORT.format(number=1).replace(
+        "=== nova-hpc guest report 1 end",
+        "check WRONG device: device 0: not there\ncheck note\ncheck_status 1\n"
+        "=== nova-hpc guest report 1 end",
+    )
+    found = guest.parse_report(text)
+    assert found.check == ("WRONG device: device 0: not there", "note")
+    assert found.check_status == 1
+
+
 def test_the_last_complete_report_counts():
     later = REPORT.format(number=2).replace("cpus 2", "cpus 3", 1)
     cut = REPORT.format(number=3)[:200]
