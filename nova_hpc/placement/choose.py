@@ -7,6 +7,7 @@ states the objective in order, and what bounds the search.
 
 from __future__ import annotations
 
+from nova_hpc.placement import alike
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.model import Answer, Host, Request
 from nova_hpc.placement.profile import Profile
@@ -35,6 +36,7 @@ def choose(
         does (see survey), or the profile does (see Yardstick.of).
     """
     demand = Demand.of(request)
+    host = alike.reduced(request, host, profile)
     site = survey(demand, host)
     linked = links(request, demand, site, host)
     problem = Problem.of(request, demand, site, profile)

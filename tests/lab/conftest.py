@@ -78,6 +78,11 @@ class Lab:
         return found
 
 
+def pytest_collection_modifyitems(items):
+    """One lab after the other: those of a shape of their own at the end."""
+    items.sort(key=lambda item: "lab" in getattr(getattr(item, "callspec", None), "params", {}))
+
+
 @pytest.fixture(scope="session")
 def lab(request):
     """The lab with one node; a test that names a shape gets a lab of that shape."""
