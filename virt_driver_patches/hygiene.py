@@ -36,7 +36,7 @@ _ONE_TIME_USE = os_traits.HW_PCI_ONE_TIME_USE
 
 #: Tasks after whose ``destroy`` the server has its devices no longer. After
 #: others it has them still, or the next periodic update finds them free.
-_LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
+LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
 
 
 def _expect_privileges(read_config: Callable[[list[str]], object]) -> None:
@@ -135,7 +135,7 @@ class Hygiene:
 
     def take_back(self, instance: objects.Instance, source: Source) -> None:
         """Clean what a server had, if it was destroyed for good. Never raises."""
-        if instance.task_state not in _LAST:
+        if instance.task_state not in LAST:
             return
         try:
             if not self.keeper.has_given(instance.uuid):

@@ -82,6 +82,75 @@ Related options:
 * ``[pci]device_spec``
 """,
     ),
+    cfg.StrOpt(
+        "nvlink_backend",
+        default="none",
+        help="""
+Who activates the NVLink partition of a server before it starts, and deactivates
+it afterwards. Backends are found by the entry points of the namespace
+``nova_hpc.nvlink_backends``.
+
+* ``none``: nobody. For nodes without NVLinks, for GPUs with direct links to one
+  another, and where guests get the NVSwitches with the GPUs.
+* ``fabric-manager``: NVIDIA Fabric Manager in its shared NVSwitch mode
+  (``FABRIC_MODE=1``). nova-compute does not start where it cannot be reached;
+  later a failure refuses the start of a server, or withholds GPUs.
+
+Related options:
+
+* ``[hpc]nvlink_address``
+* ``[hpc]nvlink_gpus``
+* ``[hpc]nvlink_set``
+""",
+    ),
+    cfg.StrOpt(
+        "nvlink_address",
+        default="127.0.0.1:6666",
+        help="""
+Where the manager of the NVLink fabric listens: an IPv4 address with a port, or
+the path of a Unix socket. Whoever reaches it decides which GPUs are linked, so
+keep everybody else away from it.
+""",
+    ),
+    cfg.StrOpt(
+        "nvlink_library",
+        default="libnvfm.so.1",
+        help="""
+The shared library that speaks to the manager of the NVLink fabric, a name or a
+path. It is loaded by a process of its own for each call.
+""",
+    ),
+    cfg.FloatOpt(
+        "nvlink_timeout",
+        default=20.0,
+        min=1.0,
+        max=600.0,
+        help="""
+Seconds after which a call to the manager of the NVLink fabric is given up.
+""",
+    ),
+    cfg.Opt(
+        "nvlink_gpus",
+        type=types.Dict(value_type=types.String()),
+        default={},
+        help="""
+The PCI address in this node of each GPU that the manager of the NVLink fabric
+knows, as a list of ``physical id:address``, for example
+``1:0000:1b:00.0,2:0000:43:00.0``. NVIDIA's Fabric Manager does not say the
+addresses of GPUs from the H100 on, and one that runs in a virtual machine says
+those of that machine; then all GPUs have to be named. The physical id is the
+``Module ID`` that ``nvidia-smi -q`` shows.
+""",
+    ),
+    cfg.StrOpt(
+        "nvlink_file",
+        default="$state_path/hpc-nvlink.json",
+        help="""
+The file in which the compute node keeps which server has which NVLink
+partition. A manager of the fabric that was restarted has to be told. It has a
+copy and a lock beside it.
+""",
+    ),
     cfg.FloatOpt(
         "packing_weight_multiplier",
         default=10000.0,

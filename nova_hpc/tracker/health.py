@@ -29,6 +29,8 @@ class Kind(enum.Enum):
     RESET = "reset"
     #: What was found between two servers; see nova_hpc.tracker.hygiene.
     HYGIENE = "hygiene"
+    #: What the manager of the NVLink fabric says; see nova_hpc.tracker.nvlink_keeper.
+    NVLINK = "nvlink"
 
 
 #: What an operator may switch off. The others guard the host or a tenant.
@@ -72,6 +74,7 @@ _USER: Final[Mapping[Kind, str]] = {
     Kind.LINK: "has a degraded link",
     Kind.RESET: "cannot be reset",
     Kind.HYGIENE: "did not pass the check between two servers",
+    Kind.NVLINK: "cannot be linked by NVLink now",
 }
 
 ALL: Final = frozenset(Kind)

@@ -1,0 +1,216 @@
+"""One call of NVIDIA Fabric Manager's library, in a process of its own.
+
+A library that waits for a manager that hangs cannot be interrupted, so the
+service never loads it: it runs this file, which needs nothing but the standard
+library, and ends it when its time is up.
+
+Layouts and codes are those of NVIDIA's "Fabric Manager User Guide", chapter
+"Fabric Manager SDK", and of the headers that its package installs. Recorded,
+not tried on the real product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import sys
+from typing import Any, ClassVar
+
+MARK = "nova-hpc-nvlink "
+
+SUCCESS = 0
+VERSION_MISMATCH = -6
+
+_MOST_PARTITIONS = 64
+_MOST_GPUS = 16
+_ADDRESS = 256
+_INET, _UNIX = 1, 2
+
+
+class ConnectV1(ctypes.Structure):
+    """``fmConnectParams_v1``: up to Fabric Manager of driver branch 5xx."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("version", ctypes.c_uint),
+        ("address", ctypes.c_char * _ADDRESS),
+        ("timeout_ms", ctypes.c_uint),
+        ("is_unix", ctypes.c_uint),
+    ]
+
+
+class ConnectV2(ctypes.Structure):
+    """``fmConnectParams_v2``: newer ones; ``is_unix`` is no longer looked at."""
+
+    _fields_: ClassVar[list[Any]] = [*ConnectV1._fields_, ("kind", ctypes.c_int)]
+
+
+class Gpu(ctypes.Structure):
+    """``fmFabricPartitionGpuInfo_t``."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("physical_id", ctypes.c_uint),
+        ("uuid", ctypes.c_char * 80),
+        ("bus_id", ctypes.c_char * 32),
+        ("links_available", ctypes.c_uint),
+        ("most_links", ctypes.c_uint),
+        ("line_rate", ctypes.c_uint),
+    ]
+
+
+class Partition(ctypes.Structure):
+    """``fmFabricPartitionInfo_t``."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("id", ctypes.c_uint),
+        ("is_active", ctypes.c_uint),
+        ("number", ctypes.c_uint),
+        ("gpus", Gpu * _MOST_GPUS),
+    ]
+
+
+class Partitions(ctypes.Structure):
+    """``fmFabricPartitionList_v2``, whose version number is 1."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("version", ctypes.c_uint),
+        ("number", ctypes.c_uint),
+        ("most", ctypes.c_uint),
+        ("partitions", Partition * _MOST_PARTITIONS),
+    ]
+
+
+class Active(ctypes.Structure):
+    """``fmActivatedFabricPartitionList_v1``."""
+
+    _fields_: ClassVar[list[Any]] = [
+        ("version", ctypes.c_uint),
+        ("number", ctypes.c_uint),
+        ("ids", ctypes.c_uint * _MOST_PARTITIONS),
+    ]
+
+
+def version_of(structure: type[ctypes.Structure], number: int) -> int:
+    """How the library tells layouts apart: size, and a number above it."""
+    return ctypes.sizeof(structure) | number << 24
+
+
+class CallError(Exception):
+    """A function of the library has not returned success."""
+
+    def __init__(self, function: str, code: int) -> None:
+        super().__init__(f"{function}: {code}")
+        self.function = function
+        self.code = code
+
+
+def _check(function: str, code: int) -> None:
+    if code != SUCCESS:
+        raise CallError(function, code)
+
+
+def _connect(library: Any, address: str, timeout_ms: int) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    is_unix = address.startswith("/")
+    code = VERSION_MISMATCH
+    for layout, number in ((ConnectV2, 2), (ConnectV1, 1)):
+        wanted: Any = layout()
+        wanted.version = version_of(layout, number)
+        wanted.address = address.encode()
+        wanted.timeout_ms = timeout_ms
+        wanted.is_unix = is_unix
+        if layout is ConnectV2:
+            wanted.kind = _UNIX if is_unix else _INET
+        code = library.fmConnect(ctypes.byref(wanted), ctypes.byref(handle))
+        if code != VERSION_MISMATCH:
+            break
+    _check("fmConnect", code)
+    return handle
+
+
+def _list(library: Any, handle: ctypes.c_void_p) -> list[dict[str, Any]]:
+    table: Any = Partitions()
+    table.version = version_of(Partitions, 1)
+    _check(
+        "fmGetSupportedFabricPartitions",
+        library.fmGetSupportedFabricPartitions(handle, ctypes.byref(table)),
+    )
+    return [
+        {
+            "id": one.id,
+            "active": bool(one.is_active),
+            "gpus": [
+                {
+                    "physical_id": gpu.physical_id,
+                    "bus_id": gpu.bus_id.decode("ascii", "replace"),
+                    "links": gpu.links_available,
+                }
+                for gpu in one.gpus[: min(one.number, _MOST_GPUS)]
+            ],
+        }
+        for one in table.partitions[: min(table.number, _MOST_PARTITIONS)]
+    ]
+
+
+def _set_active(library: Any, handle: ctypes.c_void_p, ids: list[int]) -> None:
+    table: Any = Active()
+    table.version = version_of(Active, 1)
+    table.number = len(ids)
+    table.ids[: len(ids)] = ids
+    _check(
+        "fmSetActivatedFabricPartitions",
+        library.fmSetActivatedFabricPartitions(handle, ctypes.byref(table)),
+    )
+
+
+def call(order: dict[str, Any]) -> list[dict[str, Any]]:
+    """Carry out one order.
+
+    :raises CallError: a function has failed.
+    :raises OSError: the library cannot be loaded.
+    :raises AttributeError: it is another library.
+    """
+    library: Any = ctypes.CDLL(order["library"])
+    for name in ("fmActivateFabricPartition", "fmDeactivateFabricPartition"):
+        getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_uint]
+    _check("fmLibInit", library.fmLibInit())
+    try:
+        handle = _connect(library, order["address"], order["timeout_ms"])
+        try:
+            return _do(library, handle, order)
+        finally:
+            library.fmDisconnect(handle)
+    finally:
+        library.fmLibShutdown()
+
+
+def _do(library: Any, handle: ctypes.c_void_p, order: dict[str, Any]) -> list[dict[str, Any]]:
+    what, ids = order["do"], order["ids"]
+    if what == "list":
+        return _list(library, handle)
+    if what == "set":
+        _set_active(library, handle, ids)
+        return []
+    names = {"activate": "fmActivateFabricPartition", "deactivate": "fmDeactivateFabricPartition"}
+    for each in ids:
+        _check(names[what], getattr(library, names[what])(handle, each))
+    return []
+
+
+def main() -> None:
+    """Read the order from the command line and print the answer on one line."""
+    answer: dict[str, Any] = {}
+    try:
+        answer["partitions"] = call(json.loads(sys.argv[1]))
+    except CallError as error:
+        answer.update(function=error.function, code=error.code)
+    except (OSError, AttributeError) as error:
+        answer["problem"] = str(error)
+    # What the library has printed itself may stand before it on the line.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
