@@ -80,7 +80,7 @@ if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" -e "$_top[lab]"
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 fi
-# The checkout may have moved since.
-"$NOVA_HPC_VENV/bin/python" -c "import nova_hpc, sys; sys.exit(not nova_hpc.__file__.startswith('$_top/'))" 2>/dev/null ||
+# The checkout may have moved since. Asked from elsewhere: the folder that one is in always counts.
+(cd / && "$NOVA_HPC_VENV/bin/python" -c "import nova_hpc, sys; sys.exit(not nova_hpc.__file__.startswith('$_top/'))") 2>/dev/null ||
     "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top"
 export PATH=$NOVA_HPC_VENV/bin:$PATH
