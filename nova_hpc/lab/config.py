@@ -179,6 +179,8 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
         "DEFAULT": {
             "transport_url": transport_url(settings, address),
             "periodic_fuzzy_delay": 0,
+            # A lab may have one node only.
+            "allow_resize_to_same_host": True,
         },
         "placement": user("placement"),
         "glance": user("image"),

@@ -34,6 +34,8 @@ _LAB_SETTINGS: Final = """\
 [DEFAULT]
 reserved_host_memory_mb = 512
 resume_guests_state_on_host_boot = true
+# The lab's guests do not listen to the power button.
+shutdown_timeout = 5
 
 [libvirt]
 # libvirt knows no model for what the emulator offers.
