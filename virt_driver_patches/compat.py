@@ -8,7 +8,7 @@ from inspect import Signature
 from typing import Any
 
 import nova.version
-from nova import exception
+from nova import exception, safe_utils
 from nova.virt.libvirt.driver import LibvirtDriver
 
 #: Major versions of Nova that this release was tested with.
@@ -39,6 +39,10 @@ def expect(owner: Any, name: str, *parameters: str) -> tuple[Callable[..., Any],
     method = getattr(owner, name, None)
     if method is not None:
         signature = inspect.signature(method)
+        if "args" in signature.parameters:
+            # One of Nova's decorators hides what is below.
+            inner = safe_utils.get_wrapped_function(getattr(type(owner), name))
+            signature = inspect.signature(inner.__get__(owner))
         if signature.parameters.keys() >= set(parameters):
             return method, signature
     raise exception.InvalidConfiguration(

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import nova.conf
 from nova import context as nova_context
 from nova import exception, objects
-from nova.compute import task_states
+from nova.compute import power_state, task_states
+from nova.compute import utils as compute_utils
 from nova.virt import hardware
 from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
@@ -26,6 +28,7 @@ from nova_hpc.placement.decision import Decision
 from nova_hpc.topology.guest import Abi
 from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import (
+    adapters,
     attach,
     before_start,
     bind_moves,
@@ -37,9 +40,11 @@ from virt_driver_patches import (
     guest_xml,
     hygiene,
     last_host,
+    nvlink,
+    refuse_early,
 )
 from virt_driver_patches.devices import Claim
-from virt_driver_patches.errors import ClaimRefused, rollback
+from virt_driver_patches.errors import ClaimRefused, DeviceFault, rollback
 from virt_driver_patches.reading import Reading, Source
 from virt_driver_patches.tenancy import Tenancy
 from virt_driver_patches.withhold import Withholder, in_use
@@ -70,10 +75,22 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Keeps this node's devices clean; None: switched off."""
         return hygiene.Hygiene.from_config(CONF)
 
+    @functools.cached_property
+    def hpc_links(self) -> nvlink.Links | None:
+        """Sets this node's NVLink partitions; None: nobody has to."""
+        return nvlink.Links.from_config(CONF, self._hpc_host)
+
+    @functools.cached_property
+    def hpc_adapters(self) -> adapters.Adapters | None:
+        """Sets this node's virtual functions; None: switched off."""
+        return adapters.Adapters.from_config(CONF, self.hpc_source)
+
     @property
     def hpc_tenancy(self) -> Tenancy:
         """What is done to devices around a server; nothing without ``hpc_*`` tags."""
-        steps = (self.hpc_hygiene,) if self.hpc_active else ()
+        if not self.hpc_active:
+            return Tenancy()
+        steps = (self.hpc_hygiene, self.hpc_links, self.hpc_adapters)
         return Tenancy(tuple(step for step in steps if step is not None))
 
     @property
@@ -89,14 +106,19 @@ class HpcLibvirtDriver(LibvirtDriver):
         active = contract.check_config(CONF)
         if active and self.hpc_hygiene is None:
             LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
+        if active and self.hpc_adapters is None:
+            LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
         super().init_host(host)
         if active:
             bind_moves.install()
             check_moves.install(self.virtapi, self._hpc_check_claim)
             follow.follow(self.virtapi)
             last_host.keep_reason(self.virtapi)
+            refuse_early.install(self.virtapi, self._hpc_early_checks())
             reading = self.hpc_source.read()
             contract.check_devices(reading.specs.offers(reading.node), reading.node)
+            if self.hpc_links is not None:
+                self.hpc_links.begin(reading)
 
     def _get_pci_passthrough_devices(self) -> str:
         """Nova's reading, afresh where this project is in use."""
@@ -187,6 +209,30 @@ class HpcLibvirtDriver(LibvirtDriver):
         if _has_hpc_keys(instance):
             guest_topology.check_restart(instance, self.hpc_source)
 
+    def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
+        """Method of the compute manager -> what is checked before it."""
+        return {
+            "reboot_instance": self._hpc_check_restart,
+            "rescue_instance": self._hpc_check_restart,
+            "unrescue_instance": self._hpc_check_restart,
+            "snapshot_instance": self._hpc_check_snapshot,
+            "backup_instance": self._hpc_check_snapshot,
+        }
+
+    def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
+        """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        cold = (
+            CONF.libvirt.images_type == "lvm"
+            or CONF.ephemeral_storage_encryption.enabled
+            or CONF.workarounds.disable_libvirt_livesnapshot
+        )
+        if not cold or not _has_hpc_keys(instance):
+            return
+        guest = self._host.get_guest(instance)
+        if guest.get_power_state(self._host) in (power_state.RUNNING, power_state.PAUSED):
+            attach.check_suspend(guest.get_xml_desc(dump_inactive=True))
+            self._hpc_check_restart(instance)  # the devices have to come back
+
     # -- a server starts --------------------------------------------------------
 
     def spawn(
@@ -232,6 +278,20 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Check before the old domain is destroyed; also start and host boot."""
         self._hpc_check_restart(instance)
         super()._hard_reboot(context, instance, *args, **kwargs)
+
+    def resume_state_on_host_boot(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Tell the user why a server did not come back; Nova only logs it."""
+        try:
+            super().resume_state_on_host_boot(context, instance, *args, **kwargs)
+        except (ClaimRefused, DeviceFault) as error:
+            compute_utils.add_instance_fault_from_exc(context, instance, error, sys.exc_info())
+            raise
 
     def resume(
         self,
@@ -302,6 +362,19 @@ class HpcLibvirtDriver(LibvirtDriver):
         self.hpc_tenancy.take_back(instance, self.hpc_source)
 
     # -- a server moves -----------------------------------------------------------
+
+    def migrate_disk_and_power_off(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """On the source: its adapters forget a server that goes on elsewhere."""
+        disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+        if self.hpc_active and self.hpc_adapters is not None:
+            self.hpc_adapters.rest(instance, self.hpc_source)
+        return disks
 
     def finish_migration(
         self,
