@@ -97,6 +97,21 @@ class Configure(Command):
             "on, which are then not offered; may be repeated",
         )
         offer.add_argument(
+            "--offer-switches",
+            action="store_true",
+            help="offer the devices of the role nvswitch, too. Whoever has them decides which GPUs "
+            "are linked: only where each server gets all switches of its GPUs, or for the one "
+            "machine that manages them",
+        )
+        offer.add_argument(
+            "--leave-out",
+            action="append",
+            default=[],
+            metavar="ADDRESS",
+            help="do not offer this device, e.g. an adapter that manages the NVSwitches, or one "
+            "that the host uses, nor its virtual functions; may be repeated",
+        )
+        offer.add_argument(
             "--resource-class",
             action="append",
             default=[],
@@ -200,6 +215,8 @@ class Configure(Command):
             resource_classes=values.resource_classes(args.resource_class),
             traits=values.traits(args.trait),
             one_time_use=frozenset(args.one_time_use),
+            switches=args.offer_switches,
+            left_out=values.addresses("--leave-out", args.leave_out),
             nvlink=sets or None,
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
@@ -211,7 +228,11 @@ class Configure(Command):
             )
         terms.check(node, table)
         # The others are only named, so terms about single devices are not theirs.
-        named = Terms(resource_classes=terms.resource_classes, traits=terms.traits)
+        named = Terms(
+            resource_classes=terms.resource_classes,
+            traits=terms.traits,
+            switches=terms.switches,
+        )
         spec = device_spec.build(node, table, terms)
         result = settings.render(
             node,

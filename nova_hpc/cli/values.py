@@ -27,6 +27,14 @@ def whole(values: Iterable[str]) -> Iterable[str]:
             raise UsageError(f"--whole-pf: {error}") from error
 
 
+def addresses(option: str, values: Iterable[str]) -> frozenset[str]:
+    """PCI addresses, normalised."""
+    try:
+        return frozenset(map(normalise_address, values))
+    except AddressError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
 def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
     for value in values:
         role, equals, name = value.partition("=")

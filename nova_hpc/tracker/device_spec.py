@@ -79,7 +79,8 @@ def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
     :param node: from any reader of :mod:`nova_hpc.topology`.
     :param roles: what is a device for servers, and of which role.
     :param terms: the operator's terms; by default virtual functions go before
-        their physical function, and Nova names the resource classes.
+        their physical function, NVSwitches stay with the host, and Nova names
+        the resource classes.
     """
     terms = terms or Terms()
     sieve = _Sieve(node, roles, terms)
@@ -133,7 +134,8 @@ class _Sieve:
         able = []
         for function in self._node.functions:
             if function.address in self._role:
-                reason = _unfit(function)
+                role = self._role[function.address]
+                reason = _unfit(function) or self._terms.refuses(function, role)
                 if reason is None:
                     able.append(function)
                 else:

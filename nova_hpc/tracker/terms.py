@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology.model import Node
+from nova_hpc.topology.model import Function, Node
 from nova_hpc.tracker import nvlink
 from nova_hpc.tracker.nvlink import NvlinkSet
 from nova_hpc.tracker.roles import Roles
@@ -62,6 +62,12 @@ class Terms:
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
     #: Roles whose devices Nova reserves once they were used, until they are clean.
     one_time_use: frozenset[str] = frozenset()
+    #: Offer NVSwitches, too: whoever has them decides which GPUs are linked,
+    #: also those of other servers.
+    switches: bool = False
+    #: Addresses of functions that are not offered although they have a role,
+    #: and neither are their virtual functions.
+    left_out: frozenset[str] = frozenset()
     #: The node's NVLink sets; None: those that its inventory can tell.
     nvlink: tuple[NvlinkSet, ...] | None = None
 
@@ -69,11 +75,23 @@ class Terms:
         """Whether the physical function at *address* is given as a whole."""
         return EVERY in self.whole or address in self.whole
 
+    def refuses(self, function: Function, role: str) -> str | None:
+        """Why a *function* of this role is not offered; None: it may be."""
+        if {function.address, function.physical_function} & self.left_out:
+            return "it is left out (--leave-out)"
+        if role == nvlink.SWITCH_ROLE and not self.switches:
+            return (
+                "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
+                "them)"
+            )
+        return None
+
     def check(self, node: Node, roles: Roles) -> None:
         """See whether every term has something to act on.
 
         :raises TermsError: a role that no entry of ``[hpc]device_role``
-            names, or an address that is no physical function with a role.
+            names, or an address that is no function of the node, or no
+            physical one with a role where that is needed.
         :raises nova_hpc.tracker.nvlink.NvlinkError: a set of GPUs that the
             node does not have like that.
         """
@@ -90,6 +108,9 @@ class Terms:
                     f"role {role!r} has virtual functions ({one.address}), which Nova does not "
                     "allow to be used one time only"
                 )
+        for address in sorted(self.left_out):
+            if node.function(address) is None:
+                raise TermsError(f"{address}, which is left out, is no function of this node")
         for address in sorted(self.whole - {EVERY}):
             function = node.function(address)
             if function is None or function.dev_type != "type-PF":

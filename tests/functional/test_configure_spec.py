@@ -136,6 +136,17 @@ def test_the_captures(captures):
     assert offers > 16
 
 
+@pytest.mark.parametrize("offered", [False, True])
+def test_switches_go_to_a_server_only_where_that_is_asked_for(offered):
+    table = roles.strict(list(hpc_conf.hpc.DEFAULT_ROLES))
+    switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3")
+    machine = node(gpu("0000:19:00.0"), switch)
+    spec = device_spec.build(machine, table, offer_terms.Terms(switches=offered))
+    assert_nova_sees_what_was_meant(machine, spec)
+    entry = nova_whitelist(machine, spec.lines()).device_assignable(nova_view(switch))
+    assert (entry is not None) is offered
+
+
 def test_virtual_functions_switched_on_later_belong_to_their_entry():
     before = node(*adapter("0000:1a:00.0", ["0000:1a:00.1"]))
     after = node(*adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"]))

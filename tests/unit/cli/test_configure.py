@@ -278,6 +278,20 @@ def test_other_kinds_of_nodes_are_named_too(configure, machine, tmp_path):
     assert out.count('device_spec = {"vendor_id": "10de"') == 1
 
 
+def test_switches_are_offered_only_where_that_is_asked_for(configure, machine):
+    put(machine, "/sys/devices/pci0000:17/0000:18:00.0/class", "0x068000")
+    _, out, err = configure()
+    assert "nvswitch" not in out
+    assert "Not offered: 0000:18:00.0 (nvswitch): who has the NVSwitches links the GPUs" in err
+    _, out, err = configure("--offer-switches")
+    assert '"hpc_role": "nvswitch"' in out
+    assert 'alias = {"name": "nvswitch"' in out
+    assert "Not offered: 0000:18:00.0" not in err
+    _, out, err = configure("--offer-switches", "--leave-out", "0000:18:00.0")
+    assert "nvswitch" not in out
+    assert "Not offered: 0000:18:00.0 (nvswitch): it is left out" in err
+
+
 # --- bad input --------------------------------------------------------------------
 
 
@@ -292,6 +306,8 @@ def test_other_kinds_of_nodes_are_named_too(configure, machine, tmp_path):
         (["--trait", "gpu=x"], "'x' is no trait"),
         (["--whole-pf", "19:00.0"], "is not a PCI address"),
         (["--whole-pf", "0000:18:00.0"], "is no physical function"),
+        (["--leave-out", "19:00.0"], "--leave-out: '19:00.0' is not a PCI address"),
+        (["--leave-out", "0000:ff:00.0"], "is no function of this node"),
         (["--enabled-filters", "a b"], "names of filters"),
         (["--dry-run"], "--dry-run needs --write"),
     ],

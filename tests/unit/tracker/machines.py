@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 from nova_hpc.topology.model import Function, IommuGroup, Node, address_key
 from nova_hpc.tracker import roles
 
-ROLES = roles.strict(
-    [
-        '{"role": "gpu", "class": "03*"}',
-        '{"role": "vf", "class": "02*", "dev_type": "type-VF"}',
-        '{"role": "pf", "class": "02*"}',
-    ]
+ROLE_ENTRIES = (
+    '{"role": "gpu", "class": "03*"}',
+    '{"role": "vf", "class": "02*", "dev_type": "type-VF"}',
+    '{"role": "pf", "class": "02*"}',
 )
+ROLES = roles.strict(ROLE_ENTRIES)
 
 
 def gpu(address, group=None, **values):

@@ -9,7 +9,7 @@ from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import address_key
 from nova_hpc.tracker import device_spec, roles
 from nova_hpc.tracker import terms as offer_terms
-from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
+from tests.unit.tracker.machines import ROLE_ENTRIES, ROLES, adapter, gpu, machines, node
 
 
 def entries(spec):
@@ -200,6 +200,7 @@ def test_bad_resource_classes_and_traits(name):
         ({"traits": {"x": frozenset({"CUSTOM_X"})}}, "no role 'x'"),
         ({"whole": frozenset({"0000:19:00.0"})}, "is no physical function"),
         ({"whole": frozenset({"0000:ff:00.0"})}, "is no physical function"),
+        ({"left_out": frozenset({"0000:ff:00.0"})}, "0000:ff:00.0, which is left out, is no"),
         ({"whole": frozenset({"0000:1c:00.0"})}, "vendor 15b3, product 1021, class ff00"),
     ],
 )
@@ -210,6 +211,30 @@ def test_terms_without_anything_to_act_on(terms, why):
     )
     with pytest.raises(offer_terms.TermsError, match=why):
         offer_terms.Terms(**terms).check(machine, ROLES)
+
+
+def test_what_manages_the_links_of_all_stays_with_the_host():
+    table = roles.strict(['{"role": "nvswitch", "class": "0680"}', *ROLE_ENTRIES])
+    switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3", group=7)
+    machine = node(gpu("0000:19:00.0", group=7), switch)
+    spec = device_spec.build(machine, table)
+    (offer,) = spec.offers
+    assert (offer.provider, offer.tags.group) == ("0000:19:00.0", None)
+    (omitted,) = spec.omitted
+    assert omitted.address == switch.address
+    assert "links the GPUs of all servers" in omitted.reason
+    asked = device_spec.build(machine, table, offer_terms.Terms(switches=True))
+    assert [each.provider for each in asked.offers] == ["0000:19:00.0", switch.address]
+    assert not asked.omitted
+
+
+def test_a_device_that_is_left_out_takes_its_virtual_functions_along():
+    machine = node(gpu("0000:19:00.0"), *adapter("0000:1c:00.0", ["0000:1c:00.1"]))
+    terms = offer_terms.Terms(left_out=frozenset({"0000:1c:00.0"}))
+    terms.check(machine, ROLES)
+    spec = device_spec.build(machine, ROLES, terms)
+    assert [each.provider for each in spec.offers] == ["0000:19:00.0"]
+    assert [each.address for each in spec.omitted] == ["0000:1c:00.0", "0000:1c:00.1"]
 
 
 # --- any machine ---------------------------------------------------------------
