@@ -12,11 +12,12 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from nova_hpc.placement import alike as alike_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Answer, DeviceSet, Miss, Request
 from nova_hpc.placement.spread import rotate
-from scheduler_filters import candidates, fit
+from scheduler_filters import candidates, fit, reader
 from scheduler_filters.cache import Cache
 from scheduler_filters.profile import Yardstick
 from scheduler_filters.reader import Pattern, View
@@ -33,6 +34,7 @@ _TURNS: Final = 64
 #: distance and spread. The others tell what is left on the host.
 _PLACE: Final = 4
 
+_REDUCED: Final[Cache[Pattern]] = Cache()
 _ANSWERS: Final[Cache[Answer]] = Cache()
 _TURNED: Final[Cache[DeviceSet]] = Cache()
 _JUDGED: Final[Cache[Answer]] = Cache()
@@ -94,19 +96,21 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
             operator="Placement offers no allocation candidate with all devices",
             user="the devices are not free in Placement",
         )
-    best = _choose(order, view.pattern, 1)
+    pattern = _reduce(order, view.pattern)
+    best = _choose(order, pattern, 1)
     if not best.sets:
         return best.miss or Miss("no device set", "no suitable set of devices is free")
     refusals: list[Miss] = []
-    for devices in _alternatives(order, view.pattern, best):
+    for devices in _alternatives(order, pattern, best):
         taken = _assign(order.task, devices, view.providers)
         candidate = candidates.synthesise(template, order.task.units, taken)
-        judged = _check(host, order, view, devices, candidate)
+        judged = _check(host, order, view, pattern, devices, candidate)
         if isinstance(judged, Miss):
             refusals.append(judged)
             continue
         # The earlier candidate may be claimed by now: replaced, never changed.
         host.allocation_candidates = [candidate]
+        fit.lighten(host)
         # The engine has no say in Nova's NUMA nodes, but the damage is the same.
         score = (*judged.score[:_PLACE], *devices.score[_PLACE:])
         host.hpc_choice = Choice(order.task.key, attrs.evolve(judged, score=score))
@@ -125,6 +129,17 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
             + "; ".join(dict.fromkeys(miss.operator for miss in refusals))
         ),
         user=refusals[0].user,
+    )
+
+
+def _reduce(order: Order, pattern: Pattern) -> Pattern:
+    """The pattern that *pattern* shares with all whose answers are the same."""
+    return _REDUCED.get(
+        (pattern.number, order.key),
+        lambda: reader.on_host(
+            pattern,
+            alike_hosts.reduced(order.request, pattern.host, order.yardstick.profile),
+        ),
     )
 
 
@@ -166,7 +181,12 @@ def _turn(order: Order, pattern: Pattern, devices: DeviceSet) -> DeviceSet:
 
 
 def _check(
-    host: Any, order: Order, view: View, devices: DeviceSet, candidate: Mapping[str, Any]
+    host: Any,
+    order: Order,
+    view: View,
+    pattern: Pattern,
+    devices: DeviceSet,
+    candidate: Mapping[str, Any],
 ) -> DeviceSet | Miss:
     """What the set is worth on the NUMA nodes that Nova will take."""
     if order.question.is_certain(view.ambiguous):
@@ -175,7 +195,7 @@ def _check(
         fitted = fit.check(host, order.question.spec, candidate)
     else:
         # Which of the devices of a NUMA node it is makes no difference to Nova.
-        numa = view.pattern.numa
+        numa = pattern.numa
         taken = sorted((pick.want, str(numa[pick.pool])) for pick in devices.picks)
         alike = (view.pools, order.task.matching, tuple(taken))
         fitted = fit.answer(order.question, host, candidate, alike)
@@ -187,8 +207,8 @@ def _check(
     if dict(fitted.cells) == dict(devices.cells):
         return devices
     judged = _JUDGED.get(
-        (view.pattern.number, order.key, devices.picks, tuple(sorted(fitted.cells.items()))),
-        lambda: judge(_fixed(order.request, fitted.cells), view.pattern.host, _claimed(devices)),
+        (pattern.number, order.key, devices.picks, tuple(sorted(fitted.cells.items()))),
+        lambda: judge(_fixed(order.request, fitted.cells), pattern.host, _claimed(devices)),
     )
     if judged.sets:
         return judged.sets[0]

@@ -43,6 +43,8 @@ class Pattern:
     faults: tuple[str, ...]
     #: NUMA node of each pool, as Nova has it.
     numa: Mapping[str, int | None]
+    #: Equal for patterns with the same devices.
+    devices: Hashable = ()
     number: int = attrs.field(factory=cache.number)
 
 
@@ -119,7 +121,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
     nodes = _nodes(host_state)
     found.sort(key=_by_name)
     key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
-    pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1]))
+    pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
     for fault in pattern.faults:
         _say(host_state, "an NVLink set", fault)
     return View(
@@ -146,7 +148,28 @@ def _say(host_state: Any, what: str, why: object) -> None:
     LOG.log(level, "%s: %s is not used: %s", host_state.host, what, why)
 
 
-def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...]) -> Pattern:
+def on_host(pattern: Pattern, host: Host) -> Pattern:
+    """The pattern with the devices of *pattern*, and with the CPUs and pages of *host*."""
+    if host is pattern.host:
+        return pattern
+    nodes = tuple(
+        [
+            (
+                node.id,
+                node.socket,
+                node.dedicated_cpus,
+                None if node.pages is None else tuple(sorted(node.pages.items())),
+            )
+            for node in host.nodes
+        ]
+    )
+    return _PATTERNS.get(
+        (pattern.devices, nodes),
+        lambda: attrs.evolve(pattern, host=host, number=cache.number()),
+    )
+
+
+def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashable = ()) -> Pattern:
     names = collections.Counter(seen.known.name for seen in found)
     ids = [
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
@@ -174,6 +197,7 @@ def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...]) -> Pattern:
         roles={want: _most_common(counter) for want, counter in roles.items()},
         faults=table.faults,
         numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
+        devices=devices,
     )
 
 
