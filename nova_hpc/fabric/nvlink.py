@@ -142,6 +142,8 @@ def plan(
 
 #: What stands in for a server where only Nova knows which it is.
 SOMEBODY: Final = "unknown"
+#: And where there is none any more: the partition has to be deactivated.
+NOBODY: Final = ""
 
 
 @attrs.frozen
@@ -155,9 +157,14 @@ class Tenancy:
 Tenancies = Mapping[int, Tenancy]
 
 
+def held(tenancies: Tenancies) -> tuple[int, ...]:
+    """Partitions that belong to a server, as far as the records tell."""
+    return tuple(sorted(key for key, one in tenancies.items() if one.server != NOBODY))
+
+
 def in_use(tenancies: Tenancies, used: Collection[str]) -> tuple[int, ...]:
-    """Partitions with a GPU that a server has now: those must be active."""
-    return tuple(sorted(id for id, one in tenancies.items() if one.gpus & frozenset(used)))
+    """Those with a GPU that a server has now: they must be active."""
+    return tuple(key for key in held(tenancies) if tenancies[key].gpus & frozenset(used))
 
 
 def adopt(

@@ -159,7 +159,7 @@ class Keeper:
         """
         with locked_file.locked(self.path, _WHAT):
             state = self.state()
-            partitions = self._list(state, state.tenancies)
+            partitions = self._list(state, nvlink.held(state.tenancies))
             for one in partitions:
                 strange = sorted(one.gpus - set(functions), key=address_key)
                 if strange:
@@ -213,19 +213,21 @@ class Keeper:
             needed = nvlink.in_use(state.tenancies, used)
             partitions = self._list(state, needed)
             plan = nvlink.plan(partitions, gpus, others, linked, fresh)
-            tenancies = {
-                key: one
-                for key, one in state.tenancies.items()
-                if key not in plan.deactivate and not one.gpus & gpus
-            }
-            tenancies |= {one.id: Tenancy(server, one.gpus) for one in plan.chosen}
-            self._keep(state, partitions, tenancies)
+            # What was another's, or nobody's, stays in the file until it is gone.
+            left = {key: one.gpus for key, one in state.tenancies.items() if one.gpus & gpus}
+            left |= {one.id: one.gpus for one in partitions if one.id in plan.deactivate}
+            mine = {one.id: Tenancy(server, one.gpus) for one in plan.chosen}
+            rest = {key: one for key, one in state.tenancies.items() if key not in left}
+            ending = {key: Tenancy(nvlink.NOBODY, each) for key, each in left.items()}
+            state = self._keep(state, partitions, rest | ending | mine)
             for each in plan.deactivate:
                 self.backend.deactivate(each)
             for each in plan.activate:
                 self.backend.activate(each)
             if plan.deactivate or plan.activate:
-                _read_back(self.backend.partitions(), plan.chosen, gpus)
+                partitions = self.backend.partitions()
+                _read_back(partitions, plan.chosen, gpus)
+            self._keep(state, partitions, rest | mine)
 
     # -- a server is gone -----------------------------------------------------------
 
@@ -241,7 +243,7 @@ class Keeper:
         with locked_file.locked(self.path, _WHAT):
             state = self.state()
             mine = _of(state.tenancies, server)
-            partitions = self._list(state, state.tenancies.keys() - mine)
+            partitions = self._list(state, set(nvlink.held(state.tenancies)) - mine)
             failed = self._deactivate(mine, partitions)
             gone = mine - failed.keys()
             self._keep(
@@ -303,8 +305,9 @@ class Keeper:
         """
         with locked_file.locked(self.path, _WHAT):
             state = self.state()
-            self._tell(state, state.tenancies)
-            return tuple(sorted(state.tenancies))
+            known = nvlink.held(state.tenancies)
+            self._tell(state, known)
+            return known
 
     # -- the manager ------------------------------------------------------------------
 
@@ -328,11 +331,13 @@ class Keeper:
             )
         self.backend.set_active(sorted(needed))
 
-    def _keep(self, state: State, partitions: Iterable[Partition], tenancies: Tenancies) -> None:
+    def _keep(self, state: State, partitions: Iterable[Partition], tenancies: Tenancies) -> State:
+        """Write down what has changed."""
         known = state.known.union(*(one.gpus for one in partitions))
         new = State(dict(tenancies), known)
         if state.lost or (new.tenancies, new.known) != (state.tenancies, state.known):
             _save(self.path, new)
+        return new
 
 
 def _of(tenancies: Tenancies, server: str) -> set[int]:
