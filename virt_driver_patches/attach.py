@@ -1,4 +1,4 @@
-"""Devices that come back to a guest come back to their places.
+"""Devices are taken out of a guest, all or none, and come back to their places.
 
 Nova takes passed-through devices off a guest before its memory is saved (at a
 suspend, and at a snapshot of a guest that is not snapshot alive), and gives
@@ -8,14 +8,22 @@ of the guest still has them where they were.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lxml import etree
 from nova import exception
+from oslo_log import log as logging
 
 from virt_driver_patches.errors import ClaimRefused
 from virt_driver_patches.mirror import tree as mirror_tree
 from virt_driver_patches.mirror.clique import QEMU
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between looks at a guest that lets go of devices.
+_PAUSE = 1.0
 
 
 class Placed:
@@ -103,3 +111,45 @@ def placing(guest: Any) -> Any:
     """*guest*, or a :class:`Placing` where its definition has places of this project's."""
     known = places(guest.get_xml_desc(dump_inactive=True))
     return Placing(guest, known) if known else guest
+
+
+def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
+    """Take *devices* out of a running guest: all of them, or none.
+
+    Nova gives a guest as long as libvirt waits, which is five seconds; but a
+    guest that handles hot plugging itself, as it does below PCIe expanders,
+    lets go five seconds after the request at the earliest.
+
+    :param guest: Nova's ``Guest``.
+    :param devices: host address -> device, as Nova's ``Guest.detach_device`` wants it.
+    :param limit: seconds that the guest has for all of them together.
+    :raises nova.exception.PciDeviceDetachFailed: it did not let go of one; those
+        that it let go of are given back.
+    """
+    devices = {address: devices[address] for address in devices.keys() & _present(guest)}
+    for config in devices.values():
+        guest.detach_device(config, live=True)
+    deadline = time.monotonic() + limit
+    while left := devices.keys() & _present(guest):
+        if time.monotonic() >= deadline:
+            _give_back(guest, devices.keys() - left)
+            raise exception.PciDeviceDetachFailed(
+                dev=f"{len(left)} of {len(devices)} devices",
+                reason=f"the guest did not let go of them within {limit:.0f} s; has it booted?",
+            )
+        time.sleep(_PAUSE)
+
+
+def _present(guest: Any) -> set[str]:
+    """Host addresses of the devices that the running guest has."""
+    running = etree.fromstring(guest.get_xml_desc())
+    return {address for address, _ in mirror_tree.hostdevs(running)}
+
+
+def _give_back(guest: Any, addresses: Iterable[str]) -> None:
+    known = places(guest.get_xml_desc(dump_inactive=True))
+    for address in sorted(addresses):
+        try:
+            guest.attach_device(known[address], live=True)
+        except Exception:
+            LOG.exception("PCI device %s could not be given back to its guest", address)

@@ -30,6 +30,7 @@ from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import (
     adapters,
     attach,
+    attach_reason,
     before_start,
     bind_moves,
     check_moves,
@@ -114,6 +115,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             check_moves.install(self.virtapi, self._hpc_check_claim)
             follow.follow(self.virtapi)
             last_host.keep_reason(self.virtapi)
+            attach_reason.keep(self.virtapi)
             refuse_early.install(self.virtapi, self._hpc_early_checks())
             reading = self.hpc_source.read()
             contract.check_devices(reading.specs.offers(reading.node), reading.node)
@@ -315,7 +317,21 @@ class HpcLibvirtDriver(LibvirtDriver):
                 attach.check_suspend(xml)
             except exception.NovaException as error:
                 raise rollback(error) from error
-        super().suspend(context, instance)
+        try:
+            super().suspend(context, instance)
+        except exception.PciDeviceDetachFailed as error:
+            raise rollback(error) from error  # it runs on as before
+
+    def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
+        """A guest with places of this project's gets the time that it needs."""
+        if not attach.places(guest.get_xml_desc(dump_inactive=True)):
+            super()._detach_pci_devices(guest, pci_devs)
+            return
+        devices = {
+            normalise_address(each.address): self._get_guest_pci_device(each) for each in pci_devs
+        }
+        limit = CONF.libvirt.device_detach_timeout * CONF.libvirt.device_detach_attempts
+        attach.detach(guest, devices, limit)
 
     def _attach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
         """After a suspend or a snapshot, each device goes where it was."""
