@@ -12,6 +12,8 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import measure, report
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("part", sorted(command.PARTS))
 def test_a_part_runs(part: str, tmp_path: Path) -> None:

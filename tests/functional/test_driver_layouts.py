@@ -38,6 +38,8 @@ cls = importutils.import_class("nova.virt.hpc.HpcLibvirtDriver")
 from nova.virt.libvirt.driver import LibvirtDriver
 assert issubclass(cls, LibvirtDriver)
 import nova.virt.hpc
+
+pytestmark = pytest.mark.slow
 print(nova.virt.hpc.__file__)
 """
 

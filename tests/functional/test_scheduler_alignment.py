@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from nova import context as nova_context
 from nova import objects
 from oslo_serialization import jsonutils
@@ -13,6 +14,7 @@ from tests.functional.fixtures import Shape, Switch
 PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
 
 
+@pytest.mark.slow
 class TwentyServersTest(base.HpcServersTest):
     """The same twenty servers, with the filter and without."""
 

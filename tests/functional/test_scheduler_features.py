@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nova_hpc.topology.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -60,6 +62,7 @@ class FeaturesTest(base.HpcServersTest):
         self.assertIs(Level.SWITCH, self.level_of(server))
         self.assertEqual("tight", self.host_of(self.boot(flavor, az="nova")))
 
+    @pytest.mark.slow
     def test_ten_at_once(self) -> None:
         self.start_hosts("one", "two", "three")
         body = self._build_server(flavor_id=self.make_flavor(PAIR), networks="none")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unittest import mock
 
+import pytest
+
 from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
 from tests.functional import base, fixtures
@@ -110,6 +112,7 @@ class WeigherTest(base.HpcServersTest):
         self.assertEqual("loose", self.host_of(self.boot(self.make_flavor(PAIR))))
 
 
+@pytest.mark.slow
 class FiftyHostsTest(base.HpcServersTest):
     """The limit of candidates does not hide hosts."""
 

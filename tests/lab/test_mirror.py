@@ -94,12 +94,14 @@ def test_mirror(lab):
     assert {place.numa for place in relations.guest_places(report).values()} >= {0, 1}
 
 
+@pytest.mark.slow
 def test_numa(lab):
     found, _ = _pairs(lab, "numa")
     for pair in found:
         assert pair.guest is (Distance.SYS if pair.host is Distance.SYS else Distance.PHB)
 
 
+@pytest.mark.slow
 def test_flat(lab):
     found, report = _pairs(lab, "flat")
     # One root, and near to no cell: what stock Nova shows.

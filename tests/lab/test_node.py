@@ -4,6 +4,7 @@ import signal
 import time
 
 import psutil
+import pytest
 
 from nova_hpc.lab.node.shape import Adapter, Gpu, Shape
 
@@ -55,6 +56,7 @@ def test_the_inventory_in_the_node_shows_every_device(lab):
     assert tree.count("VF x2 vfio-pci") == 2
 
 
+@pytest.mark.slow
 def test_a_node_that_freezes_is_noticed_and_started_again(lab):
     (before,) = lab.status()["nodes"]
     psutil.Process(before["qemu_pid"]).send_signal(signal.SIGSTOP)
