@@ -17,6 +17,8 @@ from pathlib import Path
 import nova
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NEEDED = (
     "LICENSE",
@@ -38,8 +40,6 @@ cls = importutils.import_class("nova.virt.hpc.HpcLibvirtDriver")
 from nova.virt.libvirt.driver import LibvirtDriver
 assert issubclass(cls, LibvirtDriver)
 import nova.virt.hpc
-
-pytestmark = pytest.mark.slow
 print(nova.virt.hpc.__file__)
 """
 
