@@ -18,8 +18,13 @@ default = priv_context.PrivContext(
     "virt_driver_patches",
     cfg_section="nova_hpc_privileged",
     pypath=f"{__name__}.default",
-    # To write "reset", and to read beyond the first 64 bytes of "config".
-    capabilities=[capabilities.CAP_DAC_OVERRIDE, capabilities.CAP_SYS_ADMIN],
+    # To write "reset", to read beyond the first 64 bytes of "config", and to set
+    # virtual functions (see adapters_privileged).
+    capabilities=[
+        capabilities.CAP_DAC_OVERRIDE,
+        capabilities.CAP_NET_ADMIN,
+        capabilities.CAP_SYS_ADMIN,
+    ],
 )
 
 

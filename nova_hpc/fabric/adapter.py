@@ -1,7 +1,8 @@
 """What a virtual function is set to, and the steps that set it. Pure.
 
-The values come from the port's binding or from an allocator, never from a
-flavor or an image: whoever may choose a MAC or a GUID may be somebody else.
+The values come from the port's binding, from :mod:`nova_hpc.fabric.address`, or
+are what an operator has set; never from a flavor or an image: whoever may choose
+a MAC or a GUID may be somebody else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import Function
 
 _MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 NO_MAC: Final = "00:00:00:00:00:00"
@@ -94,12 +95,6 @@ class Infiniband:
 
 Settings = Ethernet | Infiniband
 
-#: What a virtual function is left with: nobody's address, no rights, no link.
-CLEARED: Final[Mapping[Layer, Settings]] = {
-    Layer.ETHERNET: Ethernet(NO_MAC, link_state=LinkState.DOWN),
-    Layer.INFINIBAND: Infiniband(0, 0, LinkState.DOWN),
-}
-
 
 @attrs.frozen
 class VirtualFunction:
@@ -116,32 +111,8 @@ class VirtualFunction:
     rdma: str | None = None
 
 
-def find(node: Node, address: str, index: int) -> VirtualFunction:
-    """The virtual function at *address*, with what its adapter says.
-
-    :param index: its number at the adapter; the inventory does not have it.
-    :raises AdapterError: it is none, or what its port speaks is not known.
-    """
-    function = node.function(address)
-    parent = None
-    if function is not None and function.physical_function is not None:
-        parent = node.function(function.physical_function)
-    if parent is None:
-        raise AdapterError(f"{address} is no virtual function of an adapter of this node")
-    if parent.driver is None:
-        raise AdapterError(f"{parent.address}, the adapter of {address}, is bound to no driver")
-    return VirtualFunction(
-        address=address,
-        index=index,
-        layer=_layer(parent, address),
-        driver=parent.driver,
-        net=next((each[4:] for each in parent.os_devices if each.startswith("net ")), None),
-        rdma=next((each.name for each in parent.rdma), None),
-    )
-
-
-def _layer(parent: Function, address: str) -> Layer:
-    """By what the port says itself: one model of adapter does both."""
+def layer_of(parent: Function) -> Layer | None:
+    """What the port of an adapter says itself: one model does both. None: it does not say."""
     layers = {port.link_layer for device in parent.rdma for port in device.ports}
     if not parent.rdma and (parent.class_code or "").startswith("0200"):
         return Layer.ETHERNET  # an adapter without RDMA
@@ -149,19 +120,16 @@ def _layer(parent: Function, address: str) -> Layer:
         for layer in Layer:
             if layers == {layer.value}:
                 return layer
-    raise AdapterError(
-        f"{parent.address}, the adapter of {address}, does not say whether its port is "
-        "Ethernet or InfiniBand"
-    )
+    return None
 
 
 #: Settings in the order in which they are made: first who the function is,
 #: then what it may, and last its link. Clearing takes the link first.
-_ORDER: Final = {
-    Layer.ETHERNET: ("mac", "vlan", "spoof_check", "trust", "rate", "link_state"),
-    Layer.INFINIBAND: ("node_guid", "port_guid", "link_state"),
-}
-
+_ORDER: Final = (
+    *("mac", "node_guid", "port_guid"),
+    *("vlan", "spoof_check", "trust", "rate"),
+    "link_state",
+)
 
 #: By these a function is known to others: they must be gone when it is cleared.
 IDENTITY: Final = ("mac", "node_guid", "port_guid")
@@ -193,11 +161,10 @@ def values(settings: Settings) -> dict[str, Any]:
     }
 
 
-def steps(settings: Settings, clearing: bool = False) -> tuple[Step, ...]:
-    """The steps that make *settings*, in order."""
-    found = values(settings)
-    order = _ORDER[settings.layer]
-    return tuple(Step(name, found[name]) for name in (reversed(order) if clearing else order))
+def steps(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[Step, ...]:
+    """The steps that make *wanted*, as :func:`values` has it, in order."""
+    found = tuple(Step(name, wanted[name]) for name in _ORDER if name in wanted)
+    return found[::-1] if clearing else found
 
 
 #: What a driver that does not know the setting does anyway.
@@ -214,14 +181,65 @@ def may_be_missing(step: Step) -> bool:
     return step.value in _NATURAL.get(step.name, ())
 
 
-def differences(settings: Settings, seen: Mapping[str, Any]) -> tuple[str, ...]:
+def differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of the settings that read back otherwise than they were made.
 
-    :param seen: as :func:`values`; one that the driver does not show is left out.
+    :param wanted: as :func:`values`, or a part of it.
+    :param seen: likewise; one that the driver does not show is left out.
     """
     return tuple(
         step.name
-        for step in steps(settings)
+        for step in steps(wanted)
         if (step.name not in seen and not may_be_missing(step))
         or (step.name in seen and seen[step.name] != step.value)
     )
+
+
+def plan(layer: Layer, before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function without a port is set to.
+
+    VLAN and rate stay what they are: nobody here may give others, and an
+    operator who keeps functions apart by VLAN must find them apart.
+
+    :param before: what it was found with.
+    :param own: its addresses, as :func:`values` names them.
+    """
+    if layer is Layer.INFINIBAND:
+        return values(Infiniband(own["node_guid"], own["port_guid"]))
+    vlan, qos = before.get("vlan", (0, 0))
+    least, most = before.get("rate", (0, 0))
+    return values(Ethernet(own["mac"], vlan=vlan, qos=qos, min_rate=least, max_rate=most))
+
+
+#: What the function of a port starts with where its owners say nothing else;
+#: its addresses and its VLAN are libvirt's.
+FLOOR: Final[Mapping[str, Any]] = {
+    "spoof_check": True,
+    "trust": False,
+    "link_state": LinkState.AUTO,
+}
+
+
+def addresses_of(layer: Layer, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The addresses that a function was found with; None: it has none of its own."""
+    if layer is Layer.INFINIBAND:
+        found = {name: before.get(name, 0) for name in ("node_guid", "port_guid")}
+        return found if all(0 < each < (1 << 64) - 1 for each in found.values()) else None
+    mac = before.get("mac", NO_MAC)
+    usable = mac != NO_MAC and _MAC.fullmatch(mac) and not int(mac[:2], 16) & 1
+    return {"mac": mac} if usable else None
+
+
+def undone(
+    before: Mapping[str, Any], made: Mapping[str, Any], seen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What to go back to: what was there before, but for what somebody has changed since.
+
+    :param before: what the function was found with.
+    :param made: what it was then set to.
+    :param seen: what it shows now.
+    """
+    return {
+        name: before.get(name, value) if name in made and made[name] == value else value
+        for name, value in seen.items()
+    }

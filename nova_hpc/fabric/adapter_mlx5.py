@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.fabric.adapter import AdapterError, LinkState, Step, VirtualFunction
+from nova_hpc.fabric.adapter_set import NoBackendError
 from nova_hpc.topology.files import FileError, Tree
 
 _POLICY: Final = {LinkState.AUTO: "Follow", LinkState.UP: "Up", LinkState.DOWN: "Down"}
@@ -39,9 +40,10 @@ class Mlx5:
             text = _POLICY[step.value]
         else:
             text = ":".join(f"{byte:02x}" for byte in int(step.value).to_bytes(8, "big"))
-        path = f"{self._folder(function)}/{_FILES[step.name]}"
+        tree = Tree(self._root)
+        path = f"{self.folder(tree, function)}/{_FILES[step.name]}"
         try:
-            found = Tree(self._root).resolve(path)
+            found = tree.resolve(path)
             if found is None:
                 raise AdapterError(f"{function.address}: there is no {path}")
             # Never made: where the driver has no such file, there is no such setting.
@@ -56,7 +58,8 @@ class Mlx5:
 
     def read(self, function: VirtualFunction) -> Mapping[str, Any]:
         """The three settings."""
-        folder, tree = self._folder(function), Tree(self._root)
+        tree = Tree(self._root)
+        folder = self.folder(tree, function)
         found: dict[str, Any] = {}
         try:
             for name, file in _FILES.items():
@@ -70,29 +73,16 @@ class Mlx5:
             raise AdapterError(f"{function.address}: {error}") from error
         return found
 
-    def _folder(self, function: VirtualFunction) -> str:
+    @staticmethod
+    def folder(tree: Tree, function: VirtualFunction) -> str:
+        """The directory of the function.
+
+        :raises NoBackendError: its adapter's driver has none.
+        """
         sriov = f"/sys/class/infiniband/{function.rdma}/device/sriov"
-        if function.rdma is None or not Tree(self._root).exists(sriov):
-            raise AdapterError(
+        if function.rdma is None or not tree.exists(sriov):
+            raise NoBackendError(
                 f"{function.address}: the driver of its adapter has no directory {sriov}; GUIDs "
                 "of virtual functions need NVIDIA's own driver (DOCA-OFED)"
             )
         return f"{sriov}/{function.index}"
-
-
-def index_of(root: Path, parent: str, address: str) -> int:
-    """The number of the virtual function at *address* at its adapter *parent*.
-
-    :raises AdapterError: the adapter does not have it.
-    """
-    tree = Tree(root)
-    folder = f"/sys/bus/pci/devices/{parent}"
-    try:
-        for name in tree.names(folder):
-            match = re.fullmatch(r"virtfn(\d{1,5})", name, re.ASCII)
-            target = tree.target(f"{folder}/{name}") if match else None
-            if match and target is not None and target.rpartition("/")[2] == address:
-                return int(match[1])
-    except FileError as error:
-        raise AdapterError(f"{address}: {error}") from error
-    raise AdapterError(f"{address} is no virtual function of {parent} any more")

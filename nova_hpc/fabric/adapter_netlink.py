@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nova_hpc.fabric.adapter import AdapterError, LinkState, Step, VirtualFunction
-from nova_hpc.fabric.adapter_set import UnsupportedError
+from nova_hpc.fabric.adapter_set import NoBackendError, UnsupportedError
 
 #: IFLA_VF_LINK_STATE_*
 _STATES: Final = {LinkState.AUTO: 0, LinkState.UP: 1, LinkState.DOWN: 2}
-#: RTEXT_FILTER_VF: tell about the virtual functions, too.
-_WITH_FUNCTIONS: Final = 1
+#: RTEXT_FILTER_VF: tell about the virtual functions, too; and
+#: RTEXT_FILTER_SKIP_STATS, for the counters of many exceed the length of a message.
+_WITH_FUNCTIONS: Final = 1 | 1 << 3
+
+#: The library runs an event loop for each thread of the kernel, and fails where
+#: several green threads of one are in it at the same time.
+_ONE: Final = threading.Lock()
 
 
 def _open() -> Any:
@@ -24,8 +31,25 @@ def _open() -> Any:
 class Netlink:
     """The backend; needs CAP_NET_ADMIN in the namespace of the adapter."""
 
-    def __init__(self, connect: Callable[[], Any] = _open) -> None:
-        self._connect = connect
+    def __init__(self, link: Any) -> None:
+        """Use an open connection of pyroute2."""
+        self._link = link
+
+    @classmethod
+    @contextlib.contextmanager
+    def session(cls) -> Iterator[Netlink]:
+        """Connect to the kernel; one session of a process at a time.
+
+        :raises AdapterError: there is no connection.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_ONE)
+            try:
+                link = stack.enter_context(_open())
+            except Exception as error:
+                # Whatever the library raises, it is no reason for the service to end.
+                raise AdapterError(f"rtnetlink cannot be used: {error!r}") from error
+            yield cls(link)
 
     def write(self, function: VirtualFunction, step: Step) -> None:
         """Make one setting."""
@@ -50,23 +74,23 @@ class Netlink:
                 mac = info.get("IFLA_VF_MAC")
                 if mac is not None and mac["vf"] == function.index:
                     return _seen(info)
-        raise AdapterError(f"{function.address}: {function.net} tells nothing about it")
+        raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
 
     def _do(self, function: VirtualFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
-        from pyroute2.netlink.exceptions import NetlinkError
-
         if function.net is None:
-            raise AdapterError(f"{function.address}: its adapter has no network device")
+            raise NoBackendError(f"{function.address}: its adapter has no network device")
         try:
-            with self._connect() as link:
-                found = link.link_lookup(ifname=function.net)
-                if not found:
-                    raise AdapterError(f"{function.address}: no network device {function.net}")
-                return list(work(link, found[0]))
-        except (NetlinkError, OSError) as error:
-            code = error.code if isinstance(error, NetlinkError) else error.errno
+            found = self._link.link_lookup(ifname=function.net)
+            if not found:
+                raise AdapterError(f"{function.address}: no network device {function.net}")
+            return list(work(self._link, found[0]))
+        except AdapterError:
+            raise
+        except Exception as error:
+            # NetlinkError has the kernel's number, as OSError has; others are the library's.
+            code = getattr(error, "code", None) or getattr(error, "errno", None)
             kind = UnsupportedError if code == errno.EOPNOTSUPP else AdapterError
-            why = " ".join(str(error).split())
+            why = " ".join(str(error).split()) or type(error).__name__
             raise kind(f"{function.address}: {name} of {function.net}: {why}") from error
 
 

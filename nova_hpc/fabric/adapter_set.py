@@ -1,9 +1,7 @@
-"""Set virtual functions before a guest starts, and clear them after it.
+"""Set virtual functions before a guest starts, and put them back after it.
 
 The planning is in :mod:`nova_hpc.fabric.adapter`; here the kernel is met,
-through a backend for each kind of adapter. Nothing in this package calls it:
-the GUIDs of virtual functions are the fabric service's to give, and the MAC and
-the VLAN of a port are set by libvirt.
+through a backend for each kind of adapter.
 """
 
 from __future__ import annotations
@@ -11,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
+
 from nova_hpc.fabric import adapter
-from nova_hpc.fabric.adapter import AdapterError, Settings, Step, VirtualFunction
+from nova_hpc.fabric.adapter import AdapterError, Step, VirtualFunction
 
 
 class UnsupportedError(AdapterError):
     """The driver does not know this setting."""
+
+
+class NoBackendError(AdapterError):
+    """Nothing here can set functions of this adapter; the text says why."""
 
 
 class Backend(Protocol):
@@ -32,6 +36,7 @@ class Backend(Protocol):
     def read(self, function: VirtualFunction) -> Mapping[str, Any]:
         """The settings that the driver shows, as :func:`nova_hpc.fabric.adapter.values`.
 
+        :raises NoBackendError: it shows none.
         :raises AdapterError: they cannot be read.
         """
 
@@ -39,86 +44,120 @@ class Backend(Protocol):
 Choose = Callable[[VirtualFunction], Backend]
 
 
-def make(choose: Choose, wanted: Sequence[tuple[VirtualFunction, Settings]]) -> None:
+@attrs.frozen
+class Change:
+    """What is done to one function."""
+
+    function: VirtualFunction
+    #: What it goes back to.
+    before: Mapping[str, Any] = attrs.field(hash=False)
+    made: Mapping[str, Any] = attrs.field(hash=False)
+
+
+def make(choose: Choose, changes: Sequence[Change], strict: bool = True) -> dict[str, list[str]]:
     """Make all settings and read them back; all or none.
 
+    :param strict: False: a setting that a driver does not know is left out.
+    :returns: address -> the settings that were left out.
     :raises AdapterError: one of them could not be made. Those that were made
-        are cleared again; the text also names what could not be cleared.
+        are taken back; the text also names what could not be.
     """
-    touched: list[VirtualFunction] = []
+    touched: list[Change] = []
+    left_out = {}
     try:
-        for function, settings in wanted:
-            if settings.layer is not function.layer:
-                raise AdapterError(
-                    f"{function.address}: its adapter speaks {function.layer.value}, and the "
-                    f"settings are for {settings.layer.value}"
-                )
-            backend = choose(function)
-            touched.append(function)
-            _write(backend, function, settings)
+        for change in changes:
+            backend = choose(change.function)
+            touched.append(change)
+            unknown = _write(backend, change, strict)
+            if unknown:
+                left_out[change.function.address] = unknown
     except AdapterError as error:
-        left = clear(choose, touched)
+        left = restore(choose, touched)
         if not left:
             raise
         rest = "; ".join(left.values())
-        raise AdapterError(f"{error}; then it could not be cleared: {rest}") from error
+        raise AdapterError(f"{error}; then it could not be put back: {rest}") from error
+    return left_out
 
 
-def clear(choose: Choose, functions: Sequence[VirtualFunction]) -> dict[str, str]:
+def restore(choose: Choose, changes: Sequence[Change]) -> dict[str, str]:
     """Take from each function what it was given, and read back that it is gone.
 
-    Nothing raises: each is tried, whatever happened to those before.
+    What somebody else has changed since is left alone. Nothing raises: each is
+    tried, whatever happened to those before.
 
-    :returns: address -> why it could not be cleared; such a device must not be
+    :returns: address -> why it could not be put back; such a device must not be
         given to anybody else.
     """
     failed = {}
-    for function in functions:
+    for change in changes:
         try:
-            _clear(choose(function), function)
+            _restore(choose(change.function), change)
         except AdapterError as error:
-            failed[function.address] = str(error)
+            failed[change.function.address] = str(error)
     return failed
 
 
-def _write(backend: Backend, function: VirtualFunction, settings: Settings) -> None:
-    before = backend.read(function)
-    for step in adapter.steps(settings):
+def _write(backend: Backend, change: Change, strict: bool) -> list[str]:
+    function, unknown = change.function, []
+    seen = backend.read(function)
+    wrote = False
+    for step in adapter.steps(change.made):
         # Some drivers refuse even what is so already, while the link is down.
-        if before.get(step.name) == step.value:
+        if seen.get(step.name) == step.value:
             continue
+        wrote = True
         try:
             backend.write(function, step)
         except UnsupportedError:
-            if not adapter.may_be_missing(step):
+            if adapter.may_be_missing(step):
+                continue
+            if strict:
                 raise
-    _compare(function, settings, backend.read(function), frozenset())
+            unknown.append(step.name)
+    if not wrote:
+        return []
+    seen = backend.read(function)
+    # A right that shows, and that the driver does not take away, is no trifle.
+    excused = {each for each in unknown if each not in _RIGHTS or each not in seen}
+    _compare(function, change.made, seen, excused)
+    return unknown
 
 
-def _clear(backend: Backend, function: VirtualFunction) -> None:
-    settings = adapter.CLEARED[function.layer]
-    before = backend.read(function)
+_RIGHTS = ("spoof_check", "trust")
+
+
+def _restore(backend: Backend, change: Change) -> None:
+    function = change.function
+    seen = backend.read(function)
+    wanted = {
+        name: change.before[name]
+        for name, value in change.made.items()
+        if name in change.before and change.before[name] != value and seen.get(name) == value
+    }
     unknown, failed = set(), []
-    for step in adapter.steps(settings, clearing=True):
-        if before.get(step.name) == step.value:
-            continue
+    for name in adapter.IDENTITY:
+        if name in change.made and name not in seen:
+            raise AdapterError(f"{function.address}: its {name} cannot be read")
+    for step in adapter.steps(wanted, clearing=True):
         try:
             backend.write(function, step)
         except UnsupportedError:
-            unknown.add(step.name)  # so it has never been made either
+            unknown.add(step.name)
         except AdapterError as error:
             failed.append(str(error))
     if failed:
         raise AdapterError("; ".join(failed))
-    _compare(function, settings, backend.read(function), unknown - set(adapter.IDENTITY))
+    if wanted:
+        _compare(function, wanted, backend.read(function), unknown - set(adapter.IDENTITY))
 
 
 def _compare(
     function: VirtualFunction,
-    settings: Settings,
+    wanted: Mapping[str, Any],
     seen: Mapping[str, Any],
-    unknown: Collection[str],
+    excused: Collection[str],
 ) -> None:
-    wrong = [name for name in adapter.differences(settings, seen) if name not in unknown]
+    wrong = [name for name in adapter.differences(wanted, seen) if name not in excused]
     if wrong:
         raise AdapterError(f"{function.address}: read back otherwise: {', '.join(wrong)}")

@@ -1,4 +1,3 @@
-import errno
 from pathlib import Path
 
 import attrs
@@ -8,18 +7,23 @@ from hypothesis import strategies as st
 
 from nova_hpc.fabric import adapter, adapter_set
 from nova_hpc.fabric.adapter import (
-    CLEARED,
+    NO_MAC,
     AdapterError,
     Ethernet,
     Infiniband,
     Layer,
     LinkState,
     VirtualFunction,
-    find,
+    values,
 )
-from nova_hpc.fabric.adapter_mlx5 import Mlx5, index_of
+from nova_hpc.fabric.adapter_find import find, index_of
+from nova_hpc.fabric.adapter_mlx5 import Mlx5
 from nova_hpc.fabric.adapter_netlink import Netlink
+from nova_hpc.fabric.adapter_set import Change, NoBackendError
+from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Function, Node, RdmaDevice, RdmaPort
+from tests.unit.fabric import cards
+from tests.unit.fabric.kernel import Kernel
 
 ROCE = VirtualFunction("0000:3b:00.2", 0, Layer.ETHERNET, "mlx5_core", "ens1", "mlx5_0")
 OTHER = attrs.evolve(ROCE, address="0000:3b:00.3", index=1)
@@ -73,162 +77,146 @@ def test_no_guid(guid):
         Infiniband(guid, 1)
 
 
-def node(
-    layer: str | None = "InfiniBand", driver: str | None = "mlx5_core", **more: object
-) -> Node:
-    ports = (RdmaPort(1, link_layer=layer),)
+PARENT = "0000:5e:00.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An mlx5 adapter with two virtual functions."""
+    cards.add(tmp_path, PARENT, ["0000:5e:00.2", "0000:5e:00.3"])
+    cards.infiniband(tmp_path, PARENT)
+    return tmp_path
+
+
+def node(**more: object) -> Node:
     card = Function(
-        "0000:5e:00.0",
+        PARENT,
         class_code="020700",
-        driver=driver,
-        rdma=(RdmaDevice("mlx5_1", ports=ports),),
+        driver="mlx5_core",
+        rdma=(RdmaDevice("mlx5_1", ports=(RdmaPort(1, link_layer="InfiniBand"),)),),
         os_devices=("net ib0", "infiniband mlx5_1"),
     )
-    function = Function("0000:5e:00.3", physical_function="0000:5e:00.0")
+    function = Function("0000:5e:00.3", physical_function=PARENT)
     return Node("x", functions=(attrs.evolve(card, **more), function))
 
 
-def test_roce_and_infiniband_are_told_apart():
-    assert find(node(), IB.address, 1) == IB
-    assert find(node("Ethernet"), IB.address, 1).layer is Layer.ETHERNET
+def speaking(layer: str | None) -> Node:
+    return node(rdma=(RdmaDevice("mlx5_1", ports=(RdmaPort(1, link_layer=layer),)),))
+
+
+def test_roce_and_infiniband_are_told_apart(root):
+    tree = Tree(root)
+    assert find(tree, node(), IB.address) == IB
+    assert find(tree, speaking("Ethernet"), IB.address).layer is Layer.ETHERNET
     plain = node(rdma=(), class_code="020000", driver="igb", os_devices=("net eth3",))
-    assert find(plain, IB.address, 1) == attrs.evolve(
+    assert find(tree, plain, IB.address) == attrs.evolve(
         IB, layer=Layer.ETHERNET, driver="igb", net="eth3", rdma=None
     )
 
 
 @pytest.mark.parametrize(
-    ("found", "address", "words"),
+    ("found", "words"),
     [
-        (node(None), "0000:5e:00.3", "does not say whether"),
-        (node("Sonar"), "0000:5e:00.3", "does not say whether"),
-        (node(rdma=()), "0000:5e:00.3", "does not say whether"),
-        (node(driver=None), "0000:5e:00.3", "is bound to no driver"),
-        (node(), "0000:5e:00.0", "is no virtual function"),
-        (node(), "0000:00:00.0", "is no virtual function"),
+        (speaking(None), "does not say whether"),
+        (speaking("Sonar"), "does not say whether"),
+        (node(rdma=()), "does not say whether"),
+        (node(driver=None), "is bound to no driver"),
+        (node(rdma=(), class_code="020000", os_devices=()), "has no network device"),
+        (
+            node(rdma=(RdmaDevice("mlx5_9", ports=(RdmaPort(1, link_layer="InfiniBand"),)),)),
+            "need NVIDIA's own driver",
+        ),
     ],
 )
-def test_what_is_not_known_is_refused(found, address, words):
-    with pytest.raises(AdapterError, match=words):
-        find(found, address, 0)
+def test_what_cannot_be_set_is_told_apart_from_what_fails(root, found, words):
+    with pytest.raises(NoBackendError, match=words):
+        find(Tree(root), found, IB.address)
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        (node(), PARENT),
+        (node(), "0000:00:00.0"),
+        (node(class_code="030200"), IB.address),
+    ],
+)
+def test_what_is_no_function_of_an_adapter(root, found, address):
+    with pytest.raises(AdapterError, match=r"is no virtual function of a network adapter"):
+        find(Tree(root), found, address)
+
+
+def test_switchdev(root):
+    plain = node(rdma=(), class_code="020000", os_devices=("net ens1",))
+    assert find(Tree(root), plain, IB.address).net == "ens1"
+    net = root / "sys/class/net/ens1"
+    net.mkdir(parents=True)
+    (net / "phys_switch_id").write_text("")
+    assert find(Tree(root), plain, IB.address).net == "ens1"
+    (net / "phys_switch_id").write_text("c0ffee\n")
+    with pytest.raises(NoBackendError, match=r"switchdev"):
+        find(Tree(root), plain, IB.address)
+
+
+def test_the_number_of_a_function(root):
+    assert index_of(Tree(root), PARENT, "0000:5e:00.3") == 1
+    with pytest.raises(AdapterError, match=r"is no virtual function of 0000:5e:00.0 any more"):
+        index_of(Tree(root), PARENT, "0000:5e:00.7")
+    with pytest.raises(AdapterError):
+        index_of(Tree(root), "0000:ff:00.0", "0000:5e:00.3")
 
 
 # -- Ethernet: messages as pyroute2 writes and reads them ------------------------------
-
-
-class Kernel:
-    """Adapters with virtual functions behind rtnetlink.
-
-    Each request and each answer is encoded to the bytes of the protocol and
-    decoded again by pyroute2 itself.
-    """
-
-    def __init__(self, functions: int = 2, unknown: tuple[str, ...] = ()) -> None:
-        self.unknown = unknown
-        self.deaf: set[tuple[int, str]] = set()
-        self.writes: list[tuple[int, str]] = []
-        self.functions = [
-            {
-                "IFLA_VF_MAC": {"vf": number, "mac": adapter.NO_MAC},
-                "IFLA_VF_VLAN": {"vf": number, "vlan": 0, "qos": 0},
-                "IFLA_VF_RATE": {"vf": number, "min_tx_rate": 0, "max_tx_rate": 0},
-                "IFLA_VF_SPOOFCHK": {"vf": number, "spoofchk": 1},
-                "IFLA_VF_LINK_STATE": {"vf": number, "link_state": 0},
-                "IFLA_VF_TRUST": {"vf": number, "trust": 0},
-            }
-            for number in range(functions)
-        ]
-        for each in self.functions:
-            for name in unknown:
-                # A driver that does not know a setting tells all ones, or nothing.
-                if name in ("IFLA_VF_SPOOFCHK", "IFLA_VF_TRUST"):
-                    each[name] = dict.fromkeys(each[name], 4294967295) | {"vf": each[name]["vf"]}
-                else:
-                    del each[name]
-
-    def __call__(self) -> "Kernel":
-        return self
-
-    def __enter__(self) -> "Kernel":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def link_lookup(self, ifname: str) -> list[int]:
-        return [7] if ifname == "ens1" else []
-
-    def link(self, command: str, index: int, vf: dict[str, object]) -> list[object]:
-        from pyroute2.netlink.exceptions import NetlinkError
-        from pyroute2.requests.link import LinkIPRouteFilter
-
-        assert (command, index) == ("set", 7)
-        message = over_the_wire(LinkIPRouteFilter("set").get_vf(vf))
-        (info,) = message.get("IFLA_VFINFO_LIST").get_attrs("IFLA_VF_INFO")
-        for name, value in info["attrs"]:
-            self.writes.append((value["vf"], name))
-            if name in self.unknown:
-                raise NetlinkError(errno.EOPNOTSUPP)
-            if (value["vf"], name) not in self.deaf:
-                keys = self.functions[value["vf"]][name].keys()
-                self.functions[value["vf"]][name] = {key: value[key] for key in keys}
-        return []
-
-    def get_links(self, index: int, ext_mask: int) -> list[object]:
-        assert (index, ext_mask) == (7, 1)
-        return [
-            over_the_wire(
-                {
-                    "attrs": [
-                        ("IFLA_VF_INFO", {"attrs": [(k, dict(v)) for k, v in each.items()]})
-                        for each in self.functions
-                    ]
-                }
-            )
-        ]
-
-
-def over_the_wire(functions: dict[str, object]) -> object:
-    from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-
-    message = ifinfmsg()
-    message["index"] = 7
-    message["attrs"] = [("IFLA_VFINFO_LIST", functions)]
-    message.encode()
-    again = ifinfmsg(message.data)
-    again.decode()
-    return again
 
 
 def through(kernel: Kernel):
     return lambda function: Netlink(kernel)
 
 
-@given(ETHERNETS)
-def test_ethernet_settings_are_made_read_back_and_cleared(settings):
+def change(kernel: Kernel, function: VirtualFunction, settings: Ethernet, **more: object) -> Change:
+    return Change(function, dict(Netlink(kernel).read(function)), values(settings) | more)
+
+
+PLAIN = values(Ethernet(NO_MAC))
+
+
+@given(ETHERNETS, ETHERNETS)
+def test_ethernet_settings_are_made_read_back_and_put_back(first, settings):
     kernel = Kernel()
-    make = through(kernel)
-    adapter_set.make(make, [(OTHER, settings)])
-    assert Netlink(kernel).read(OTHER) == adapter.values(settings)
-    untouched = adapter.values(attrs.evolve(CLEARED[Layer.ETHERNET], link_state=LinkState.AUTO))
-    assert Netlink(kernel).read(ROCE) == untouched
-    assert adapter_set.clear(make, [OTHER]) == {}
-    assert Netlink(kernel).read(OTHER) == adapter.values(CLEARED[Layer.ETHERNET])
+    choose = through(kernel)
+    adapter_set.make(choose, [change(kernel, OTHER, first)])
+    second = change(kernel, OTHER, settings)
+    assert second.before == values(first)
+    assert adapter_set.make(choose, [second]) == {}
+    assert Netlink(kernel).read(OTHER) == values(settings)
+    assert Netlink(kernel).read(ROCE) == PLAIN
+    assert adapter_set.restore(choose, [second]) == {}
+    assert Netlink(kernel).read(OTHER) == values(first)
 
 
 def test_what_is_so_already_is_not_written():
     kernel = Kernel()
-    adapter_set.make(through(kernel), [(ROCE, Ethernet("fa:16:3e:00:00:01"))])
+    adapter_set.make(through(kernel), [change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))])
     assert kernel.writes == [(0, "IFLA_VF_MAC")]
+
+
+def test_what_somebody_has_changed_since_is_left_alone():
+    kernel = Kernel()
+    made = change(kernel, ROCE, FULL)
+    adapter_set.make(through(kernel), [made])
+    kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:09"
+    assert adapter_set.restore(through(kernel), [made]) == {}
+    assert Netlink(kernel).read(ROCE) == PLAIN | {"mac": "52:54:00:00:00:09"}
 
 
 def test_the_link_comes_up_last_and_goes_down_first():
     kernel = Kernel()
-    adapter_set.make(through(kernel), [(ROCE, attrs.evolve(FULL, spoof_check=False))])
+    made = change(kernel, ROCE, attrs.evolve(FULL, spoof_check=False))
+    adapter_set.make(through(kernel), [made])
     names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
     assert names == ["MAC", "VLAN", "SPOOFCHK", "TRUST", "RATE", "LINK_STATE"]
     kernel.writes.clear()
-    adapter_set.clear(through(kernel), [ROCE])
+    adapter_set.restore(through(kernel), [made])
     names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
     assert names == ["LINK_STATE", "RATE", "TRUST", "SPOOFCHK", "VLAN", "MAC"]
 
@@ -240,22 +228,39 @@ EVERY = (
     "IFLA_VF_LINK_STATE",
     "IFLA_VF_TRUST",
 )
+NAMES = dict(zip(EVERY, ("vlan", "rate", "spoof_check", "link_state", "trust"), strict=True))
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_setting_that_the_driver_does_not_know(name):
     kernel = Kernel(unknown=(name,))
+    full = change(kernel, ROCE, FULL)
     with pytest.raises(AdapterError, match=r"^0000:3b:00.2: .*(not supported|read back otherwise)"):
-        adapter_set.make(through(kernel), [(ROCE, FULL)])
-    # Nothing is left behind but for what cannot be set at all.
-    assert Netlink(kernel).read(ROCE)["mac"] == adapter.NO_MAC
-    plain = Ethernet("fa:16:3e:00:00:01")
+        adapter_set.make(through(kernel), [full])
+    # Nothing is left behind.
+    assert Netlink(kernel).read(ROCE)["mac"] == NO_MAC
+    plain = change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))
     if name == "IFLA_VF_SPOOFCHK":
         with pytest.raises(AdapterError):
-            adapter_set.make(through(kernel), [(ROCE, plain)])
+            adapter_set.make(through(kernel), [plain])
+        assert adapter_set.make(through(kernel), [plain], strict=False) == {
+            ROCE.address: ["spoof_check"]
+        }
     else:
-        adapter_set.make(through(kernel), [(ROCE, plain)])
-        assert adapter_set.clear(through(kernel), [ROCE]) == {}
+        assert adapter_set.make(through(kernel), [plain]) == {}
+    assert adapter_set.restore(through(kernel), [plain]) == {}
+    # Where it may be left out, it is, and said.
+    assert adapter_set.make(through(kernel), [full], strict=False) == {ROCE.address: [NAMES[name]]}
+
+
+def test_a_right_that_shows_and_cannot_be_taken_is_refused():
+    kernel = Kernel()
+    kernel.functions[0]["IFLA_VF_TRUST"]["trust"] = 1
+    kernel.unknown = ("IFLA_VF_TRUST",)
+    with pytest.raises(AdapterError, match=r"read back otherwise: trust"):
+        adapter_set.make(
+            through(kernel), [change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))], strict=False
+        )
 
 
 @pytest.mark.parametrize("name", ["IFLA_VF_MAC", *EVERY])
@@ -263,93 +268,61 @@ def test_a_setting_that_does_not_stick_refuses_the_start(name):
     kernel = Kernel()
     kernel.deaf.add((0, name))
     changed = attrs.evolve(FULL, spoof_check=False)
+    changes = [change(kernel, OTHER, FULL), change(kernel, ROCE, changed)]
     with pytest.raises(AdapterError, match=r"read back otherwise: "):
-        adapter_set.make(through(kernel), [(OTHER, FULL), (ROCE, changed)])
-    # Both were cleared again, as far as they can be.
-    cleared = adapter.values(CLEARED[Layer.ETHERNET])
-    assert Netlink(kernel).read(OTHER) == cleared
-    seen = dict(Netlink(kernel).read(ROCE))
-    if name == "IFLA_VF_LINK_STATE":
-        assert seen.pop("link_state") is LinkState.AUTO
-    assert seen.items() <= cleared.items()
+        adapter_set.make(through(kernel), changes)
+    # Both are again as they were.
+    for each in (OTHER, ROCE):
+        assert Netlink(kernel).read(each) == PLAIN
 
 
-def test_what_cannot_be_cleared_is_named():
+def test_what_cannot_be_put_back_is_named():
     kernel = Kernel()
-    adapter_set.make(through(kernel), [(ROCE, FULL), (OTHER, FULL)])
+    made = [change(kernel, each, FULL) for each in (ROCE, OTHER)]
+    adapter_set.make(through(kernel), made)
     kernel.deaf |= {(0, "IFLA_VF_MAC"), (1, "IFLA_VF_MAC")}
-    found = adapter_set.clear(through(kernel), [ROCE, OTHER])
-    assert found == {
+    assert adapter_set.restore(through(kernel), made) == {
         each.address: f"{each.address}: read back otherwise: mac" for each in (ROCE, OTHER)
     }
     kernel.deaf.add((0, "IFLA_VF_VLAN"))
-    with pytest.raises(AdapterError, match=r"then it could not be cleared: 0000:3b:00.2: "):
-        adapter_set.make(through(kernel), [(ROCE, attrs.evolve(FULL, vlan=5))])
-
-
-def test_settings_of_the_other_kind_are_refused_before_anything():
-    kernel = Kernel()
-    with pytest.raises(AdapterError, match=r"speaks Ethernet, and the settings are for InfiniBand"):
-        adapter_set.make(through(kernel), [(ROCE, GUIDS)])
-    assert kernel.writes == []
+    again = Change(ROCE, made[0].before, values(attrs.evolve(FULL, vlan=5)))
+    with pytest.raises(AdapterError, match=r"then it could not be put back: 0000:3b:00.2: "):
+        adapter_set.make(through(kernel), [again])
 
 
 def test_no_device():
     for function in (attrs.evolve(ROCE, net=None), attrs.evolve(ROCE, net="gone")):
         with pytest.raises(AdapterError, match=r"no network device"):
             Netlink(Kernel()).read(function)
-    with pytest.raises(AdapterError, match=r"tells nothing about it"):
+    with pytest.raises(NoBackendError, match=r"tells nothing about it"):
         Netlink(Kernel(functions=1)).read(OTHER)
 
 
 def test_this_machines_own_kernel_refuses_a_device_without_functions():
     """Through a real socket, without any right that this needs."""
     loopback = attrs.evolve(ROCE, net="lo")
-    with pytest.raises(AdapterError, match=r"tells nothing about it"):
-        Netlink().read(loopback)
-    with pytest.raises(AdapterError, match=r"0000:3b:00.2: mac of lo: "):
-        Netlink().write(loopback, adapter.Step("mac", "fa:16:3e:00:00:01"))
+    with Netlink.session() as netlink:
+        with pytest.raises(NoBackendError, match=r"tells nothing about it"):
+            netlink.read(loopback)
+        with pytest.raises(AdapterError, match=r"0000:3b:00.2: mac of lo: "):
+            netlink.write(loopback, adapter.Step("mac", "fa:16:3e:00:00:01"))
 
 
 # -- InfiniBand: the files of the driver -------------------------------------------------
 
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """An mlx5 adapter with two virtual functions, as the driver's documentation has it."""
-    device = tmp_path / "sys/devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0"
-    for number in range(2):
-        folder = device / f"sriov/{number}"
-        folder.mkdir(parents=True)
-        (folder / "node").write_text("00:00:00:00:00:00:00:00\n")
-        (folder / "port").write_text("00:00:00:00:00:00:00:00\n")
-        (folder / "policy").write_text("Down\n")
-        (device / f"virtfn{number}").symlink_to(f"../0000:5e:00.{number + 2}")
-        (device.parent / f"0000:5e:00.{number + 2}").mkdir()
-    rdma = tmp_path / "sys/class/infiniband/mlx5_1"
-    rdma.mkdir(parents=True)
-    (rdma / "device").symlink_to("../../../devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0")
-    bus = tmp_path / "sys/bus/pci/devices"
-    bus.mkdir(parents=True)
-    (bus / "0000:5e:00.0").symlink_to("../../../devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0")
-    return tmp_path
-
-
-def sriov(root: Path, number: int = 1) -> Path:
-    return root / f"sys/devices/pci0000:5d/0000:5d:00.0/0000:5e:00.0/sriov/{number}"
-
-
-def texts(root: Path, number: int = 1) -> list[str]:
-    return [(sriov(root, number) / name).read_text() for name in ("node", "port", "policy")]
+NEW = {"node_guid": 0, "port_guid": 0, "link_state": LinkState.DOWN}
 
 
 def test_guids_are_written_as_the_driver_takes_them(root):
-    adapter_set.make(lambda function: Mlx5(root), [(IB, GUIDS)])
-    assert texts(root) == ["00:11:22:33:44:55:66:77\n", "00:11:22:33:44:55:66:88\n", "Follow\n"]
-    zero = "00:00:00:00:00:00:00:00\n"
-    assert texts(root, 0) == [zero, zero, "Down\n"]
-    assert adapter_set.clear(lambda function: Mlx5(root), [IB]) == {}
-    assert texts(root) == [zero, zero, "Down\n"]
+    made = Change(IB, Mlx5(root).read(IB), values(GUIDS))
+    assert made.before == NEW
+    assert adapter_set.make(lambda function: Mlx5(root), [made]) == {}
+    written = ("00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:88", "Follow")
+    assert cards.sriov(root, PARENT, 1) == written
+    untouched = (cards.NO_GUID, cards.NO_GUID, "Down")
+    assert cards.sriov(root, PARENT, 0) == untouched
+    assert adapter_set.restore(lambda function: Mlx5(root), [made]) == {}
+    assert cards.sriov(root, PARENT, 1) == untouched
 
 
 def test_any_guid(root):
@@ -357,34 +330,31 @@ def test_any_guid(root):
 
     @given(INFINIBANDS)
     def check(settings):
-        adapter_set.make(lambda function: backend, [(IB, settings)])
-        assert backend.read(IB) == adapter.values(settings)
+        adapter_set.make(lambda function: backend, [Change(IB, NEW, values(settings))])
+        assert backend.read(IB) == values(settings)
 
     check()
 
 
 def test_the_kernels_own_driver_is_refused_by_name(root):
     for other in (attrs.evolve(IB, rdma="mlx5_9"), attrs.evolve(IB, rdma=None)):
-        with pytest.raises(AdapterError, match=r"need NVIDIA's own driver"):
-            adapter_set.make(lambda function: Mlx5(root), [(other, GUIDS)])
+        with pytest.raises(NoBackendError, match=r"need NVIDIA's own driver"):
+            Mlx5(root).read(other)
 
 
 def test_broken_files(root):
-    (sriov(root) / "port").unlink()
+    folder = root / f"sys/bus/pci/devices/{PARENT}/sriov/1"
+    made = [Change(IB, NEW, values(GUIDS))]
+    (folder / "port").unlink()
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: there is no .*/1/port"):
-        adapter_set.make(lambda function: Mlx5(root), [(IB, GUIDS)])
-    (sriov(root) / "port").mkdir()
+        adapter_set.make(lambda function: Mlx5(root), made)
+    (folder / "port").mkdir()
     with pytest.raises(AdapterError, match=r"0000:5e:00.3: .*"):
-        adapter_set.make(lambda function: Mlx5(root), [(IB, GUIDS)])
-    (sriov(root) / "port").rmdir()
-    (sriov(root) / "port").write_text("rubbish")
-    (sriov(root) / "policy").write_text("rubbish")
+        adapter_set.make(lambda function: Mlx5(root), made)
+    (folder / "port").rmdir()
+    (folder / "port").write_text("rubbish")
+    (folder / "policy").write_text("rubbish")
     assert set(Mlx5(root).read(IB)) == {"node_guid"}
-
-
-def test_the_number_of_a_function(root):
-    assert index_of(root, "0000:5e:00.0", "0000:5e:00.3") == 1
-    with pytest.raises(AdapterError, match=r"is no virtual function of 0000:5e:00.0 any more"):
-        index_of(root, "0000:5e:00.0", "0000:5e:00.7")
-    with pytest.raises(AdapterError):
-        index_of(root, "0000:ff:00.0", "0000:5e:00.3")
+    # What cannot be read cannot be said to be gone.
+    found = adapter_set.restore(lambda function: Mlx5(root), made)
+    assert found == {IB.address: "0000:5e:00.3: its port_guid cannot be read"}

@@ -1,0 +1,190 @@
+"""Virtual functions are set before a server starts, and put back after it.
+
+The InfiniBand adapter is the recorded contract of NVIDIA's own driver in a
+directory; it has not been tried on real hardware. Behind rtnetlink only the
+socket is not real.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nova_hpc.tracker import adapter_state, quarantine
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+from tests.functional.driver_fixtures import FakeSysfs
+from tests.unit.fabric import cards
+from tests.unit.fabric.kernel import Kernel
+
+SHAPE = fixtures.Shape((fixtures.Switch(gpus=0, pfs=1),))
+PF = "0000:40:00.0"
+VFS = [f"0000:40:00.{number}" for number in range(1, 5)]
+NONE = (cards.NO_GUID, cards.NO_GUID, "Down")
+MIGRATE = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
+
+
+class AdaptersTest(DriverTest):
+    def card(self, name: str, kind=cards.infiniband, **options) -> None:
+        def before(tree: FakeSysfs) -> None:
+            kind(tree.root, PF)
+            self.flags(adapters_file=str(tree.root / "adapters"), group="hpc")
+
+        self.host(name, SHAPE, before=before, **options)
+
+    def root(self, name: str) -> Path:
+        return self.sysfs[name].root
+
+    def guids(self, name: str, number: int) -> tuple[str, ...]:
+        return cards.sriov(self.root(name), PF, number)
+
+    def given(self, name: str) -> list[tuple[str, ...]]:
+        """Of every function that has been given GUIDs."""
+        return [found for each in range(4) if (found := self.guids(name, each)) != NONE]
+
+    def records(self, name: str) -> dict[str, adapter_state.Record]:
+        return adapter_state.load(self.root(name) / "adapters")
+
+    def vfs(self, count: int):
+        return self.make_flavor({"pci_passthrough:alias": f"vf:{count}"})
+
+    def test_the_life_of_a_server(self) -> None:
+        self.card("alpha")
+        server = self.boot(self.vfs(2))
+        other = self.boot(self.vfs(1))
+        mine = {
+            each.address: self.guids("alpha", VFS.index(each.address))
+            for each in self.devices_of(server)
+        }
+        every = [guid for found in self.given("alpha") for guid in found[:2]]
+        self.assertEqual(6, len(set(every)))
+        self.assertTrue(all(guid.startswith("0e:") for guid in every), every)
+
+        def unchanged() -> None:
+            for address, found in mine.items():
+                self.assertEqual(found, self.guids("alpha", VFS.index(address)))
+
+        self._reboot_server(server, hard=True)
+        unchanged()
+        self._stop_server(server)
+        # The node was booted again, and the functions made anew.
+        for address in mine:
+            folder = self.sysfs["alpha"].devices / PF / f"sriov/{VFS.index(address)}"
+            (folder / "node").write_text(f"{cards.NO_GUID}\n")
+            (folder / "policy").write_text("Down\n")
+        self._start_server(server)
+        unchanged()
+        self._rebuild_server(server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.update("alpha")
+        unchanged()
+        self._delete_server(server)
+        self.assertEqual(1, len(self.given("alpha")))
+        self.assertEqual([other["id"]], [each.server for each in self.records("alpha").values()])
+        self.assertEqual({}, dict(quarantine.read(self.root("alpha") / "quarantine").reasons))
+        self._delete_server(other)
+        self.assertEqual(([], {}), (self.given("alpha"), self.records("alpha")))
+
+    def test_a_move(self) -> None:
+        # Copying disks needs a real host; Nova's own tests do the same.
+        self.useFixture(fixtures.fixtures.MockPatch(MIGRATE, return_value="{}"))
+        self.card("alpha")
+        # Both hosts are one process with one configuration here.
+        alpha = self.computes["alpha"].driver.hpc_adapters
+        self.card("beta")
+        self.assertNotEqual(alpha.keeper, self.computes["beta"].driver.hpc_adapters.keeper)
+        server = self.boot(self.vfs(1), host="alpha")
+        (mine,) = self.given("alpha")
+        server = self._migrate_server(server)
+        # The same GUIDs, and only where the server is.
+        self.assertEqual(([], [mine]), (self.given("alpha"), self.given("beta")))
+        self._revert_resize(server)
+        self.assertEqual(([mine], []), (self.given("alpha"), self.given("beta")))
+        self.update("beta")
+        self.assertEqual({}, self.records("beta"))
+        server = self._migrate_server(server)
+        self._confirm_resize(server)
+        self.update("alpha")
+        self.assertEqual(([], [mine]), (self.given("alpha"), self.given("beta")))
+        self.assertEqual({}, self.records("alpha"))
+
+    def test_a_failure_refuses_the_start(self) -> None:
+        self.card("alpha")
+        port = self.sysfs["alpha"].devices / PF / "sriov/3/port"
+        port.unlink()
+        flavor = self.make_flavor({"pci_passthrough:alias": "vf:4", "hpc:affinity": "host"})
+        server = self.boot(flavor, state="ERROR")
+        text = next(each for each in self.fault_messages(server) if "virtual functions" in each)
+        self.assertIn("of the 4 virtual functions", text)
+        self.assert_no_secrets(text)
+        self.assertNotIn("0e:", text)
+        self.assertTrue(self.log_lines(rf"{VFS[3]} could not be set for the server: "))
+        for number in range(3):
+            self.assertEqual(NONE, self.guids("alpha", number))
+        port.write_text(f"{cards.NO_GUID}\n")
+        self._delete_server(server)
+        self.update("alpha")
+        self.assertEqual({}, self.records("alpha"))
+        # What cannot be taken back after a server goes to nobody else.
+        server = self.boot(self.vfs(1))
+        (mine,) = (each.address for each in self.devices_of(server))
+        folder = self.sysfs["alpha"].devices / PF / f"sriov/{VFS.index(mine)}"
+        text = (folder / "port").read_text()
+        (folder / "port").unlink()
+        self._delete_server(server)
+        held = quarantine.read(self.root("alpha") / "quarantine").reasons
+        self.assertIn("its addresses could not be taken from it", held[mine])
+        self.update("alpha")
+        self.assertNotIn(mine, self.tracked("alpha"))
+        (folder / "port").write_text(text)
+        self.update("alpha")
+        # Taken back as soon as that is possible, and released by the operator.
+        self.assertEqual(([], {}), (self.given("alpha"), self.records("alpha")))
+        self.assertNotIn(mine, self.tracked("alpha"))
+        quarantine.release(self.root("alpha") / "quarantine", mine)
+        self.update("alpha")
+        self.assertIn(mine, self.tracked("alpha"))
+
+    def test_killed_between_set_and_start(self) -> None:
+        self.card("alpha")
+        driver = self.computes["alpha"].driver
+        instance = self.instance(self.boot(self.vfs(1)))
+        given = self.given("alpha")
+        # As a service that is killed right after: the server is known to nobody.
+        reading = driver.hpc_source.read()
+        free = [each for each in VFS if each not in self.records("alpha")]
+        copy = instance.obj_clone()
+        copy.uuid = "00000000-0000-4000-8000-000000000001"
+        driver.hpc_adapters.keeper.give(copy.uuid, reading.node, free[:1])
+        self.assertEqual(2, len(self.given("alpha")))
+        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
+        self.update("alpha")
+        self.assertEqual(given, self.given("alpha"))
+        self.assertEqual([instance.uuid], [e.server for e in self.records("alpha").values()])
+
+    def test_ethernet(self) -> None:
+        kernel = Kernel(4)
+        self.useFixture(
+            fixtures.fixtures.MockPatch("nova_hpc.fabric.adapter_netlink._open", kernel)
+        )
+        kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:01"
+        for each in kernel.functions:
+            each["IFLA_VF_TRUST"]["trust"] = 1
+        before = [dict(each) for each in kernel.functions]
+        self.card("alpha", cards.ethernet)
+        server = self.boot(self.vfs(4))
+        macs = [each["IFLA_VF_MAC"]["mac"] for each in kernel.functions]
+        self.assertEqual("52:54:00:00:00:01", macs[0])
+        self.assertEqual(4, len(set(macs)))
+        self.assertTrue(all(mac.startswith("0e:") for mac in macs[1:]), macs)
+        self.assertEqual({0}, {each["IFLA_VF_TRUST"]["trust"] for each in kernel.functions})
+        self._reboot_server(server, hard=True)
+        self.assertEqual(macs, [each["IFLA_VF_MAC"]["mac"] for each in kernel.functions])
+        self._delete_server(server)
+        self.assertEqual(before, kernel.functions)
+
+    def test_an_adapter_that_nothing_can_set_works_as_before(self) -> None:
+        self.card("alpha", lambda root, pf: None)
+        for _ in range(2):
+            self._delete_server(self.boot(self.vfs(4)))
+        self.assertEqual({}, self.records("alpha"))
+        lines = self.log_lines(r"The virtual function \S+ is left as it is: .*does not say whether")
+        self.assertEqual(4, len(lines), lines)
