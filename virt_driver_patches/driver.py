@@ -217,6 +217,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             "reboot_instance": self._hpc_check_restart,
             "rescue_instance": self._hpc_check_restart,
             "unrescue_instance": self._hpc_check_restart,
+            "rebuild_instance": self._hpc_check_restart,
             "snapshot_instance": self._hpc_check_snapshot,
             "backup_instance": self._hpc_check_snapshot,
         }

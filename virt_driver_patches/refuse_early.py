@@ -2,8 +2,8 @@
 
 Nova powers a server off before it asks the driver to rescue it, takes a refused
 reboot of a stopped server, and a refused unrescue, for a broken server, tells
-the user of a running one nothing, and lets a refused snapshot hang. So the
-manager's methods are wrapped: the driver is asked first, and a refusal ends
+the user of a running one nothing, lets a refused snapshot hang, and takes away a
+server's allocation in Placement when its rebuild is refused. So the manager's methods are wrapped: the driver is asked first, and a refusal ends
 there, with Nova's own handling of errors around it: the server keeps its state,
 and the reason is in the action's events.
 """
@@ -46,6 +46,8 @@ def _wrap(manager: Any, name: str, check: Check) -> None:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
         context, instance = given["context"], given["instance"]
+        if given.get("recreate"):  # an evacuation; its devices are claimed later
+            return plain(*args, **kwargs)
         try:
             check(instance)
         except exception.NovaException as error:

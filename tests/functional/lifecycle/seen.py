@@ -1,0 +1,146 @@
+"""What a look at a server finds, and the words that two looks yield.
+
+No word is written down by hand: each is what the difference of two looks says.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import attrs
+
+from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
+
+#: Host, PCI address on it.
+Device = tuple[str, str]
+
+
+@attrs.frozen
+class Seen:
+    """One look at a server, from Nova, Placement, the domain and the truth."""
+
+    vm_state: str
+    task_state: str | None
+    host: str | None
+    #: Nova's records of the PCI devices.
+    devices: frozenset[Device]
+    #: Placement's allocation: provider's name, resource class -> amount.
+    allocations: Mapping[tuple[str, str], int]
+    #: What this project keeps with the server.
+    records: Mapping[str, str]
+    #: The domain that runs (else the one that is defined); None: there is none.
+    domain: str | None
+    running: bool
+    #: Truth of the host: where each device sits, and what it is.
+    places: Mapping[str, Location]
+    kinds: Mapping[str, str]
+    #: From the domain: host address -> place in the guest's tree; None: not in a tree.
+    tree: Mapping[str, Location | None]
+    #: From the domain: host address -> address in the guest.
+    seats: Mapping[str, str]
+    #: From the domain: every PCI controller, as XML.
+    controllers: tuple[str, ...]
+
+    @property
+    def mine(self) -> frozenset[Device]:
+        """The devices on the server's own host; a move holds some on another for a while."""
+        return frozenset(each for each in self.devices if each[0] == self.host)
+
+    def level(self) -> Level | None:
+        """The tightest level at which each GPU has an adapter of its own; None: none has."""
+        if not self.mine:
+            return None
+        addresses = [address for _, address in self.mine]
+        gpus = sorted(each for each in addresses if self.kinds[each] == "gpu")
+        adapters = sorted(each for each in addresses if self.kinds[each] != "gpu")
+        best = None
+        for order in itertools.permutations(adapters, len(gpus)):
+            found = max(
+                (
+                    common_level([self.places[gpu], self.places[adapter]])
+                    for gpu, adapter in zip(gpus, order, strict=True)
+                ),
+                default=None,
+            )
+            if found is not None and (best is None or found < best):
+                best = found
+        return best
+
+    def wrong_pairs(self) -> list[tuple[str, str, Distance, Distance | None]]:
+        """Pairs of devices that are not as far apart in the guest as on the host."""
+        wrong = []
+        for one, other in itertools.combinations(sorted(self.tree), 2):
+            here = distance(self.places[one], self.places[other])
+            first, second = self.tree[one], self.tree[other]
+            there = distance(first, second) if first and second else None
+            if here is not there:
+                wrong.append((one, other, here, there))
+        return wrong
+
+    def whole(self) -> bool:
+        """Whether the domain has exactly the devices that Nova has recorded."""
+        return set(self.seats) == {address for _, address in self.mine}
+
+
+# -- words ---------------------------------------------------------------------
+
+
+def devices(before: Seen | None, after: Seen) -> str:
+    """Which devices the server has after an action."""
+    if not after.mine:
+        return "STILL HELD" if after.devices or after.allocations else "given back"
+    if before is None or not before.mine:
+        return "claimed"
+    if after.mine == before.mine:
+        return "the same"
+    if before.mine < after.mine:
+        return "the same and more"
+    return "others" if after.host == before.host else "others, on another host"
+
+
+def alignment(before: Seen | None, after: Seen, asked: Level) -> str:
+    """Whether the server's devices are as near to each other as its flavor asks."""
+    reached = after.level()
+    if reached is None:
+        return "no devices"
+    if reached > asked:
+        return f"LOST ({reached.word})"
+    if before is not None and before.mine == after.mine:
+        return f"kept ({reached.word})"
+    return f"made ({reached.word})"
+
+
+def tree(before: Seen | None, after: Seen) -> str:
+    """Whether the distance of each pair of devices is that on the host."""
+    if not after.mine:
+        return "no devices" if after.domain is None else "GUEST HELD"
+    if after.domain is None:
+        return "no guest"
+    if not after.whole() or after.wrong_pairs():
+        return "LOST"
+    if before is None or before.mine != after.mine:
+        return "made as on the host"
+    return "kept" if before.domain is not None else "made as on the host"
+
+
+def addresses(before: Seen | None, after: Seen) -> str:
+    """Whether the guest finds its devices and their bridges where they were."""
+    if not after.mine:
+        return "no devices"
+    if after.domain is None:
+        return "no guest"
+    if not after.whole():
+        return "LOST"
+    if before is None or before.domain is None or not before.mine:
+        return "given"
+    if before.mine == after.mine and before.seats != after.seats:
+        return "LOST"
+    if sorted(before.seats.values()) != sorted(after.seats.values()):
+        return "others"
+    were, are = set(before.controllers), set(after.controllers)
+    if were == are:
+        return "kept"
+    if were < are:
+        return f"kept; {len(are - were)} more free ports"
+    return f"kept; {len(were - are)} fewer free ports" if are < were else "kept; other bridges"
