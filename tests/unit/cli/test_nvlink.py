@@ -1,0 +1,90 @@
+"""The commands of ``nova-hpc nvlink``, as an operator types them."""
+
+import json
+
+import pytest
+
+from nova_hpc.cli import nvlink
+from nova_hpc.cli.main import NovaHpc
+from nova_hpc.fabric.nvlink_backend import Settings, load
+from nova_hpc.tracker import nvlink_keeper
+from tests.fabric_manager import FabricManager, library
+
+COMMANDS = {"list": nvlink.List, "check": nvlink.Check, "restore": nvlink.Restore}
+GPUS = {number: f"0000:4{number}:00.0" for number in range(1, 5)}
+
+
+@pytest.fixture
+def manager(tmp_path):
+    return FabricManager(tmp_path, GPUS)
+
+
+@pytest.fixture
+def ask(manager, tmp_path, capsys):
+    def run(*words, more=""):
+        (tmp_path / "nova.conf").write_text(
+            f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
+            f"nvlink_backend = fabric-manager\nnvlink_address = {manager.path}\n"
+            f"nvlink_library = {library()}\n{more}"
+        )
+        app = NovaHpc()
+        for name, command in COMMANDS.items():
+            app.command_manager.add_command(f"nvlink {name}", command)
+        status = app.run(["nvlink", *words, "--config-file", str(tmp_path / "nova.conf")])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
+    settings = Settings(str(manager.path), 20.0, library())
+    backend = load("fabric-manager", settings, nvlink_keeper.run)
+    keeper = nvlink_keeper.Keeper(backend, tmp_path / "hpc-nvlink.json")
+    keeper.give("server", {GPUS[1], GPUS[3]}, (), True)
+    status, out, err = ask("list", "--format", "json")
+    assert (status, err) == (0, "")
+    rows = {row["Partition"]: row for row in json.loads(out)}
+    assert rows[1] == {
+        "Partition": 1,
+        "GPUs": "0000:41:00.0 0000:43:00.0",
+        "NVLinks": 12,
+        "Active": True,
+        "Server": "server",
+    }
+    assert (rows[3]["NVLinks"], rows[3]["Active"], rows[3]["Server"]) == (0, False, "")
+    manager.restart()
+    status, out, err = ask("list")
+    assert (status, out) == (2, "")
+    assert err.startswith("nova-hpc nvlink list: Fabric Manager at ")
+    assert "not configured yet" in err
+    assert ask("restore") == (0, "Active partitions: 1\n", "")
+    assert manager.active == {1}
+
+
+def test_the_sets_of_the_configuration(ask):
+    """What the command prints makes the next check pass."""
+    wrong = 'nvlink_set = {"name": "odd", "devices": ["0000:41:00.0", "0000:42:00.0"]}\n'
+    status, out, err = ask("check", more=wrong)
+    assert (status, err) == (1, "")
+    first, *lines = out.splitlines(keepends=True)
+    assert first == "NVLink set 'odd' is no partition: remove it from [hpc]nvlink_set\n"
+    assert len(lines) == 3
+    assert '"name": "partition-1", "devices": ["0000:41:00.0", "0000:43:00.0"]' in "".join(lines)
+    status, out, _ = ask("check", more="".join(lines))
+    assert (status, out) == (0, "The NVLink sets of this node are the partitions.\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("nvlink_backend = none\n", "[hpc]nvlink_backend is none: this node has no partitions"),
+        ("nvlink_timeout = soon\n", "the configuration cannot be read"),
+        ("nvlink_address = nowhere\n", "[hpc]nvlink_address is 'nowhere'"),
+        ("nvlink_set = left\n", "[hpc]nvlink_set, entry 1, 'left': not JSON"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(ask, more, why):
+    status, out, err = ask("check", more=more)
+    assert (status, out) == (2, "")
+    assert why in err
+    assert err.count("\n") == 1
