@@ -17,7 +17,7 @@ from oslo_log import log as logging
 from nova_hpc.placement import flavor, judge
 from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.model import Host, HostNode, Miss, Nvlink, Pool
-from nova_hpc.topology import nvlink
+from nova_hpc.topology import nvlink, peer
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.tags import Tags
 from nova_hpc.tracker import health
@@ -132,7 +132,12 @@ def check_flavor(
     answer = judge.judge(request, _host(claim, places, reading.node), {**claim.claimed, **ports})
     if answer.sets:
         reached = answer.sets[0].level
-        return Decision(asked=request.level, policy=request.policy, reached=reached)
+        return Decision(
+            asked=request.level,
+            policy=request.policy,
+            reached=reached,
+            redirected=peer.redirected(reading.node, claim.addresses),
+        )
     miss = answer.miss or Miss(operator="no reason given", user="no reason given")
     asked = f"{flavor.AFFINITY}={request.level.word}"
     if request.nvlink is Nvlink.REQUIRED:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from .document import Device, Document
+from .document import PEER_REASONS, Device, Document
 from .machine import Function, Machine
 
-KINDS: Final = ("device", "driver", "link", "numa", "tree", "cells", "hugepages")
+KINDS: Final = ("device", "driver", "link", "numa", "tree", "peer", "cells", "hugepages")
 
 #: A guest's kernel and firmware take some of the memory for themselves.
 _KEPT_SHARE: Final = 0.10
@@ -60,6 +60,7 @@ def compare(document: Document, machine: Machine, wishes: Wishes | None = None) 
                 findings.extend(_numa(device, function))
     if document.topology == "mirror":
         findings.extend(_tree(document, places))
+    findings.extend(_peers(document))
     findings.extend(_cells(document, machine))
     findings.extend(_hugepages(document, machine, wishes))
     kept = (each for each in findings if each.kind not in wishes.skip)
@@ -174,6 +175,23 @@ def _tree(document: Document, places: dict[int, Function]) -> list[Finding]:
             if promised != real:
                 text = f"{real} to {other.name} instead of {promised}"
                 found.append(_wrong("tree", one, text))
+    return found
+
+
+def _peers(document: Document) -> list[Finding]:
+    """Remarks only: the host is as it is, and nothing else was promised."""
+    found = []
+    for each in document.peers:
+        if each.path == "switch":
+            continue
+        which = ", ".join(str(other) for other in each.others)
+        text = (
+            f"peer-to-peer with {which} goes through the host's root complex, not below the switch"
+            if each.path == "root"
+            else f"whether peer-to-peer with {which} stays below the switch is not known"
+        )
+        why = "" if each.why is None else f" ({PEER_REASONS[each.why]})"
+        found.append(Finding("peer", each.device, text + why, False))
     return found
 
 

@@ -28,6 +28,14 @@ FW_CFG: Final = "/sys/firmware/qemu_fw_cfg"
 STATE: Final = "/run/nova-hpc"
 
 TOPOLOGIES: Final = ("mirror", "numa", "flat")
+#: What decides where traffic between two devices below one switch goes.
+PEER_REASONS: Final = {
+    "acs-redirect": "ACS redirects all requests",
+    "no-ats": "ACS redirects what is not translated, and a device has no ATS",
+    "ats": "ACS redirects what is not translated, and the devices have ATS",
+    "no-redirect": "ACS redirects nothing",
+    "unreadable": "the host could not read it",
+}
 #: More than any server has; a broken document must not make us work for ever.
 _MOST: Final = 4096
 _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
@@ -87,12 +95,27 @@ class Device(NamedTuple):
         return f"device {self.number} ({role}{self.vendor_id}:{self.product_id})"
 
 
+class Peers(NamedTuple):
+    """Where traffic goes between a GPU and adapters below the same switch."""
+
+    #: Number of the GPU.
+    device: int
+    #: Numbers of the adapters.
+    others: tuple[int, ...]
+    #: ``switch``: stays below it; ``root``: does not; None: not known.
+    path: str | None
+    #: A word of :data:`PEER_REASONS`; None: one that this command does not know.
+    why: str | None
+
+
 class Document(NamedTuple):
     """What the cloud promised."""
 
     topology: str
     cells: tuple[Cell, ...]
     devices: tuple[Device, ...]
+    #: () also in documents of clouds that do not say it.
+    peers: tuple[Peers, ...] = ()
 
 
 def read(root: Root) -> tuple[bytes, Document]:
@@ -176,7 +199,33 @@ def parse(data: bytes) -> Document:
     paths = [device.path for device in devices if device.path is not None]
     if len(paths) != len(set(paths)):
         raise DocumentError(f"{DOCUMENT}: two devices have the same path")
-    return Document(topology, cells, devices)
+    return Document(topology, cells, devices, _peers(found, len(devices)))
+
+
+def _peers(found: dict[str, Any], devices: int) -> tuple[Peers, ...]:
+    if "peer_to_peer" not in found:
+        return ()
+
+    def number(value: object) -> bool:
+        return _whole(value) and value < devices  # type: ignore[operator]
+
+    peers = []
+    for index, item in enumerate(_items(found, "peer_to_peer")):
+        where = f"peer_to_peer {index}"
+        others = item.get("with")
+        if not (isinstance(others, list) and len(others) <= _MOST and all(map(number, others))):
+            raise DocumentError(f"{DOCUMENT}: {where}: with is {_short(others)}")
+        why = _pick(item, "why", _or_none(_text(ROLE)), where)
+        peers.append(
+            Peers(
+                device=_pick(item, "device", number, where),
+                others=tuple(others),
+                path=_pick(item, "path", lambda path: path in (None, "switch", "root"), where),
+                # Later clouds may have more of them.
+                why=why if why in PEER_REASONS else None,
+            )
+        )
+    return tuple(peers)
 
 
 def _device(number: int, item: dict[str, Any], cells: int) -> Device:

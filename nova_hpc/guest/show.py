@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .compare import Result, distance
-from .document import Device, Document
+from .document import PEER_REASONS, Device, Document
 
 #: A table of distances for more devices than this is no help.
 _WIDEST = 32
@@ -34,6 +34,19 @@ def tree(document: Document, result: Result) -> Iterator[str]:
     if 1 < len(document.devices) <= _WIDEST:
         yield ""
         yield from _table(document)
+    if document.peers:
+        yield ""
+        yield from _peers(document)
+
+
+def _peers(document: Document) -> Iterator[str]:
+    """Where traffic between GPUs and adapters below one switch goes."""
+    yield "peer-to-peer below one switch"
+    for each in document.peers:
+        path = {"switch": "stays below it", "root": "through the root complex"}
+        others = ", ".join(str(other) for other in each.others)
+        why = "" if each.why is None else f": {PEER_REASONS[each.why]}"
+        yield f"  {each.device} with {others}: {path.get(each.path or '', 'not known')}{why}"
 
 
 def _cell(document: Document, number: int | None) -> str:
@@ -107,6 +120,15 @@ def as_data(document: Document, result: Result) -> dict[str, Any]:
         "topology": document.topology,
         "good": result.good,
         "devices": devices,
+        "peer_to_peer": [
+            {
+                "device": each.device,
+                "with": list(each.others),
+                "path": each.path,
+                "why": each.why,
+            }
+            for each in document.peers
+        ],
         "findings": [
             {
                 "kind": finding.kind,

@@ -29,18 +29,21 @@ class Decision:
     asked: Level
     policy: Policy
     reached: Level
+    #: Of the pairs of a GPU and an adapter below one switch: those whose traffic
+    #: leaves it, and all. None: none does, as far as it is known.
+    redirected: tuple[int, int] | None = None
 
     def dumps(self) -> str:
         """The text to store, at most MAX_BYTES bytes of ASCII."""
-        return json.dumps(
-            {
-                "v": VERSION,
-                "asked": self.asked.word,
-                "policy": self.policy.value,
-                "reached": self.reached.word,
-            },
-            separators=(",", ":"),
-        )
+        found: dict[str, object] = {
+            "v": VERSION,
+            "asked": self.asked.word,
+            "policy": self.policy.value,
+            "reached": self.reached.word,
+        }
+        if self.redirected is not None:
+            found["redirected"] = list(self.redirected)
+        return json.dumps(found, separators=(",", ":"))
 
 
 def loads(text: object) -> Decision | None:
@@ -63,6 +66,17 @@ def loads(text: object) -> Decision | None:
             asked=Level.from_word(data["asked"]),
             policy=Policy(data["policy"]),
             reached=Level.from_word(data["reached"]),
+            redirected=_pair(data.get("redirected")),
         )
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value):
+        some, total = value
+        if 0 < some <= total < 1 << 32:
+            return some, total
+    raise ValueError("no such pairs")

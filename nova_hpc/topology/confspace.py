@@ -21,6 +21,7 @@ _STANDARD: Final = 256
 _CAP_EXPRESS: Final = 0x10
 _EXTENDED_CAP_ACS: Final = 0x000D
 _EXTENDED_CAP_ATS: Final = 0x000F
+_ATS_ENABLE: Final = 0x8000
 
 #: Source validation, request and completion redirect, upstream forwarding:
 #: what the kernel asks of a port before it splits IOMMU groups (REQ_ACS_FLAGS).
@@ -56,6 +57,7 @@ class ConfigSpace:
     acs_control: int | None = None
     acs_isolates: bool | None = None
     ats: bool | None = None  # can translate addresses itself
+    ats_enabled: bool | None = None
     #: All ones: the function does not answer (gone, or fallen off the bus).
     silent: bool = False
 
@@ -92,6 +94,9 @@ def parse(data: bytes) -> ConfigSpace:
         acs_control=control,
         acs_isolates=isolates,
         ats=None if ats is None else ats > 0,
+        ats_enabled=None
+        if ats is None
+        else ats > 0 and bool(_word(data, ats + 6, 2) & _ATS_ENABLE),
     )
 
 

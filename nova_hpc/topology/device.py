@@ -79,6 +79,7 @@ class _Device:
             acs_control=config.acs_control,
             acs_isolates=config.acs_isolates,
             ats=config.ats,
+            ats_enabled=config.ats_enabled,
             reset_methods=self._reset_methods(),
             bars=self.attempt(self._bars, ()),
             link=self._link(config),

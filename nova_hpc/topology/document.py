@@ -34,6 +34,7 @@ def build(node: Node) -> dict[str, Any]:
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
         "functions": [_function(function, peers) for function in node.functions],
         "inactive_bridges": [_function(function, peers) for function in node.inactive],
+        "peer_pairs": [_pair(pair) for pair in peer.pairs(node)],
         "iommu_groups": [
             {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
         ],
@@ -69,6 +70,17 @@ def _function(function: Function, peers: Mapping[str, peer.Peer]) -> dict[str, A
     if function.link is not None:
         document["link"]["degraded"] = function.link.degraded
     return document
+
+
+def _pair(pair: peer.Pair) -> dict[str, Any]:
+    return {
+        "gpu": pair.gpu,
+        "adapter": pair.adapter,
+        "members": list(pair.functions),
+        "peer_to_peer": None if pair.path is peer.Peer.UNKNOWN else pair.path.value,
+        "why": pair.why.value,
+        "ats_enabled": pair.ats_enabled,
+    }
 
 
 def _plain(_owner: object, _field: object, value: object) -> object:

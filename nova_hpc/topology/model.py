@@ -190,6 +190,8 @@ class Function:
     #: It can translate addresses itself (Address Translation Services), as a
     #: direct path to a neighbour below redirecting ports needs; None: not known.
     ats: bool | None = None
+    #: It does so now; the kernel switches it on with the device's IOMMU domain.
+    ats_enabled: bool | None = None
     #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
     #: () none at all; None not known.
     reset_methods: tuple[str, ...] | None = None

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import enum
 import itertools
+from collections.abc import Collection, Iterator
 from typing import Final
+
+import attrs
 
 from nova_hpc.topology.model import BridgeKind, Function, Node
 
@@ -29,23 +32,121 @@ class Peer(enum.Enum):
     UNKNOWN = "unknown"  # ports whose registers could not be read
 
 
+class Why(enum.Enum):
+    """What decides about the path of two devices below one switch."""
+
+    #: A port redirects, and lets translated requests not pass either.
+    REDIRECT = "acs-redirect"
+    #: The ports redirect all but translated requests, which a device cannot make.
+    NO_ATS = "no-ats"
+    #: The same, and both devices can: with ATS in use it stays below the switch.
+    ATS = "ats"
+    #: No port redirects.
+    FREE = "no-redirect"
+    #: The registers of a port or a device could not be read.
+    UNREADABLE = "unreadable"
+
+
+@attrs.frozen
+class Pair:
+    """A GPU and functions of one adapter below the same switch."""
+
+    gpu: str
+    #: The physical function, or the one function that there is.
+    adapter: str
+    #: Of which this holds: itself, or its virtual functions.
+    functions: tuple[str, ...]
+    path: Peer
+    why: Why
+    #: ATS is switched on in all of them now; None: not known. It is switched on
+    #: when a device is attached to a guest behind an IOMMU that supports it.
+    ats_enabled: bool | None
+
+
+#: Base classes of GPUs (display, processing accelerators) and of adapters.
+_GPUS: Final = ("03", "12")
+_ADAPTERS: Final = ("02",)
+
+
+def is_gpu(class_code: str | None) -> bool:
+    """Whether a function of this class computes."""
+    return (class_code or "").startswith(_GPUS)
+
+
+def is_adapter(class_code: str | None) -> bool:
+    """Whether a function of this class is a network's."""
+    return (class_code or "").startswith(_ADAPTERS)
+
+
+def pairs(node: Node) -> Iterator[Pair]:
+    """Every GPU with every adapter below the same switch, in order of addresses.
+
+    Functions of one adapter of which the same is true are in one pair.
+    """
+    adapters: dict[str, dict[str, list[Function]]] = {}
+    for each in node.functions:
+        if is_adapter(each.class_code) and each.switches:
+            below = adapters.setdefault(each.switches[0], {})
+            below.setdefault(each.physical_function or each.address, []).append(each)
+    for gpu in node.functions:
+        if not is_gpu(gpu.class_code) or not gpu.switches:
+            continue
+        for adapter, functions in adapters.get(gpu.switches[0], {}).items():
+            found: dict[tuple[Peer, Why, bool | None], list[str]] = {}
+            for function in functions:
+                where, why = verdict(node, gpu, function)
+                enabled = _both(gpu.ats_enabled, function.ats_enabled)
+                if why is not None:
+                    found.setdefault((where, why, enabled), []).append(function.address)
+            for (where, why, enabled), alike in found.items():
+                yield Pair(gpu.address, adapter, tuple(alike), where, why, enabled)
+
+
+def redirected(node: Node, addresses: Collection[str]) -> tuple[int, int] | None:
+    """Of these devices: pairs below one switch whose traffic leaves it, and all pairs.
+
+    :returns: None where no pair does, as far as it is known.
+    """
+    functions = [each for each in map(node.function, addresses) if each is not None]
+    total = away = 0
+    for gpu in filter(lambda each: is_gpu(each.class_code), functions):
+        for adapter in filter(lambda each: is_adapter(each.class_code), functions):
+            where = path(node, gpu, adapter)
+            total += where is not Peer.NONE
+            away += where is Peer.ROOT
+    return (away, total) if away else None
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    if one is False or other is False:
+        return False
+    return None if one is None or other is None else True
+
+
 def path(node: Node, one: Function, other: Function) -> Peer:
     """The path between two functions of *node*."""
+    return verdict(node, one, other)[0]
+
+
+def verdict(node: Node, one: Function, other: Function) -> tuple[Peer, Why | None]:
+    """The path between two functions of *node*, and why; None: they share no switch."""
     shared = [here for here, there in zip(one.path, other.path, strict=False) if here == there]
     switch = next((each for each in reversed(shared) if _is_upstream(node, each)), None)
     if switch is None:
-        return Peer.NONE
+        return Peer.NONE, None
     below = one.path.index(switch) + 1
     ports = (one.path[below : below + 1], other.path[below : below + 1])
     if not all(ports) or ports[0] == ports[1]:
-        return Peer.UNKNOWN  # two functions of one device: its own business
-    states = {
-        _redirected(node.function(port[0]), device)
+        return Peer.UNKNOWN, Why.UNREADABLE  # two functions of one device: its own business
+    # The one that decides most comes first.
+    states = [
+        _state(node.function(port[0]), device)
         for port, device in zip(ports, (one, other), strict=True)
-    }
-    if True in states:
-        return Peer.ROOT
-    return Peer.UNKNOWN if None in states else Peer.SWITCH
+    ]
+    for why, where in _PATHS.items():
+        if why in states:
+            return where, why
+    return Peer.SWITCH, Why.FREE
 
 
 def switches(node: Node) -> dict[str, Peer]:
@@ -65,11 +166,8 @@ def switches(node: Node) -> dict[str, Peer]:
     for switch, ports in below.items():
         if len(ports) < 2:
             continue
-        states = {_redirected(node.function(port), device) for port, device in ports.items()}
-        if True in states:
-            found[switch] = Peer.ROOT
-        else:
-            found[switch] = Peer.UNKNOWN if None in states else Peer.SWITCH
+        states = {_state(node.function(port), device) for port, device in ports.items()}
+        found[switch] = next((where for why, where in _PATHS.items() if why in states), Peer.SWITCH)
     return found
 
 
@@ -78,12 +176,23 @@ def _is_upstream(node: Node, address: str) -> bool:
     return function is not None and function.bridge is BridgeKind.UPSTREAM
 
 
-def _redirected(port: Function | None, device: Function) -> bool | None:
-    """Whether *port* redirects what *device* below it sends; None: not known."""
+#: In the order in which one device decides for both.
+_PATHS: Final = {
+    Why.REDIRECT: Peer.ROOT,
+    Why.NO_ATS: Peer.ROOT,
+    Why.UNREADABLE: Peer.UNKNOWN,
+    Why.ATS: Peer.SWITCH,
+}
+
+
+def _state(port: Function | None, device: Function) -> Why:
+    """What *port* does with what *device* below it sends."""
     if port is None or port.acs_control is None:
-        return None
+        return Why.UNREADABLE
     if not port.acs_control & _REDIRECT:
-        return False
-    if port.acs_control & _DIRECT and device.ats is not False:
-        return None if device.ats is None else False
-    return True
+        return Why.FREE
+    if not port.acs_control & _DIRECT:
+        return Why.REDIRECT
+    if device.ats is None:
+        return Why.UNREADABLE
+    return Why.ATS if device.ats else Why.NO_ATS

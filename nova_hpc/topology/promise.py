@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.guest import document
-from nova_hpc.topology import nccl
+from nova_hpc.topology import nccl, peer
 from nova_hpc.topology.model import Function, Node
 
 #: What a GPU or an adapter is to NCCL.
@@ -76,6 +76,7 @@ def documents(
             for cell in cells
         ],
         "devices": [_device(node, each, function, homes, places) for each, function in known],
+        "peer_to_peer": _peers(node, [function for _, function in known]),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
     found = {document.DOCUMENT: text.encode("ascii")}
@@ -131,6 +132,30 @@ def _device(
         "path": None if given.path is None else list(given.path),
         "link": None if link is None else {"speed": link.max_speed, "width": link.max_width},
     }
+
+
+def _peers(node: Node, functions: Sequence[Function]) -> list[dict[str, Any]]:
+    """Paths between GPUs and adapters below one switch, by their numbers."""
+    found = []
+    for number, gpu in enumerate(functions):
+        if not peer.is_gpu(gpu.class_code):
+            continue
+        alike: dict[tuple[peer.Peer, peer.Why], list[int]] = {}
+        for other, adapter in enumerate(functions):
+            if peer.is_adapter(adapter.class_code):
+                path, why = peer.verdict(node, gpu, adapter)
+                if why is not None:
+                    alike.setdefault((path, why), []).append(other)
+        found += [
+            {
+                "device": number,
+                "with": others,
+                "path": None if path is peer.Peer.UNKNOWN else path.value,
+                "why": why.value,
+            }
+            for (path, why), others in alike.items()
+        ]
+    return found
 
 
 def _cell(function: Function, homes: Mapping[int, int]) -> int | None:

@@ -21,11 +21,13 @@ _NARROW: Final = "!"
 _SLOW: Final = "~"
 _SHARED: Final = "*"
 _PEER: Final = "^"
+_UNSURE: Final = "?"
 _LEGEND: Final = {
     _NARROW: "link with fewer lanes than it has",
     _SLOW: "link slower than it can be (an idle device may save power)",
     _SHARED: "IOMMU group shared with other devices: one guest gets all of it, or nobody",
     _PEER: "peer-to-peer traffic below this switch goes through the root complex (ACS redirect)",
+    _UNSURE: "whether peer-to-peer traffic stays below this switch is not known; root can read it",
 }
 _KINDS: Final = {
     BridgeKind.ROOT_PORT: "Root port",
@@ -58,7 +60,9 @@ def lines(node: Node, everything: bool = False, plain: bool = False) -> Iterator
 
 def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> Iterator[str]:
     marks: set[str] = set()
-    yield from _draw(_Drawing(node, everything, marks, peer.switches(node)).trunk(), guides)
+    peers = peer.switches(node)
+    unsure = _unsure(node) & {one for one, path in peers.items() if path is peer.Peer.UNKNOWN}
+    yield from _draw(_Drawing(node, everything, marks, peers, unsure).trunk(), guides)
     if marks or node.problems:
         yield ""
     for mark in sorted(marks):
@@ -67,6 +71,15 @@ def _lines(node: Node, everything: bool, guides: tuple[str, str, str, str]) -> I
         yield f"problem: {problem}"
     if len(node.problems) > _MOST_PROBLEMS:
         yield f"problem: and {len(node.problems) - _MOST_PROBLEMS} more; the JSON has them all"
+
+
+def _unsure(node: Node) -> frozenset[str]:
+    found: set[str] = set()
+    for pair in peer.pairs(node):
+        gpu = node.function(pair.gpu)
+        if pair.path is peer.Peer.UNKNOWN and gpu is not None:
+            found.update(gpu.switches)
+    return frozenset(found)
 
 
 def _draw(trunk: _Branch, guides: tuple[str, str, str, str]) -> Iterator[str]:
@@ -86,6 +99,8 @@ class _Drawing:
     everything: bool
     marks: set[str]
     peers: Mapping[str, peer.Peer]
+    #: Switches with a GPU and an adapter of which it is not known.
+    unsure: frozenset[str]
 
     def trunk(self) -> _Branch:
         """The machine, its NUMA nodes, and the roots near to each."""
@@ -150,6 +165,8 @@ class _Drawing:
             parts.extend(self.use(function))
         if self.peers.get(function.address) is peer.Peer.ROOT:
             parts.append("P2P via root" + self.mark(_PEER, True))
+        elif function.address in self.unsure:
+            parts.append("P2P" + self.mark(_UNSURE, True))
         if function.unknown:
             parts.append(f"UNKNOWN: {function.unknown}")
         return _DOT.join(parts)

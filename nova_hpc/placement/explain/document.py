@@ -70,6 +70,7 @@ def past(answer: Past) -> dict[str, Any]:
             "asked": decision.asked.word,
             "policy": decision.policy.value,
             "reached": decision.reached.word,
+            "redirected": None if decision.redirected is None else list(decision.redirected),
         },
         "level": None if answer.level is None else answer.level.word,
         "distance": None if answer.distance is None else answer.distance.name,

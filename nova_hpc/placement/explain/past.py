@@ -116,6 +116,12 @@ def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:
         notes.append(
             f"{decision.asked.word} was preferred, but could not be had when it was placed"
         )
+    if decision is not None and decision.redirected is not None:
+        some, total = decision.redirected
+        notes.append(
+            f"peer-to-peer of {some} of the {total} pairs of a GPU and an adapter below one switch "
+            "goes through the root complex (ACS redirect), as it was found when it was placed"
+        )
     if devices and not known:
         notes.append(
             "where some of its devices sit is not known: Nova's records say it of devices that "

@@ -12,8 +12,15 @@ from nova_hpc.placement.decision import Decision, loads
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 
+PAIRS = st.integers(1, 2**32 - 1).flatmap(
+    lambda all_: st.tuples(st.integers(1, all_), st.just(all_))
+)
 DECISIONS = st.builds(
-    Decision, st.sampled_from(Level), st.sampled_from(Policy), st.sampled_from(Level)
+    Decision,
+    st.sampled_from(Level),
+    st.sampled_from(Policy),
+    st.sampled_from(Level),
+    st.none() | PAIRS,
 )
 GOOD = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA)
 
@@ -48,6 +55,10 @@ def test_a_text_that_is_cut(decision: Decision, length: int) -> None:
         {"asked": ["switch"]},
         {"policy": None},
         {"reached": {}},
+        {"redirected": [2, 1]},
+        {"redirected": [0, 1]},
+        {"redirected": [True, 1]},
+        {"redirected": 1},
     ],
 )
 def test_versions_and_words_that_are_not_known(change: dict[str, object]) -> None:

@@ -196,6 +196,11 @@ def test_a_decision_of_the_past():
     assert [each.addresses for each in past.given] == [("0000:40:00.0",), ("0000:40:01.0",)]
     assert "switch was preferred" in past.notes[0]
     assert past.notes[1] == "0000:40:00.0 stays with the server, but: narrow link"
+    record = '{"v":1,"asked":"switch","policy":"required","reached":"switch","redirected":[2,3]}'
+    away = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
+    said = explain_server(away, "s1")
+    assert "2 of the 3 pairs" in said.notes[0]
+    assert explain_document.past(said)["decision"]["redirected"] == [2, 3]
     other = explain_server(cloud, "s2")
     assert other.decision is None
     assert "not one that this release reads" in other.notes[0]

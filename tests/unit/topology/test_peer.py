@@ -1,12 +1,17 @@
 """Peer-to-peer below a switch, with and without ACS redirect."""
 
 import json
+import struct
 
+import attrs
 import pytest
 
-from nova_hpc.topology import document, peer, text
+from nova_hpc.guest import compare, show
+from nova_hpc.guest import document as told
+from nova_hpc.guest.machine import Machine as Guest
+from nova_hpc.topology import confspace, document, peer, promise, text
 from nova_hpc.topology.model import BridgeKind, Function, Node
-from nova_hpc.topology.peer import Peer
+from nova_hpc.topology.peer import Pair, Peer, Why
 from nova_hpc.topology.sysfs import read
 from tests.unit.topology.builder import Machine
 
@@ -82,3 +87,100 @@ def test_the_ports_of_a_machine_are_read(tmp_path):
         made.bridge(port, 6, (0x13 + number, 0x13 + number), acs=acs)
         made.function(f"{port}/0000:1{3 + number}:00.0")
     assert peer.switches(read(tmp_path)) == {"0000:11:00.0": Peer.ROOT}
+
+
+GPU, CARD = "0000:13:00.0", "0000:14:00.0"
+
+
+def with_card(ports, gpu=(None, None), card=(None, None), vf=(None, None)):
+    """The machine with a GPU at one port, and an adapter with one VF at the other."""
+    node = machine(*ports)
+    ids = {"vendor_id": "10de", "product_id": "2330", "switches": ("0000:11:00.0",)}
+    one = attrs.evolve(node.function(GPU), class_code="030200", ats=gpu[0], ats_enabled=gpu[1])
+    two = attrs.evolve(node.function(CARD), class_code="020700", ats=card[0], ats_enabled=card[1])
+    three = attrs.evolve(
+        two, address="0000:14:00.1", physical_function=CARD, ats=vf[0], ats_enabled=vf[1]
+    )
+    others = [each for each in node.functions if each.address not in (GPU, CARD)]
+    made = [attrs.evolve(each, **ids) for each in (one, two, three)]
+    return Node(source="test", functions=(*others, *made))
+
+
+@pytest.mark.parametrize(
+    ("ports", "gpu", "vf", "path", "why"),
+    [
+        ((NOTHING, NOTHING), None, None, "switch", "no-redirect"),
+        ((REDIRECT, DIRECT), True, True, "root", "acs-redirect"),
+        ((DIRECT, DIRECT), True, False, "root", "no-ats"),
+        ((DIRECT, DIRECT), True, True, "switch", "ats"),
+        ((DIRECT, NOTHING), True, False, "switch", "ats"),
+        ((None, NOTHING), True, True, None, "unreadable"),
+        ((DIRECT, DIRECT), None, True, None, "unreadable"),
+    ],
+)
+def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
+    node = with_card(ports, gpu=(gpu, gpu), card=(vf, vf), vf=(vf, vf))
+    (found,) = json.loads(document.dumps(node))["peer_pairs"]
+    both = False if False in (gpu, vf) else None if None in (gpu, vf) else True
+    assert found == {
+        "gpu": GPU,
+        "adapter": CARD,
+        "members": [CARD, "0000:14:00.1"],
+        "peer_to_peer": path,
+        "why": why,
+        "ats_enabled": both,
+    }
+    claimed = [GPU, "0000:14:00.1", "0000:ff:00.0"]
+    assert peer.redirected(node, claimed) == ((1, 1) if path == "root" else None)
+    assert peer.redirected(node, [GPU]) is None
+    assert ("P2P?" in "\n".join(text.lines(node))) == (path is None)
+    # The same in the document for a guest with the GPU and the VF, without addresses.
+    given = [promise.Given(GPU), promise.Given("0000:14:00.1"), promise.Given("0000:10:00.0")]
+    data = promise.documents(node, "flat", (), given)[told.DOCUMENT]
+    (said,) = json.loads(data)["peer_to_peer"]
+    assert said == {"device": 0, "with": [1], "path": path, "why": why}
+    read_back = told.parse(data)
+    assert read_back.peers == (told.Peers(0, (1,), path, why),)
+    result = compare.compare(read_back, Guest((), (), {}))
+    remarks = [each for each in result.findings if each.kind == "peer"]
+    assert [each.wrong for each in remarks] == [False] * (path != "switch")
+    assert show.as_data(read_back, result)["peer_to_peer"] == [said]
+    shown = list(show.tree(read_back, result))
+    words = {"switch": "stays below it", "root": "through the root complex", None: "not known"}
+    assert shown[-1].startswith(f"  0 with 1: {words[path]}: ")
+
+
+def test_functions_of_one_adapter_that_differ():
+    node = with_card((DIRECT, DIRECT), (True, True), (True, True), (True, False))
+    assert list(peer.pairs(node)) == [
+        Pair(GPU, CARD, (CARD,), Peer.SWITCH, Why.ATS, True),
+        Pair(GPU, CARD, ("0000:14:00.1",), Peer.SWITCH, Why.ATS, False),
+    ]
+
+
+def test_a_document_that_says_nothing_of_it_or_nonsense():
+    node = with_card((NOTHING, NOTHING))
+    given = [promise.Given(GPU), promise.Given(CARD)]
+    found = json.loads(promise.documents(node, "flat", (), given)[told.DOCUMENT])
+    said = found.pop("peer_to_peer")[0]
+    assert told.parse(json.dumps(found).encode()).peers == ()
+    found["peer_to_peer"] = [said | {"why": "of-a-later-cloud"}]
+    assert told.parse(json.dumps(found).encode()).peers[0].why is None
+    for wrong in ({"device": 2}, {"with": [7]}, {"with": 1}, {"path": "moon"}, {"why": 1}):
+        found["peer_to_peer"] = [said | wrong]
+        with pytest.raises(told.DocumentError, match="peer_to_peer 0"):
+            told.parse(json.dumps(found).encode())
+
+
+@pytest.mark.parametrize(("control", "enabled"), [(0x8000, True), (0x0001, False)])
+def test_ats_is_read(control, enabled):
+    data = bytearray(4096)
+    struct.pack_into("<HHHH", data, 0, 0x15B3, 0x101E, 0, 0x10)
+    data[0x34] = 0x40
+    data[0x40:0x44] = bytes((0x10, 0, 2, 0))  # PCI Express
+    struct.pack_into("<IHH", data, 0x100, 0x0001_000F, 0, control)
+    assert confspace.parse(bytes(data)).ats is True
+    assert confspace.parse(bytes(data)).ats_enabled is enabled
+    assert confspace.parse(bytes(data[:256])).ats_enabled is None
+    data[0x100] = 0
+    assert confspace.parse(bytes(data)).ats_enabled is False
