@@ -1,0 +1,121 @@
+"""``python -m tests.functional.kills``: kill at each step and print the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Before Nova is imported: native threads, and databases in files.
+os.environ["OS_NOVA_DISABLE_EVENTLET_PATCHING"] = "true"
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from tests.functional.kills.run import Row
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 0 if nothing was lost or given twice."""
+    options = _options(argv)
+    from tests.functional.kills.life import LifeError
+
+    try:
+        return _main(options)
+    except (LifeError, ValueError) as error:
+        print(f"The run has failed: {str(error)[-4000:]}", file=sys.stderr)
+        return 2
+
+
+def _main(options: argparse.Namespace) -> int:
+    # Lives are forked from here and find everything imported.
+    import tests.functional.conftest  # noqa: F401
+    from tests.functional.kills import run, world  # noqa: F401
+
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="nhk", dir=options.folder) as folder:
+        runner = run.Runner(Path(folder))
+        runner.begin()
+        try:
+            steps = runner.steps()
+            rows = []
+            if options.list:
+                for step in steps:
+                    print(f"{step.phase:8} {step.number:3}  {step.name}")
+                return 0
+            for step in run.chosen(steps, options.match):
+                rows.append(runner.kill(step))
+                print(_line(rows[-1]), file=sys.stderr, flush=True)
+        finally:
+            runner.life.kill()
+    seconds = time.monotonic() - started
+    Console(width=options.width).print(_table(rows))
+    bad = [row for row in rows if row.complaints]
+    found = Counter(row.phase for row in rows)
+    print(
+        f"RESULT: killed at {len(rows)} of {len(steps)} steps "
+        f"({', '.join(f'{found[phase]} of {phase}' for phase in run.PHASES)}): "
+        f"{len(rows) - len(bad)} ok, {len(bad)} not; {seconds:.0f} s"
+    )
+    if options.json:
+        body = {
+            "steps": len(steps),
+            "seconds": round(seconds, 1),
+            "rows": [attrs.asdict(row) | {"verdict": row.verdict} for row in rows],
+        }
+        Path(options.json).write_text(json.dumps(body, indent=1) + "\n")
+    return 1 if bad else 0
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.phase} {row.number}: {row.step}: {row.status}, {row.meanwhile}, "
+        f"{row.devices}: {row.verdict} ({row.seconds} s)"
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(title="nova-compute is killed right before each step")
+    for title in (
+        "phase",
+        "",
+        "step",
+        "server after restart",
+        "a server that wants all, before recovery",
+        "devices after recovery",
+        "verdict",
+    ):
+        table.add_column(title, justify="right" if not title else "left")
+    for row in rows:
+        names = ("phase", "number", "step", "status", "meanwhile", "devices", "verdict")
+        table.add_row(*(str(getattr(row, name)) for name in names))
+    return table
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.functional.kills")
+    parser.add_argument(
+        "--match",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help='only steps whose "phase: name" holds the text; may be repeated',
+    )
+    parser.add_argument("--list", action="store_true", help="only print the steps of a clean run")
+    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--folder", help="where worlds are made, instead of the temporary folder")
+    parser.add_argument("--width", type=int, default=200, help="columns of the table")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

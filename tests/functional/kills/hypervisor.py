@@ -1,0 +1,152 @@
+"""Nova's fake libvirt, with domains that outlive nova-compute as real ones do.
+
+They are kept in one file, which stands for libvirtd and QEMU. It also notes
+what must never be: a device in two running domains, and a device that starts
+in a domain with the traces of another server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lxml import etree
+from nova.tests.fixtures import libvirt as fakelibvirt
+
+
+class Hypervisor:
+    """The domains of one host, on the disk."""
+
+    def __init__(self, path: Path, devices: Path) -> None:
+        """Keep the domains at *path*; *devices* is ``sys/bus/pci/devices`` of the host."""
+        self.path = path
+        self.devices = devices
+
+    def read(self) -> dict[str, Any]:
+        """Domains by UUID, traces by address, and what should not have been."""
+        if not self.path.exists():
+            return {"domains": {}, "traces": {}, "violations": []}
+        found: dict[str, Any] = json.loads(self.path.read_text())
+        return found
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[dict[str, Any]]:
+        body = self.read()
+        yield body
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(body))
+        beside.replace(self.path)
+
+    def dirty(self) -> dict[str, str]:
+        """Devices with a server's traces that no running domain has."""
+        body = self.read()
+        busy = {
+            each
+            for domain in body["domains"].values()
+            if domain["running"]
+            for each in domain["devices"]
+        }
+        return {
+            address: server
+            for address, server in body["traces"].items()
+            if address not in busy and not self.was_reset(address)
+        }
+
+    def was_reset(self, address: str) -> bool:
+        """Since its last domain was started."""
+        return "1" in (self.devices / address / "reset").read_text()
+
+    # -- what happens to domains ---------------------------------------------
+
+    def defined(self, uuid: str, name: str, xml: str) -> None:
+        with self._change() as body:
+            before = body["domains"].get(uuid, {})
+            body["domains"][uuid] = {
+                "name": name,
+                "xml": xml,
+                "running": before.get("running", False),
+                "devices": devices_of(xml),
+            }
+
+    def started(self, uuid: str) -> None:
+        with self._change() as body:
+            domains = body["domains"]
+            domains[uuid]["running"] = True
+            for address in domains[uuid]["devices"]:
+                for other, domain in domains.items():
+                    if other != uuid and domain["running"] and address in domain["devices"]:
+                        body["violations"].append(f"{address} is in two domains")
+                traces = body["traces"].get(address, uuid)
+                if traces != uuid and not self.was_reset(address):
+                    body["violations"].append(f"{address} was given with another's traces")
+                body["traces"][address] = uuid
+                (self.devices / address / "reset").write_text("")
+
+    def stopped(self, uuid: str) -> None:
+        with self._change() as body:
+            if uuid in body["domains"]:
+                body["domains"][uuid]["running"] = False
+
+    def undefined(self, uuid: str) -> None:
+        with self._change() as body:
+            body["domains"].pop(uuid, None)
+
+    # -- Nova's fake ---------------------------------------------------------
+
+    def attach(self, connection: fakelibvirt.Connection) -> None:
+        """Let a new connection find the domains that are there."""
+        for body in self.read()["domains"].values():
+            domain = fakelibvirt.Domain(connection=connection, xml=body["xml"])
+            connection._vms[domain.name()] = domain
+            if body["running"]:
+                domain._state = fakelibvirt.VIR_DOMAIN_RUNNING
+                connection._running_vms[connection._id_counter] = domain
+                connection._id_counter += 1
+
+    def install(self) -> None:
+        """Write down what any connection does."""
+        connection, keeper = fakelibvirt.Connection, self
+        plain = {
+            name: getattr(connection, name)
+            for name in ("__init__", "defineXML", "_mark_running", "_mark_not_running", "_undefine")
+        }
+
+        def init(this: Any, *args: Any, **kwargs: Any) -> None:
+            plain["__init__"](this, *args, **kwargs)
+            keeper.attach(this)
+
+        def define(this: Any, xml: Any) -> Any:
+            domain = plain["defineXML"](this, xml)
+            text = xml if isinstance(xml, str) else xml.decode()
+            keeper.defined(domain.UUIDString(), domain.name(), text)
+            return domain
+
+        def start(this: Any, domain: Any) -> None:
+            keeper.started(domain.UUIDString())
+            plain["_mark_running"](this, domain)
+
+        def stop(this: Any, domain: Any) -> None:
+            keeper.stopped(domain.UUIDString())
+            plain["_mark_not_running"](this, domain)
+
+        def undefine(this: Any, domain: Any) -> None:
+            keeper.undefined(domain.UUIDString())
+            plain["_undefine"](this, domain)
+
+        connection.__init__ = init
+        connection.defineXML = define
+        connection._mark_running = start
+        connection._mark_not_running = stop
+        connection._undefine = undefine
+
+
+def devices_of(xml: str) -> list[str]:
+    """Addresses of the passed-through functions of a domain."""
+    found = []
+    for source in etree.fromstring(xml.encode()).iterfind("devices/hostdev/source/address"):
+        parts = [int(source.get(key, "0"), 16) for key in ("domain", "bus", "slot", "function")]
+        found.append("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
+    return sorted(found)

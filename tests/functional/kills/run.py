@@ -1,0 +1,198 @@
+"""The course of a run: trace a clean one, then kill at each step and recover."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from tests.functional.kills import agent, verdict
+from tests.functional.kills.life import KilledError, Life, LifeError
+
+PHASES: Final = ("spawn", "destroy")
+#: The point after the last step.
+END: Final = "the end"
+
+
+@attrs.frozen
+class Step:
+    """One point to die at."""
+
+    phase: str
+    number: int
+    name: str
+
+
+@attrs.frozen
+class Row:
+    """What became of one kill."""
+
+    phase: str
+    number: int
+    step: str
+    #: The server's status after the restart; gone: the API knows it no more.
+    status: str
+    #: What became of a server that wants every device, before anybody recovered.
+    meanwhile: str
+    devices: str
+    complaints: list[str]
+    seconds: float
+
+    @property
+    def verdict(self) -> str:
+        return "; ".join(self.complaints) or "ok"
+
+
+class Runner:
+    """Kills lives in worlds below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trace = folder / "trace"
+        self.worlds = 0
+        self.life: Life
+        self.first: dict[str, Any]
+        self.flavors: dict[str, str]
+
+    @property
+    def world(self) -> Path:
+        return self.folder / f"w{self.worlds}"
+
+    def begin(self) -> None:
+        """A world where nothing has happened, and a life in it."""
+        self.worlds += 1
+        self.life = Life(self.world)
+        self.flavors = self.life.ask("flavors")
+        self.first = self.life.ask("facts")
+        complaints = verdict.clean(self.first, self.first)
+        if complaints or not self.first["tracked"]:
+            raise LifeError(f"a new world is not clean: {complaints}")
+
+    def steps(self) -> list[Step]:
+        """The steps of a clean run, in their order, and the end of each phase."""
+        found = []
+        server = ""
+        for phase in PHASES:
+            with self._traced():
+                if phase == "spawn":
+                    server, status, fault = self.life.ask("create", self.flavors["one"])
+                    if status != "ACTIVE":
+                        raise LifeError(f"the clean run: {status}: {fault}")
+                else:
+                    self.life.ask("delete", server)
+                self.life.ask("disarm")
+                names = [*self._names(), END]
+            found += [Step(phase, number, name) for number, name in enumerate(names, 1)]
+        self.life.ask("update")
+        complaints = verdict.clean(self.first, self.life.ask("facts"))
+        if complaints:
+            raise LifeError(f"the clean run leaves {complaints}")
+        return found
+
+    @contextlib.contextmanager
+    def _traced(self, at: int | None = None) -> Iterator[None]:
+        self.trace.unlink(missing_ok=True)
+        environ = {agent.TRACE: str(self.trace), agent.AT: str(at or "")}
+        self.life.ask("arm", environ)
+        yield
+
+    def _names(self) -> list[str]:
+        return self.trace.read_text().splitlines() if self.trace.exists() else []
+
+    # -- one step ----------------------------------------------------------------
+
+    def kill(self, step: Step) -> Row:
+        """Die at a step, start again, recover; the next step goes on from there."""
+        started = time.monotonic()
+        try:
+            name, server = self._die(step)
+            status, meanwhile, devices, complaints = self._recover(server)
+        except (KilledError, LifeError) as error:
+            name, status, meanwhile, devices = step.name, "?", "?", "?"
+            complaints = [f"{type(error).__name__}: {error}"]
+        if complaints:
+            # What comes next must not suffer from it.
+            self.life.kill()
+            self.begin()
+        return Row(
+            phase=step.phase,
+            number=step.number,
+            step=name,
+            status=status,
+            meanwhile=meanwhile,
+            devices=devices,
+            complaints=complaints,
+            seconds=round(time.monotonic() - started, 1),
+        )
+
+    def _die(self, step: Step) -> tuple[str, str | None]:
+        """The name of the step that it died at, and the server that it was about."""
+        server: str | None = None
+        if step.phase == "destroy":
+            server, status, fault = self.life.ask("create", self.flavors["one"])
+            if status != "ACTIVE":
+                raise LifeError(f"{status}: {fault}")
+        order = ("delete", server) if server else ("create", self.flavors["one"])
+        at = None if step.name == END else step.number
+        with self._traced(at):
+            try:
+                self.life.ask(*order)
+            except KilledError:
+                return self._names()[-1], server
+        if at is not None:
+            raise LifeError("the step was not reached")
+        self.life.kill()
+        return END, server
+
+    def _recover(self, server: str | None) -> tuple[str, str, str, list[str]]:
+        """Start nova-compute again, and do what users do."""
+        self.life = life = Life(self.world)
+        life.ask("update")
+        complaints = verdict.violations(life.ask("facts"))
+        servers = life.ask("servers")
+        status = ", ".join(servers.values()) or "gone"
+        if len(servers) > 1 or (server and set(servers) - {server}):
+            complaints.append(f"servers: {servers}")
+        # Somebody wants everything, before anybody has recovered anything.
+        greedy, meanwhile, _ = life.ask("create", self.flavors["all"])
+        complaints += verdict.violations(life.ask("facts"))
+        for each in [greedy, *servers]:
+            if not life.ask("delete", each):
+                complaints.append(f"server {each} cannot be deleted")
+        life.ask("update")
+        facts = life.ask("facts")
+        complaints += verdict.clean(self.first, facts)
+        devices = verdict.state(self.first, facts)
+        if not complaints and meanwhile != "ACTIVE":
+            complaints += self._take_all()
+        return status, meanwhile, devices, complaints
+
+    def _take_all(self) -> list[str]:
+        """Nothing is lost: one server gets every device, and gives it back."""
+        server, status, fault = self.life.ask("create", self.flavors["all"])
+        if status != "ACTIVE":
+            return [f"no server can have all devices: {status}: {fault}"]
+        complaints = verdict.taken(self.first, self.life.ask("facts"), server)
+        self.life.ask("delete", server)
+        self.life.ask("update")
+        return complaints + verdict.clean(self.first, self.life.ask("facts"))
+
+
+def chosen(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step]:
+    """Those whose ``phase:name`` holds any of the texts; without a text all.
+
+    :raises ValueError: a text chooses nothing.
+    """
+    if not wanted:
+        return list(steps)
+    found = []
+    for text in wanted:
+        mine = [step for step in steps if text in f"{step.phase}: {step.name}"]
+        if not mine:
+            raise ValueError(f"no step holds {text!r}")
+        found += [step for step in mine if step not in found]
+    return found

@@ -1,0 +1,253 @@
+"""One life of the services: Nova's own stack on a world that is on the disk.
+
+A world is a folder: Nova's and Placement's databases (SQLite, in WAL mode), the
+node's sysfs and state files, and the domains of its hypervisor. A life is a
+process that opens it; a life that is killed leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import tempfile
+import time
+import traceback
+import unittest
+from pathlib import Path
+from typing import Any
+
+import fixtures as fixtures_lib
+from nova import context as nova_context
+from nova import objects
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.functional import fixtures as placement_fixtures
+from nova.tests.functional.api import client as api_client
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc.tracker import locked_file, quarantine
+from nova_hpc.tracker.hygiene import state as hygiene_state
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+from tests.functional.driver_fixtures import FakeSysfs
+from tests.functional.kills.agent import AGENT, install
+from tests.functional.kills.hypervisor import Hypervisor
+
+HOST = "alpha"
+#: Two GPUs and two virtual functions below one switch.
+SHAPE = fixtures.Shape((fixtures.Switch(gpus=2, pfs=1, vfs=2),))
+#: What one server takes, and all there is.
+ONE = {"pci_passthrough:alias": "gpu:1,vf:1", "hpc:affinity": "switch"}
+ALL = {"pci_passthrough:alias": "gpu:2,vf:2", "hpc:affinity": "switch"}
+FLAVORS = {"one": ONE, "all": ALL}
+
+# Nova's package of fixtures has another module under this name.
+database_fixtures = importlib.import_module("nova.tests.fixtures.nova")
+
+# All lives are forked after this, and know the same names.
+for _name in ("cell1", f"node_{HOST}", "machine_id"):
+    getattr(uuids, _name)
+
+
+class KeptSysfs(FakeSysfs):
+    """A sysfs in the world's own folder."""
+
+    def __init__(self, shape: fixtures.Shape, root: Path) -> None:
+        super().__init__(shape)
+        self.kept = root
+
+    def _setUp(self) -> None:
+        self.root = self.kept
+        self.devices = self.root / "sys/bus/pci/devices"
+        if self.devices.exists():
+            return
+        self.devices.mkdir(parents=True)
+        self._cpus()
+        for function in self.shape.functions():
+            self._add(function)
+
+
+class World(DriverTest):
+    """All services in this process; :meth:`live` serves orders from a pipe."""
+
+    folder: Path
+    orders: Any
+
+    def setUp(self) -> None:
+        self.first = not (self.folder / "db").exists()
+        (self.folder / "db").mkdir(exist_ok=True)
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        tempfile.tempdir = str(self.folder / "tmp")
+        self.hypervisor = Hypervisor(
+            self.folder / "domains.json", self.folder / "node/sys/bus/pci/devices"
+        )
+        self.hypervisor.install()
+        self._keep_databases()
+        super().setUp()
+        instances = self.folder / "instances"
+        instances.mkdir(exist_ok=True)
+        self.flags(instances_path=str(instances))
+        install()
+        tree = self.useFixture(KeptSysfs(SHAPE, self.folder / "node"))
+        self.sysfs[HOST] = tree
+        self.flags(
+            sysfs_root=str(tree.root),
+            quarantine_file=str(tree.root / "quarantine"),
+            hygiene_file=str(tree.root / "hygiene"),
+            group="hpc",
+        )
+        self.start_host(HOST, SHAPE)
+
+    # -- the databases -----------------------------------------------------------
+
+    def _keep_databases(self) -> None:
+        """Let Nova's fixtures open the world's files, and fill only new ones."""
+        plain = database_fixtures._use_file_backed_sqlite_with_wal
+
+        def use(name: str) -> tuple[str, str]:
+            url, path = plain(name)
+            Path(path).unlink()
+            kept = self.folder / "db" / f"{name.replace('/', '_')}.sqlite"
+            return url.replace(path, str(kept)), str(kept)
+
+        for module in (database_fixtures, placement_fixtures):
+            module._use_file_backed_sqlite_with_wal = use
+        if self.first:
+            return
+        database_fixtures.Database._apply_schema = lambda this: None
+        database_fixtures.CellDatabases._cache_schema = lambda this, connection: None
+        nova_fixtures.DefaultFlavorsFixture = fixtures_lib.Fixture
+
+    def _setup_cells(self) -> None:
+        if self.first:
+            super()._setup_cells()
+            return
+        databases = nova_fixtures.CellDatabases()
+        context = nova_context.get_admin_context()
+        for cell in objects.CellMappingList.get_all(context):
+            self.cell_mappings[cell.name] = cell
+            databases.add_cell_database(
+                cell.database_connection, default=cell.database_connection == uuids.cell1
+            )
+        for mapping in objects.HostMappingList.get_all(context):
+            self.host_mappings[mapping.host] = mapping
+        self.useFixture(databases)
+
+    # -- orders ------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Do what the other end of the pipe says, until it is closed."""
+        self.orders.send(("ok", None))
+        while True:
+            try:
+                word, *arguments = self.orders.recv()
+            except EOFError:
+                return
+            try:
+                answer: tuple[str, Any] = ("ok", getattr(self, f"do_{word}")(*arguments))
+            except Exception:
+                answer = ("failed", traceback.format_exc())
+            self.orders.send(answer)
+            print(word, answer[0], f"{time.process_time():.1f} s of CPU", flush=True)
+
+    def do_arm(self, environ: dict[str, str]) -> None:
+        """Whatever is ordered from now on is counted."""
+        os.environ.update(environ)
+        AGENT.arm()
+
+    def do_disarm(self) -> None:
+        AGENT.disarm()
+
+    def do_flavors(self) -> dict[str, str]:
+        """Make the flavors."""
+        return {name: self.make_flavor(specs) for name, specs in FLAVORS.items()}
+
+    def do_create(self, flavor: str) -> tuple[str, str, str]:
+        """Create a server; its id, its status and its fault."""
+        body = self._build_server(flavor_id=flavor, networks="none")
+        server = self.api.post_server({"server": body})
+        while server.get("status") not in ("ACTIVE", "ERROR"):
+            # Without asking the API all the time, which would be most of the work.
+            time.sleep(0.1)
+            if not AGENT.busy:
+                server = self.api.get_server(server["id"])
+        while AGENT.busy:
+            time.sleep(0.1)
+        fault = server.get("fault", {}).get("message", "")
+        return server["id"], server.get("status", ""), fault
+
+    def do_delete(self, server: str) -> bool:
+        """What a user does; whether it is gone after a while."""
+        try:
+            self.api.delete_server(server)
+            for _ in range(30):
+                self.api.get_server(server)
+                time.sleep(1)
+        except api_client.OpenStackApiNotFoundException:
+            return True
+        return False
+
+    def do_servers(self) -> dict[str, str]:
+        """Id -> status of every server that the API shows."""
+        return {each["id"]: each["status"] for each in self.admin_api.get_servers()}
+
+    def do_update(self) -> None:
+        """The periodic update."""
+        self.update(HOST)
+
+    def do_facts(self) -> dict[str, Any]:
+        """Everything that must be as it was; see :mod:`tests.functional.kills.verdict`."""
+        root = self.sysfs[HOST].root
+        body = self.hypervisor.read()
+        state = hygiene_state.read(root / "hygiene")
+        files = {
+            name: list(locked_file.load(root / name, name).problems)
+            for name in ("hygiene", "quarantine")
+            if (root / name).exists()
+        }
+        return {
+            "tracked": self.tracked(HOST),
+            "inventory": self.in_placement(HOST),
+            "allocations": self._allocations(),
+            "problems": [text for problems in files.values() for text in problems]
+            + list(state.problems),
+            "files": {name: _is_json(root / name) for name in files},
+            "marked": state.marked,
+            "owed": sorted(each for each, known in state.records.items() if known.owed),
+            "quarantine": dict(quarantine.read(root / "quarantine").reasons),
+            "domains": {
+                uuid: {key: domain[key] for key in ("running", "devices")}
+                for uuid, domain in body["domains"].items()
+            },
+            "violations": body["violations"],
+            "dirty": self.hypervisor.dirty(),
+            "withheld": dict(self.stats_of(HOST).withheld),
+        }
+
+    def _allocations(self) -> dict[str, list[str]]:
+        """Provider -> its consumers."""
+        found = {}
+        providers = self.placement.get("/resource_providers", version="1.14").body
+        for provider in providers["resource_providers"]:
+            url = f"/resource_providers/{provider['uuid']}/allocations"
+            consumers = sorted(self.placement.get(url).body["allocations"])
+            if consumers:
+                found[provider["name"]] = consumers
+        return found
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text())
+    except ValueError:
+        return False
+    return True
+
+
+def serve(folder: Path, orders: Any) -> None:
+    """Main function of the process of one life."""
+    World.folder, World.orders = folder, orders
+    result = unittest.TestResult()
+    World("live").run(result)
+    for _, text in [*result.errors, *result.failures]:
+        orders.send(("failed", text))

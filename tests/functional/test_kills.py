@@ -1,0 +1,138 @@
+"""nova-compute is killed at a few steps; all of them: ``python -m tests.functional.kills``."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.functional.kills import verdict
+from tests.functional.kills.hypervisor import Hypervisor
+from virt_driver_patches import compat
+
+ONE, OTHER = "0000:40:00.0", "0000:40:01.0"
+DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
+<hostdev><source><address domain='0x0' bus='0x40' slot='0x0' function='0x0'/></source></hostdev>
+</devices></domain>"""
+
+#: A device is marked and its domain not started; cleaned and still marked; free again.
+STEPS = ("libvirt: start the domain", "take_back > clean: file hygiene", "Placement: DELETE")
+
+
+@pytest.mark.skipif(
+    (compat.nova_release() or 0) < 34, reason="Nova's fixtures keep databases in files from 34 on"
+)
+def test_killed_at_some_steps(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    matches = [word for step in STEPS for word in ("--match", step)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.functional.kills", "--json", str(found), *matches],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    body = json.loads(found.read_text())
+    print(f"RESULT: {done.stdout.splitlines()[-1].removeprefix('RESULT: ')}")
+    assert body["steps"] > 40
+    assert [row["phase"] for row in body["rows"]] == ["spawn", "destroy", "destroy"]
+    for row, step in zip(body["rows"], STEPS, strict=True):
+        assert step in row["step"]
+        assert row["verdict"] == "ok"
+        assert row["devices"] == "4 of 4 free and clean"
+    # What the first kill has left keeps its devices until its user deletes it.
+    assert [row["status"] for row in body["rows"]] == ["ERROR", "gone", "gone"]
+    assert [row["meanwhile"] for row in body["rows"]] == ["ERROR", "ACTIVE", "ACTIVE"]
+
+
+# -- what a kill is judged by can fail ---------------------------------------------
+
+FIRST = {
+    "tracked": {ONE: "available", OTHER: "available"},
+    "inventory": {ONE: 1, OTHER: 1},
+    "withheld": {},
+    "quarantine": {},
+    "allocations": {},
+    "problems": [],
+    "files": {"hygiene": True},
+    "marked": {},
+    "owed": [],
+    "domains": {},
+    "dirty": {},
+    "violations": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tracked", {ONE: "available"}),
+        ("tracked", {ONE: "available", OTHER: "claimed"}),
+        ("inventory", {ONE: 1}),
+        ("inventory", {ONE: 1, OTHER: 2}),
+        ("withheld", {ONE: "x"}),
+        ("quarantine", {ONE: "x"}),
+        ("allocations", {"alpha": ["s"]}),
+        ("problems", ["cut in half"]),
+        ("files", {"hygiene": False}),
+        ("marked", {ONE: "s"}),
+        ("owed", [ONE]),
+        ("domains", {"s": {"running": False, "devices": [ONE]}}),
+        ("dirty", {ONE: "s"}),
+        ("violations", ["two domains"]),
+    ],
+)
+def test_what_is_not_as_before_is_told(key: str, value: object) -> None:
+    assert verdict.clean(FIRST, FIRST) == []
+    assert len(verdict.clean(FIRST, {**FIRST, key: value})) == 1
+
+
+def test_a_server_that_does_not_get_everything_is_told() -> None:
+    domain = {"running": True, "devices": [ONE, OTHER]}
+    now = {**FIRST, "domains": {"s": domain}, "marked": {ONE: "s", OTHER: "s"}}
+    assert verdict.taken(FIRST, now, "s") == []
+    for key, value in (
+        ("marked", {ONE: "s"}),
+        ("marked", {ONE: "s", OTHER: "t"}),
+        ("domains", {"s": {**domain, "running": False}}),
+        ("domains", {"s": {**domain, "devices": [ONE]}}),
+        ("domains", {"s": domain, "t": {**domain, "devices": [ONE]}}),
+    ):
+        assert len(verdict.taken(FIRST, {**now, key: value}, "s")) == 1
+    assert verdict.state(FIRST, FIRST) == "2 of 2 free and clean"
+    assert verdict.state(FIRST, now) == "0 of 2 free and clean"
+
+
+def test_the_hypervisor_notes_what_must_not_be(tmp_path: Path) -> None:
+    (tmp_path / ONE).mkdir()
+    reset = tmp_path / ONE / "reset"
+    reset.write_text("")
+    kept = Hypervisor(tmp_path / "domains", tmp_path)
+    for name in ("a", "b"):
+        kept.defined(name, name, DOMAIN.format(name=name))
+    kept.started("a")
+    assert kept.dirty() == {}
+    body = copy.deepcopy(kept.read())
+    kept.started("b")
+    assert kept.read()["violations"] == [
+        f"{ONE} is in two domains",
+        f"{ONE} was given with another's traces",
+    ]
+    # One after the other is well, if it was reset in between.
+    kept.path.write_text(json.dumps(body))
+    kept.stopped("a")
+    assert kept.dirty() == {ONE: "a"}
+    reset.write_text("1\n")
+    assert kept.dirty() == {}
+    kept.started("b")
+    assert kept.read()["violations"] == []
+    kept.undefined("a")
+    assert set(kept.read()["domains"]) == {"b"}
