@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class Adapters:
 
         :raises DeviceFault: one of them could not be set; then none is.
         """
-        mine = sorted(_functions(reading).intersection(addresses), key=address_key)
+        mine = sorted(_functions(reading, addresses), key=address_key)
         if not mine:
             return
         claim = Claim.of(instance)
@@ -120,7 +120,7 @@ class Adapters:
 
         :raises DeviceFault: one of them could not be set.
         """
-        mine = _functions(reading).intersection(claim.addresses)
+        mine = _functions(reading, claim.addresses)
         if mine:
             self._judge(
                 instance,
@@ -207,14 +207,18 @@ class Adapters:
                 LOG.error("It is withheld until it can be quarantined: %s", error)
 
 
-def _functions(reading: Reading) -> frozenset[str]:
-    """The virtual functions of network adapters that the node offers with a role."""
-    offers = reading.specs.offers(reading.node)
-    return frozenset(
-        each
-        for each, (_, entry) in offers.items()
-        if entry.get(tags.ROLE) and adapter_find.parent_of(reading.node, each) is not None
-    )
+def _functions(reading: Reading, addresses: Iterable[str] | None = None) -> frozenset[str]:
+    """The virtual functions of network adapters that the node offers with a role.
+
+    :param addresses: only of these.
+    """
+    node = reading.node
+    every = [each.address for each in node.functions] if addresses is None else addresses
+    found = [each for each in every if adapter_find.parent_of(node, each) is not None]
+    # Matching all of a large node takes longer than setting a few.
+    part = attrs.evolve(node, functions=tuple(filter(None, map(node.function, found))))
+    offers = reading.specs.offers(part)
+    return frozenset(each for each in found if offers.get(each, (None, {}))[1].get(tags.ROLE))
 
 
 def _expect_privileges(source: Source) -> None:

@@ -5,9 +5,9 @@ among those of the server, so it is the same on every host and after every
 restart, and nobody has to ask anybody for it. It begins with the cloud's prefix,
 whose bits say "of one interface" and "locally administered" (EUI-48 and EUI-64,
 IEEE Std 802-2014 clause 8), so it is never one of a manufacturer; the rest is a
-keyed hash. Two servers of a cloud get the same GUID, with a prefix of one octet,
-with a probability of n*n/2**57 for n functions (7e-6 for a million), the same
-MAC with n*n/2**41; on one node it is excluded.
+hash of both. Any two of n GUIDs of a cloud are the same with a probability of
+n*n/2**57 where the prefix has one octet (7e-6 for a million), any two of n MACs
+with n*n/2**41; on one node it is excluded.
 """
 
 from __future__ import annotations

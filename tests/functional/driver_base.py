@@ -77,6 +77,7 @@ class DriverTest(base.HpcServersTest):
             sysfs_root=str(tree.root),
             quarantine_file=str(tree.root / "quarantine"),
             hygiene_file=str(tree.root / "hygiene"),
+            adapters_file=str(tree.root / "adapters"),
             group="hpc",
         )
         return self.start_host(name, shape, device_spec, **options)

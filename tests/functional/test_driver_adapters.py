@@ -7,7 +7,12 @@ socket is not real.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from nova_hpc.tracker import adapter_state, quarantine
 from tests.functional import fixtures
@@ -27,7 +32,6 @@ class AdaptersTest(DriverTest):
     def card(self, name: str, kind=cards.infiniband, **options) -> None:
         def before(tree: FakeSysfs) -> None:
             kind(tree.root, PF)
-            self.flags(adapters_file=str(tree.root / "adapters"), group="hpc")
 
         self.host(name, SHAPE, before=before, **options)
 
@@ -188,3 +192,52 @@ class AdaptersTest(DriverTest):
         self.assertEqual({}, self.records("alpha"))
         lines = self.log_lines(r"The virtual function \S+ is left as it is: .*does not say whether")
         self.assertEqual(4, len(lines), lines)
+
+
+# In a process of its own: the daemon is a fork of it.
+SCRIPT = """\
+import os, sys
+from pathlib import Path
+from oslo_config import cfg
+from oslo_privsep import priv_context
+from nova_hpc.fabric.address import Prefix
+from nova_hpc.fabric.adapter import AdapterError, Layer, Step, VirtualFunction
+from nova_hpc.topology import sysfs
+from nova_hpc.tracker.adapter_keeper import Keeper
+from virt_driver_patches import adapters_privileged, privileged
+
+root = Path(sys.argv[1])
+cfg.CONF([], project="nova")
+privileged.default.start(priv_context.Method.FORK)
+adapters_privileged.ready()
+keeper = Keeper(root, root / "adapters", Prefix(bytes([14])), write=adapters_privileged.write)
+node = sysfs.read(root)
+print(keeper.give("one", node, [sys.argv[2]]).refused)
+print((root / sys.argv[3]).read_text(), end="")
+print(keeper.take_back("one", lambda: node))
+print((root / sys.argv[3]).read_text(), end="")
+loopback = VirtualFunction(sys.argv[2], 0, Layer.ETHERNET, "x", net="lo")
+for name, value in (("vlan", (5, 0)), ("mac", "0e:00:00:00:00:01")):
+    try:
+        adapters_privileged.write(root, loopback, Step(name, value))
+    except AdapterError as error:
+        print(error)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the daemon by itself")
+def test_a_service_that_is_not_root(tmp_path: Path) -> None:
+    """Through a real daemon of oslo.privsep, and a real socket for the loopback."""
+    cards.add(tmp_path, PF, VFS)
+    cards.infiniband(tmp_path, PF)
+    port = f"sys/bus/pci/devices/{PF}/sriov/1/port"
+    argv = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path), VFS[1], port]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    first, given, second, gone, *refused = done.stdout.splitlines()
+    assert (first, second, gone) == ("{}", "{}", cards.NO_GUID)
+    assert given.startswith("0e:")
+    assert len(refused) == 2
+    assert all(VFS[1] in each and "of lo: " in each for each in refused)

@@ -88,9 +88,9 @@ class VirtualFunction(Generic):
         self.clear_identity(function)
 
     def clear_identity(self, function: Function) -> None:
-        """Take GUIDs, MAC and VLAN away; for adapters that have such a backend.
+        """Take away what only the cleaner of an adapter knows of.
 
-        Nothing here: what a Neutron port has set, Nova and libvirt take back.
+        Nothing here: GUIDs and MAC were put back before, by who has set them.
         """
 
 
