@@ -1,11 +1,12 @@
 """A gated patch: refuse an action before Nova has begun it.
 
-Nova powers a server off before it asks the driver to rescue it, takes a refused
-reboot of a stopped server, and a refused unrescue, for a broken server, tells
-the user of a running one nothing, lets a refused snapshot hang, and takes away a
-server's allocation in Placement when its rebuild is refused. So the manager's methods are wrapped: the driver is asked first, and a refusal ends
-there, with Nova's own handling of errors around it: the server keeps its state,
-and the reason is in the action's events.
+Nova powers a server off before it asks the driver to rescue it. It takes a refused
+reboot of a stopped server, and a refused unrescue, for a broken server, and tells
+the user of a running one nothing. It lets a refused snapshot hang, and takes away
+a server's allocation in Placement when its rebuild is refused. So the manager's
+methods are wrapped: the driver is asked first, and a refusal ends there, with
+Nova's own handling of errors around it: the server keeps its state, and the reason
+is in the action's events.
 """
 
 from __future__ import annotations

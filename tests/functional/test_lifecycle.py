@@ -110,7 +110,7 @@ class InPlaceTest(LifecycleTest):
 
     def test_plugging_and_restarts(self) -> None:
         self.never_refused("Attach, detach a volume", self.server, self._volume)
-        plain = self.neutron.port_2["id"]
+        plain = self.neutron.create_port({"port": self.neutron.port_2})["port"]["id"]
         self.never_refused(
             "Attach, detach an interface", self.server, lambda: self._interface(plain)
         )
@@ -132,7 +132,14 @@ class InPlaceTest(LifecycleTest):
         self.api.attach_interface(server["id"], {"interfaceAttachment": {"port_id": port}})
 
     def _detach(self, port: str) -> None:
-        self._detach_interface(self.server, port)
+        self.api.detach_interface(self.server["id"], port)
+        # Nova answers at once, and frees the device last.
+        self.eventually(lambda: self.assertNotIn(port, self._ports()))
+        self.eventually(lambda: self.assertEqual(4, len(self.devices_of(self.server))))
+
+    def _ports(self) -> list[str]:
+        attached = self.api.get_port_interfaces(self.server["id"])
+        return [each["port_id"] for each in attached]
 
     def _interface(self, port: str) -> None:
         before = self.look(self.server)

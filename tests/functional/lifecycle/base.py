@@ -129,7 +129,7 @@ class LifecycleTest(DriverTest):
         truth = list(shape.functions()) if shape else []
         places = {each.address: each.location for each in truth}
         domain, running = self._domain(instance)
-        tree, seats, controllers = _read(domain, {address for _, address in devices})
+        tree, seats, hardware = _read(domain, {address for _, address in devices})
         return seen.Seen(
             vm_state="deleted" if instance.deleted else instance.vm_state,
             task_state=instance.task_state,
@@ -147,7 +147,7 @@ class LifecycleTest(DriverTest):
             kinds={each.address: each.kind for each in truth},
             tree=tree,
             seats=seats,
-            controllers=controllers,
+            hardware=hardware,
         )
 
     def _allocated(self, server: Mapping[str, Any]) -> dict[tuple[str, str], int]:
@@ -216,6 +216,11 @@ class LifecycleTest(DriverTest):
             tree=seen.tree(before, after),
             addresses=seen.addresses(before, after),
         )
+        claimed = after.claimed()
+        # Nova does not tell Placement of the devices of direct ports.
+        claimed.pop(f"{PORTS}0", None)
+        if claimed != after.allocated():
+            self.errors.append(f"{action}: Nova has {claimed}, Placement {after.allocated()}")
 
     def refused(
         self, action: str, when: str, server: Mapping[str, Any], do: Callable[[], None]
@@ -267,26 +272,26 @@ class LifecycleTest(DriverTest):
 
 
 def _read(domain: str | None, mine: set[str]) -> tuple[dict, dict, tuple[str, ...]]:
-    """Tree, seats and controllers of a domain; see :class:`seen.Seen`."""
+    """Tree, seats and other hardware of a domain; see :class:`seen.Seen`."""
     if domain is None:
         return {}, {}, ()
     root = etree.fromstring(domain)
     seats = {}
     for device in list(_passed_through(root)):
         address = "{:04x}:{:02x}:{:02x}.{:x}".format(*source_of(device))
-        seats[address] = _text(device.find("address"))
+        seats[address] = _text(device.find("address")) + _text(device.find("rom"))
         if address not in mine:
             seats[address] = f"a device of another: {seats[address]}"
-    controllers = tuple(
-        sorted(_text(each) for each in root.iterfind("devices/controller[@type='pci']"))
-    )
+    parts = root.findall("devices/controller[@type='pci']") + root.findall("cpu")
+    parts += [each for each in root if str(each.tag).startswith("{http://libvirt.org")]
+    hardware = tuple(sorted(_text(each) for each in parts))
     tree: dict[str, Any] = {}
     for address in seats:
         try:
             tree[address] = mirror_reader.read(domain).places[address]
         except (AssertionError, KeyError):
             tree[address] = None
-    return tree, seats, controllers
+    return tree, seats, hardware
 
 
 def _passed_through(root: etree._Element) -> Iterator[etree._Element]:

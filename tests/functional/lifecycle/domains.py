@@ -51,7 +51,7 @@ class Definition:
         self.root = etree.fromstring(xml)
         self._number_controllers()
         for device in self._endpoints():
-            self._place(device)
+            self._place(device, more=True)
 
     @property
     def devices(self) -> Element:
@@ -118,16 +118,23 @@ class Definition:
             if disk.find("target").get("bus") == "virtio":
                 yield disk
 
-    def _place(self, device: Element) -> None:
-        """Libvirt takes the first free port for a device that has no address."""
+    def _place(self, device: Element, more: bool = False) -> None:
+        """Libvirt takes the first free port for a device that has no address.
+
+        :param more: add a port if none is free, as libvirt does in a definition only.
+        """
         disk = device.tag == "disk" and device.find("target").get("bus") != "virtio"
         if disk or device.find("address") is not None:
-            return
+            return None
         taken = {bus for bus, _ in self._taken()}
         for each in self.devices.iterfind("controller[@type='pci']"):
             if each.get("model") in _PORTS and int(each.get("index")) not in taken:
                 self._seat(device, int(each.get("index")), 0)
-                return
+                return None
+        if more:
+            etree.SubElement(self.devices, "controller", type="pci", model="pcie-root-port")
+            self._number_controllers()
+            return self._place(device)
         raise fakelibvirt.make_libvirtError(
             fakelibvirt.libvirtError,
             "internal error: No more available PCI slots",

@@ -39,13 +39,31 @@ class Seen:
     tree: Mapping[str, Location | None]
     #: From the domain: host address -> address in the guest.
     seats: Mapping[str, str]
-    #: From the domain: every PCI controller, as XML.
-    controllers: tuple[str, ...]
+    #: From the domain: the PCI controllers, and what else a guest's PCIe depends on, as XML.
+    hardware: tuple[str, ...]
 
     @property
     def mine(self) -> frozenset[Device]:
         """The devices on the server's own host; a move holds some on another for a while."""
         return frozenset(each for each in self.devices if each[0] == self.host)
+
+    def claimed(self) -> dict[str, int]:
+        """Provider's address -> devices, as Nova has recorded them on the server's host."""
+        found: dict[str, int] = {}
+        for _, address in self.mine:
+            # Virtual functions are counted at their adapter.
+            provider = address if self.kinds[address] != "vf" else f"{address[:-1]}0"
+            found[provider] = found.get(provider, 0) + 1
+        return found
+
+    def allocated(self) -> dict[str, int]:
+        """The same, as Placement has it."""
+        found = {}
+        for (provider, _), amount in self.allocations.items():
+            host, _, address = provider.partition("_")
+            if host == self.host and address:
+                found[address] = amount
+        return found
 
     def level(self) -> Level | None:
         """The tightest level at which each GPU has an adapter of its own; None: none has."""
@@ -138,7 +156,7 @@ def addresses(before: Seen | None, after: Seen) -> str:
         return "LOST"
     if sorted(before.seats.values()) != sorted(after.seats.values()):
         return "others"
-    were, are = set(before.controllers), set(after.controllers)
+    were, are = set(before.hardware), set(after.hardware)
     if were == are:
         return "kept"
     if were < are:
