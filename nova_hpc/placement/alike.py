@@ -106,9 +106,10 @@ def _use(cells: Iterable[int], shapes: Iterable[tuple[int, Shape, int, int]]) ->
     for need, shape, servers, groups in shapes:
         if need > 0:
             share = -(-need // shape.groups)
-            most = max(most, need * servers, share * groups)
-            # Below the host groups count by themselves, with their share.
-            grain = math.gcd(grain, share, need if servers else 0)
+            # Whether there is enough for one server matters even where no one's
+            # devices are left; below the host groups count, with their share.
+            most = max(most, need * max(servers, 1), share * groups)
+            grain = math.gcd(grain, share, need)
     return _Use(mine, most + sum(mine), grain)
 
 

@@ -1,15 +1,20 @@
 """What a placement takes away from those who come later.
 
-The *value* of a host is the number of devices in groups that it could still
-give to the servers of a profile, summed over the shapes of the profile, each
-with its weight, and over the levels up to the shape's own: a group that fits
-below one switch also fits below its root, on its NUMA node and on the host, and
-counts at each of them. The *damage* of a choice is the value that is lost.
+The *damage* of a choice is the number of devices that the servers of a profile
+could use before and can not use after it: summed over the shapes, each with its
+weight. A shape can use the free devices of a domain of its own level if a group
+fits there, and none anywhere if the host has too few devices, CPUs or pages for
+one server. This is the fragmentation gradient of FGD (Weng et al., "Beware of
+Fragmentation", USENIX ATC 2023), carried from nodes to the nested domains of
+their topology; for shapes that accept the whole host it is the same.
 
-This carries the fragmentation gradient of FGD (Weng et al., "Beware of
-Fragmentation", USENIX ATC 2023) from counts of devices on a node to the nested
-domains of its topology. It is a sum over domains, so that a dynamic program
-over the tree of domains finds its least value.
+Of choices with the same damage the better one is that which loses fewer *groups*:
+the devices in whole groups that still fit, summed over the shapes and over the
+levels up to the shape's own; as many as CPUs and pages suffice for.
+
+Both are sums over domains, so that a dynamic program over the tree of domains
+finds their least values. Whether the host has enough for one server is the same
+for every choice on it.
 """
 
 from __future__ import annotations
@@ -26,6 +31,9 @@ from nova_hpc.topology.level import Level
 #: For each shape the most groups that CPUs and pages allow; None: any number.
 Limits = tuple[int | None, ...]
 
+#: For each shape whether the host, as far as it is counted, can hold any server.
+Open = tuple[bool, ...]
+
 
 @attrs.frozen
 class _Measure:
@@ -33,6 +41,8 @@ class _Measure:
 
     needs: tuple[tuple[int, int], ...]  # (label, devices in one group)
     groups: int
+    size: int  # devices of one group
+    weight: int
     worth: int  # weight times devices of one group
     level: Level
     cpus: int
@@ -64,8 +74,42 @@ class Yardstick:
         """
         return _read(profile, present, wanted)
 
-    def value(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
-        """What one domain of *level* is worth.
+    def open(self, free: Sequence[int], limits: Limits | None = None) -> Open:
+        """Which shapes the host can hold, as far as counts tell.
+
+        :param free: free devices of each label on the host
+        :param limits: see limits_on_host()
+        """
+        return tuple(
+            all(free[label] >= need * one.groups for label, need in one.needs)
+            and (limits is None or limits[number] is None or limits[number] != 0)
+            for number, one in enumerate(self.measures)
+        )
+
+    def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
+        """Weighted devices of one domain that the shapes of this very level can use.
+
+        :param free: free devices of each label
+        """
+        total = 0
+        on_host = level is Level.HOST
+        for number, one in enumerate(self.measures):
+            if one.level is not level or not open_[number]:
+                continue
+            times = one.groups if on_host else 1
+            if len(one.needs) == 1:
+                label, need = one.needs[0]
+                if free[label] >= need * times:
+                    total += one.weight * free[label]
+            elif all(free[label] >= need * times for label, need in one.needs):
+                # The scarcest role tells; what is less than a group counts in part.
+                total += one.weight * min(
+                    [one.size * free[label] // need for label, need in one.needs]
+                )
+        return total
+
+    def count(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
+        """Weighted devices in whole groups that fit into one domain of *level*.
 
         :param free: free devices of each label
         :param limits: see limits_of(); None: nothing but devices limits it
@@ -151,6 +195,8 @@ def _measure(shape: Shape, labels: Sequence[str]) -> _Measure:
     return _Measure(
         needs=tuple((labels.index(label), count) for label, count in shape.counts.items()),
         groups=shape.groups,
+        size=size,
+        weight=shape.weight,
         worth=shape.weight * size,
         level=shape.level,
         cpus=shape.cpus,

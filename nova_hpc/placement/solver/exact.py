@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from nova_hpc.placement.solver.budget import Budget
+from nova_hpc.placement.solver.charges import Charges
 from nova_hpc.placement.solver.classes import Class, Forest, Node
 from nova_hpc.placement.solver.domains import Rank
 from nova_hpc.placement.solver.leaves import Costs, Leaves
-from nova_hpc.placement.solver.problem import TIDY, Layout, Problem
-from nova_hpc.topology.level import Level
+from nova_hpc.placement.solver.problem import Layout, Problem
 
 
 @attrs.frozen
@@ -69,17 +69,8 @@ class Search:
         self.hits = hits
         self.budget = budget
         self._tables: dict[tuple[int, int, int], Table] = {}
-        # Costs are packed, too: spread, damage, left over, crowding, appeal.
-        # Their widths are the same for all outer choices.
-        taken = problem.demand.size * problem.demand.groups
-        self._most = sum(item.free for item in problem.site.items)
-        everything = self._most + sum(item.free for item in problem.site.rest)
-        self._crowd = 1 << (self._most * (len(problem.request.cells) + 1)).bit_length()
-        self._left = self._crowd << (taken * taken).bit_length()
-        self._damage = self._left << (len(TIDY) * self._most).bit_length()
-        worth = len(Level) * problem.yardstick.worth * everything
-        self._spread = self._damage << worth.bit_length()
-        self.leaves = Leaves(problem, self.layout, self._crowd, budget, self._merge)
+        self.charges = Charges(problem, self.layout)
+        self.leaves = Leaves(problem, self.layout, self.charges.crowd, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
         """Least cost and final state, where groups close within *reach*.
@@ -99,15 +90,6 @@ class Search:
         fixed = ~(lay.taken_mask & ~lay.name_mask)
         found = [(cost, state) for state, cost in table.items() if state & fixed == want]
         return min(found, default=None)
-
-    def unpack(self, cost: int) -> tuple[int, int, int, int]:
-        """Spread, damage, devices left over and crowding of a cost."""
-        return (
-            cost // self._spread,
-            cost % self._spread // self._damage,
-            cost % self._damage // self._left,
-            cost % self._left // self._crowd,
-        )
 
     def table(self, cls: Class, reach: Rank, bind: Rank) -> Table:
         """The table of a class for one stage."""
@@ -144,12 +126,12 @@ class Search:
             passes.append(Pass(name, back))
         self.budget.spend(4 * len(costs))
         costs = self._complete(cls, costs, reach, bind)
-        return Table(prefixes, passes, self._charge(cls, costs))
+        return Table(prefixes, passes, self.charges.add(cls, costs))
 
     def _passes(self, cls: Class, reach: Rank, bind: Rank) -> Iterator[tuple[str, int]]:
         rank = cls.rank
         near = not cls.alone or self.problem.demand.size == 1
-        price = rank * self._spread
+        price = rank * self.charges.spread
         if not self.problem.sorts:
             if near and rank <= reach:
                 yield "local", price
@@ -268,7 +250,7 @@ class Search:
         extra = self.problem.demand.groups % len(self.problem.request.cells)
         after, back = dict[int, int](), dict[int, Step]()
         # Where a cell's place makes no other difference, it goes to devices.
-        appeal = max(self._most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
+        appeal = max(self.charges.most - sum(cls.avail), 0) if bind > Rank.NUMA else 0
         for state, cost in costs.items():
             local = lay.groups(state) + lay.hits(state) - lay.waits(state)
             if not local and cost < after.get(state, cost + 1):
@@ -306,61 +288,3 @@ class Search:
                 if not lay.waits(state) and not lay.hungry(state)
             }
         return costs
-
-    def _charge(self, cls: Class, costs: Costs) -> Costs:
-        """Add what the devices taken from this domain are worth to others."""
-        if not cls.real or cls.rank is Rank.PIX:
-            return costs
-        lay = self.layout
-        mask = lay.taken_mask
-        if cls.rank is Rank.NUMA and self.problem.yardstick.limited:
-            mask |= lay.seat_mask
-        memo: Costs = {}
-        after: Costs = {}
-        for state, cost in costs.items():
-            key = state & mask
-            extra = memo.get(key)
-            if extra is None:
-                extra = memo[key] = self._loss(cls, state)
-            after[state] = cost + extra
-        return after
-
-    def _loss(self, cls: Class, state: int) -> int:
-        problem, lay = self.problem, self.layout
-        yardstick = problem.yardstick
-        taken = lay.taken(state)
-        gone = list(cls.held)
-        tidy = cls.tidy[1]
-        for index, count in enumerate(taken):
-            label = problem.label_of[index]
-            if label is not None and label >= 0 and label not in problem.tracked:
-                gone[label] += count
-            if index in problem.countable:
-                tidy += count
-        for label, count in zip(problem.tracked, lay.tracks(state), strict=True):
-            gone[label] += count
-        cost = 0
-        if yardstick.measures:
-            left = [one - other for one, other in zip(cls.free, gone, strict=True)]
-            level = cls.rank.level
-            before = after = None
-            if yardstick.limited and level is Level.NUMA:
-                sort = next(
-                    (
-                        number
-                        for number, at in enumerate(lay.seats_at)
-                        if state >> at & lay.seats_masks[number]
-                    ),
-                    None,
-                )
-                before = problem.limits(cls.node, None)
-                after = problem.limits(cls.node, sort)
-            elif yardstick.limited and level is Level.HOST:
-                nodes = problem.site.nodes
-                before = yardstick.limits_on_host(nodes, ())
-                after = yardstick.limits_on_host(nodes, problem.request.cells)
-            lost = yardstick.value(level, cls.free, before) - yardstick.value(level, left, after)
-            cost = lost * self._damage
-        if tidy and cls.rank in TIDY:
-            cost += (cls.tidy[0] - tidy) * self._left
-        return cost

@@ -13,6 +13,7 @@ import attrs
 
 from nova_hpc.placement.model import HostNode, Nvlink
 from nova_hpc.placement.solver.build import Built
+from nova_hpc.placement.solver.damage import Limits
 from nova_hpc.placement.solver.domains import Item, Key, Rank, node_region
 from nova_hpc.placement.solver.nvlink import Links
 from nova_hpc.placement.solver.problem import TIDY, Problem
@@ -69,7 +70,7 @@ def measure(
         misses,
         int(DISTANCES[far]),
         spread,
-        _damage(problem, used, cells),
+        *_damage(problem, used, cells),
         _left(problem, tidy_taken),
         crowd,
         spare,
@@ -93,10 +94,11 @@ def _apart(item: Item, node: HostNode) -> Rank:
     return Rank.HOST
 
 
-def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int]) -> int:
+def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int]) -> tuple[int, int]:
+    """Devices that later servers cannot use any more, and groups of them that are lost."""
     yardstick = problem.yardstick
     if not yardstick.measures:
-        return 0
+        return 0, 0
     labels = len(yardstick.labels)
     free: dict[tuple[Level, Key], list[int]] = {}
     left: dict[tuple[Level, Key], list[int]] = {}
@@ -114,19 +116,22 @@ def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int])
             after[label] += item.free - used.get(item.id, 0)
     nodes = {("numa", str(node.id)): node for node in problem.site.nodes}
     cell_on = {cells[cell.id]: cell for cell in problem.request.cells}
-    total = 0
+    now, then = problem.open
+    unusable = lost = 0
     for (level, key), have in free.items():
-        before = after_ = None
+        unusable += yardstick.usable(level, have, now)
+        unusable -= yardstick.usable(level, left[level, key], then)
+        before: Limits | None = None
+        after_: Limits | None = None
         if yardstick.limited and level is Level.NUMA and key in nodes:
             node = nodes[key[0], key[1]]
             before = yardstick.limits_of(node)
             after_ = yardstick.limits_of(node, cell_on.get(node.id))
-        elif yardstick.limited and level is Level.HOST:
-            before = yardstick.limits_on_host(problem.site.nodes, ())
-            after_ = yardstick.limits_on_host(problem.site.nodes, problem.request.cells)
-        total += yardstick.value(level, have, before)
-        total -= yardstick.value(level, left[level, key], after_)
-    return total
+        elif level is Level.HOST:
+            before, after_ = problem.host_limits
+        lost += yardstick.count(level, have, before)
+        lost -= yardstick.count(level, left[level, key], after_)
+    return unusable, lost
 
 
 def _left(problem: Problem, taken: Mapping[str, int]) -> int:

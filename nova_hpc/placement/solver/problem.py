@@ -14,7 +14,7 @@ import attrs
 from nova_hpc.placement.model import Cell, HostNode, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.solver.cells import fits
-from nova_hpc.placement.solver.damage import Limits, Yardstick
+from nova_hpc.placement.solver.damage import Limits, Open, Yardstick
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import Rank, Site
 
@@ -47,6 +47,11 @@ class Problem:
     label_of: tuple[int | None, ...]
     #: labels whose taken devices have to be counted by themselves
     tracked: tuple[int, ...]
+    #: for how many servers of each shape CPUs and pages allow, before and after
+    host_limits: tuple[Limits | None, Limits | None]
+    #: which shapes the host can hold, before and after: the devices that may
+    #: have any of several labels are not counted as taken
+    open: tuple[Open, Open]
 
     @classmethod
     def of(cls, request: Request, demand: Demand, site: Site, profile: Profile) -> Problem:
@@ -80,6 +85,20 @@ class Problem:
         for cell in sorted(request.cells, key=lambda cell: cell.id):
             alike = (cell.dedicated_cpus, cell.memory_kib, cell.page_kib, cell.host_node)
             sorts.setdefault(alike, []).append(cell)
+        limits: tuple[Limits | None, Limits | None] = (None, None)
+        if yardstick.limited:
+            limits = (
+                yardstick.limits_on_host(site.nodes, ()),
+                yardstick.limits_on_host(site.nodes, request.cells),
+            )
+        free = [0] * len(yardstick.labels)
+        for item in everything:
+            if label[item.id] >= 0:
+                free[label[item.id]] += item.free
+        left = list(free)
+        for i, one in enumerate(label_of):
+            if one is not None and one >= 0:
+                left[one] -= demand.per_group[i] * demand.groups
         return cls(
             request,
             demand,
@@ -90,6 +109,8 @@ class Problem:
             label,
             label_of,
             tuple(sorted(tracked)),
+            limits,
+            (yardstick.open(free, limits[0]), yardstick.open(left, limits[1])),
         )
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:

@@ -219,7 +219,7 @@ class Solver:
         demand = self.problem.demand
         far = DISTANCES[found.stage[0]]
         wanted = self.problem.request.nvlink is not Nvlink.NONE
-        *costs, crowd = found.search.unpack(found.cost)
+        *costs, crowd = found.search.charges.unpack(found.cost)
         spare = sum(item.free for item in self.problem.site.items) - demand.size * demand.groups
         score = (
             int(level),

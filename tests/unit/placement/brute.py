@@ -7,7 +7,9 @@ Only for hosts of a few devices.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
 import attrs
 
@@ -139,9 +141,9 @@ class _Worth:
         by_id = {pool.id: pool for pool in host.pools}
         self.nvlink_wants = {key for p in host.pools if p.id in linked for key in p.serves}
         self.legal = {m for m in host.nvlink if all(by_id[one].free == 1 for one in m)}
-        self._costs: dict[object, tuple[int, int, int, int]] = {}
+        self._costs: dict[object, tuple[int, int, int, int, int]] = {}
         self._levels: dict[object, int] = {}
-        self._values: dict[object, int] = {}
+        self._values: dict[object, tuple[int, int]] = {}
         self.mappings = list(_mappings(request.cells, host.nodes))
 
     def misses(self, groups: Sequence[Members]) -> int:
@@ -192,8 +194,8 @@ class _Worth:
         used: Mapping[str, int],
         counted: Mapping[str, int],
         seats: Mapping[int, HostNode],
-    ) -> tuple[int, int, int, int]:
-        """Damage, devices left in touched domains, crowding, devices left altogether."""
+    ) -> tuple[int, int, int, int, int]:
+        """Damage, groups lost, devices left in touched domains, crowding, spare devices."""
         key = (
             tuple(sorted(used.items())),
             tuple(sorted(counted.items())),
@@ -210,38 +212,62 @@ class _Worth:
                         for p in pools
                         if p in self.usable and p.serves & self.countable
                     )
-            damage = self._value({}, {}) - self._value(used, seats)
+            before, after = self._value({}, {}), self._value(used, seats)
             crowd = sum(count * count for count in used.values())
             spare = sum(p.free for p in self.usable) - sum(used.values())
-            self._costs[key] = (damage, left, crowd, spare)
+            self._costs[key] = (before[0] - after[0], before[1] - after[1], left, crowd, spare)
         return self._costs[key]
 
-    def _value(self, used: Mapping[str, int], seats: Mapping[int, HostNode]) -> int:
-        """Devices in groups that the host can still give, over shapes and levels."""
+    def _value(self, used: Mapping[str, int], seats: Mapping[int, HostNode]) -> tuple[int, int]:
+        """Devices that later servers can use, and those in whole groups for them."""
         cells = {cell.id: cell for cell in self.request.cells}
         on = {node.id: cells[cell] for cell, node in seats.items()}
         key = (tuple(sorted(used.items())), tuple(sorted((n, c.id) for n, c in on.items())))
         if key in self._values:
             return self._values[key]
-        total = 0
+        usable = total = 0
         for level, numa, pools in self.domains:
             for shape in self.shapes:
                 if level > shape.level:
                     continue
                 times = shape.groups if level is Level.HOST else 1
-                rooms = [
-                    sum(p.free - used.get(p.id, 0) for p in pools if self.role[p.id] == role)
-                    // (count * times)
-                    for role, count in shape.counts.items()
-                ]
+                have = {
+                    role: sum(p.free - used.get(p.id, 0) for p in pools if self.role[p.id] == role)
+                    for role in shape.counts
+                }
+                rooms = [have[role] // (count * times) for role, count in shape.counts.items()]
+                size = sum(shape.counts.values())
+                if level is shape.level and min(rooms) and self._holds(shape, bool(used), on):
+                    parts = [Fraction(have[role], count) for role, count in shape.counts.items()]
+                    usable += shape.weight * math.floor(size * min(parts))
                 if level is Level.NUMA:
                     inside = [n for n in self.host.nodes if n.id == numa]
                     rooms += _rooms(shape, inside, on, shape.groups)
                 if level is Level.HOST:
                     rooms += _rooms(shape, self.host.nodes, on, 1)
-                total += shape.weight * sum(shape.counts.values()) * times * min(rooms)
-        self._values[key] = total
-        return total
+                total += shape.weight * size * times * min(rooms)
+        self._values[key] = (usable, total)
+        return self._values[key]
+
+    def _holds(self, shape: Shape, placed: bool, on: Mapping[int, Cell]) -> bool:
+        """Whether there is enough of everything for one server, wherever it is.
+
+        Of what the request takes, wants whose devices have one role are counted.
+        """
+        taken: dict[str | None, int] = {}
+        names = {want.name for want in self.request.wants}
+        for name in names if placed else ():
+            wants = [want for want in self.request.wants if want.name == name]
+            keys = {want.key for want in wants}
+            roles = {self.role[p.id] for p in self.usable if p.serves & keys}
+            if len(roles) == 1:
+                role = roles.pop()
+                taken[role] = taken.get(role, 0) + sum(want.count for want in wants)
+        return all(
+            sum(p.free for p in self.host.pools if self.role[p.id] == role) - taken.get(role, 0)
+            >= count * shape.groups
+            for role, count in shape.counts.items()
+        ) and all(_rooms(shape, self.host.nodes, on, 1))
 
 
 def _rooms(
