@@ -331,7 +331,8 @@ The first octets, one to three, of the MAC addresses and GUIDs that this project
 gives to virtual functions, for example ``0e`` or ``0e:5a``. The second digit has
 to be 2, 6, a or e (locally administered, of one interface). The rest is computed
 from the server's UUID. It has to be the same on all nodes of a cloud, and
-different for clouds that share a fabric; a longer prefix leaves less room, so
+different for clouds that share a fabric, and nobody else may give addresses that
+begin with it; a longer prefix leaves less room, so
 that two addresses are the same more easily. A running server keeps what it has
 until it moves.
 """,

@@ -73,11 +73,6 @@ class Ethernet:
     max_rate: int = attrs.field(default=0, validator=_within(0, _MOST_RATE))
     link_state: LinkState = LinkState.AUTO
 
-    @property
-    def layer(self) -> Layer:
-        """Where these settings belong."""
-        return Layer.ETHERNET
-
 
 @attrs.frozen
 class Infiniband:
@@ -86,11 +81,6 @@ class Infiniband:
     node_guid: int = attrs.field(validator=_guid)
     port_guid: int = attrs.field(validator=_guid)
     link_state: LinkState = LinkState.AUTO
-
-    @property
-    def layer(self) -> Layer:
-        """Where these settings belong."""
-        return Layer.INFINIBAND
 
 
 Settings = Ethernet | Infiniband

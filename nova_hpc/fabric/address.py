@@ -53,6 +53,12 @@ class Prefix:
             )
         return cls(octets)
 
+    def begins(self, address: int | str) -> bool:
+        """Whether a GUID (a number) or a MAC is one of this cloud."""
+        if isinstance(address, int):
+            return address.to_bytes(_GUID_OCTETS, "big").startswith(self.octets)
+        return bytes.fromhex(address.replace(":", "")).startswith(self.octets)
+
 
 def guid(prefix: Prefix, server: str, index: int, use: str, taken: Collection[int]) -> int:
     """A GUID that is not in use on this node.

@@ -74,8 +74,14 @@ class Keeper:
         :param ports: those of ports, whose addresses others set.
         :raises StateError: nothing can be remembered, so nothing may be set.
         """
-        if self.mode == OFF and not self._left({*wanted, *ports}):
-            return Outcome()
+        if self.mode == OFF:
+            # Nothing is set any more, but nobody gets what another server had.
+            left = {
+                each
+                for each, record in adapter_state.load(self.state_file).items()
+                if each in {*wanted, *ports} and record.server != server
+            }
+            return Outcome(self._put_back(node, left)) if left else Outcome()
         with self._work(node) as work:
             planner = _Planner(self, work, server, adapter_state.load(self.state_file))
             for index, each in enumerate(wanted):
@@ -206,9 +212,6 @@ class Keeper:
         records = adapter_state.load(self.state_file)
         return {each for each, record in records.items() if record.server == server}
 
-    def _left(self, addresses: set[str]) -> bool:
-        return bool(addresses & adapter_state.load(self.state_file).keys())
-
     @contextlib.contextmanager
     def _work(self, node: Node) -> Iterator[_Work]:
         with (
@@ -260,19 +263,17 @@ class _Planner:
             return
         function, before = found
         old = self.known.get(each)
-        if self.keeper.mode == OFF:
-            own = None
-        elif old is not None and old.server == self.server and old.index == index:
+        if old is not None and old.server == self.server and old.index == index:
             own = {name: old.made[name] for name in adapter.IDENTITY if name in old.made}
         else:
-            own = None if self.keeper.strict else adapter.addresses_of(function.layer, before)
-            own = own or self._draw(function.layer, each, index)
-        made = adapter.plan(function.layer, before, own) if own else {}
-        self._put(each, index, function, before, made)
+            theirs = None if self.keeper.strict else adapter.addresses_of(function.layer, before)
+            own = theirs or self._draw(function.layer, each, index)
+        self._put(each, index, function, before, adapter.plan(function.layer, before, own))
 
     def add_port(self, each: str) -> None:
-        """A function whose addresses libvirt, Nova or the fabric's own agent sets."""
-        if each not in self.known and not self.keeper.strict:
+        """A function whose addresses libvirt or Nova sets."""
+        old = self.known.get(each)
+        if not self.keeper.strict and (old is None or old.server == self.server):
             return
         found = self._look(each)
         if found is None:
@@ -300,7 +301,15 @@ class _Planner:
         except AdapterError as error:
             self.refused[each] = str(error)
             return None
-        return function, seen if old is None else adapter.undone(old.before, old.made, seen)
+        before = seen if old is None else adapter.undone(old.before, old.made, seen)
+        # One of this cloud that nobody has a record of is no operator's, and
+        # another server may have it.
+        gone = {
+            name: adapter.NO_MAC if name == "mac" else 0
+            for name in adapter.IDENTITY
+            if name in before and self.keeper.prefix.begins(before[name])
+        }
+        return function, before | gone
 
     def _draw(self, layer: Layer, mine: str, index: int) -> dict[str, Any]:
         taken = {

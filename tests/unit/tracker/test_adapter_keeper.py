@@ -150,6 +150,18 @@ def test_a_guid_that_an_operator_has_set_stays(ib):
     assert ib.guids(0) == (theirs, theirs, "Down")
 
 
+def test_an_address_of_this_cloud_is_nobody_elses_to_keep(ib):
+    """The state file was removed, and the function still has what a server had."""
+    ib.give(ONE, 0)
+    stale = ib.guids(0)
+    for file in (ib.root / "adapters", copy_of(ib.root / "adapters")):
+        file.unlink()
+    assert ib.give(TWO, 0) == {}
+    assert not set(ib.guids(0)[:2]) & set(stale[:2])
+    assert ib.take_back(TWO) == {}
+    assert ib.guids(0)[:2] == NONE[:2]
+
+
 def test_a_failure_leaves_nothing_half_set(ib):
     port = ib.root / f"sys/bus/pci/devices/{PF}/sriov/1/port"
     port.unlink()
@@ -268,6 +280,10 @@ def test_switched_off(ethernet):
     ethernet.mode = KEEP
     ethernet.give(ONE, 0)
     ethernet.mode = OFF
+    mac = ethernet.mac(0)
+    assert ethernet.give(ONE, 0) == {}
+    assert ethernet.keep(ONE, 0) == {}
+    assert ethernet.mac(0) == mac
     # What was set before is still put back.
     assert ethernet.give(TWO, 0) == {}
     assert ethernet.mac(0) == "00:00:00:00:00:00"
