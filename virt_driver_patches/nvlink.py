@@ -23,6 +23,7 @@ from nova_hpc.topology import nvlink as sets
 from nova_hpc.topology import tags
 from nova_hpc.tracker.health import Finding, Kind
 from nova_hpc.tracker.locked_file import StateError
+from nova_hpc.tracker.nvlink import SWITCH_ROLE
 from nova_hpc.tracker.nvlink_keeper import Keeper
 from virt_driver_patches.devices import Claim
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
@@ -80,6 +81,17 @@ class Links:
             partitions = self.keeper.begin([each.address for each in reading.node.functions])
         except (FabricError, StateError) as error:
             raise exception.InvalidConfiguration(f"[hpc]nvlink_backend: {error}") from error
+        switches = sorted(
+            address
+            for address, (_, entry) in reading.specs.offers(reading.node).items()
+            if entry.get(tags.ROLE) == SWITCH_ROLE
+        )
+        if switches:
+            LOG.warning(
+                "[pci]device_spec offers NVSwitches to servers, and who has them links the GPUs of "
+                "all: %s; only the machine that manages them may get them",
+                ", ".join(switches),
+            )
         missing, wrong = nvlink.differences(partitions, sets.rebuild(_tagged(reading)).sets)
         for one in missing:
             LOG.warning("An NVLink partition is no NVLink set of this node: %s", _listed(one))

@@ -26,12 +26,14 @@ SHAPE = fixtures.two_switches(gpus=2)
 
 
 class NvlinkTest(DriverTest):
-    def start(self, name: str = "alpha", partitions=None, **values: object) -> FabricManager:
+    def start(self, name="alpha", partitions=None, switch=None, **values) -> FabricManager:
         """A host with a manager of its own; *values* are of ``[hpc]nvlink_*``."""
         entries = SHAPE.device_spec()
         tags = {GPUS[number]: text for number, text in SETS.items()}
         for entry in entries:
             entry["hpc_nvlink"] = tags[entry["address"]]
+            if entry["address"] == switch:
+                entry["hpc_role"] = "nvswitch"
         folder = Path(self.useFixture(fixtures.fixtures.TempDir()).path)
         manager = FabricManager(folder, dict.fromkeys(GPUS, "-"), partitions)
         options = {
@@ -157,7 +159,8 @@ class NvlinkTest(DriverTest):
         self.assert_all_free("alpha")
 
     def test_a_node_that_cannot_keep_the_promise_does_not_start(self) -> None:
-        manager = self.start()
+        manager = self.start(switch=GPUS[4])
+        self.assertTrue(self.log_lines(f"offers NVSwitches to servers, .*: {GPUS[4]};"))
         driver = self.computes["alpha"].driver
         for line, why in (
             (("mode", "bare"), "set FABRIC_MODE=1"),
