@@ -3,18 +3,19 @@
 Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with
 the workload's typical shapes as the profile. Answers are kept by what can
 change them: the layout, which GPUs are free, what is asked, and for how many
-servers of each shape the CPUs suffice before and after. The numbers of CPUs
+servers of each shape CPUs and memory suffice before and after. The amounts
 themselves, of which there are many more, cannot change an answer.
 
-CPUs are counted for a node as a whole, as the traces have them. The engine
-counts them by NUMA node; so a host with several is described as having all its
-CPUs on each, and a server (or a shape of the profile) as taking its CPUs from
-each, which gives the same limits.
+CPUs and memory are counted for a node as a whole, as the traces have them. The
+engine counts them by NUMA node; so a host with several is described as having
+all on each, and a server (or a shape of the profile) as taking its part from
+each, which gives the same limits for servers.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Final
 
 import attrs
@@ -35,9 +36,13 @@ from nova_hpc.topology.level import Level, Location
 _ROLE: Final = "gpu"
 _WANT: Final = "gpu"
 #: Weights of the profile are frequencies in these parts.
-_PARTS: Final = 1000
-#: Where DeviceSet.score has the damage; what follows breaks ties.
-_DAMAGE: Final = 4
+PARTS: Final = 10_000
+#: Hosts whose damage differs by less than 1/25 of a GPU are equally good, and
+#: the first is taken: filling one host after the other is worth more. The scores
+#: of the published FGD, whole numbers up to 100, are about as fine.
+GRAIN: Final = PARTS // 25
+#: Memory is counted in pages of this size, so that none is rounded away.
+_PAGE_KIB: Final = 1024
 #: A host that the engine refuses.
 _NEVER: Final = -1e18
 
@@ -50,8 +55,10 @@ def profile_of(workload: tuple[Typical, ...], cells: int) -> Profile:
                 counts={_ROLE: one.shape.group_size},
                 groups=one.shape.groups,
                 level=one.shape.level,
-                weight=max(1, round(one.frequency * _PARTS)),
+                weight=max(1, round(one.frequency * PARTS)),
                 cpus=one.shape.cpu_milli * cells,
+                memory_kib=one.shape.memory_mib * cells * _PAGE_KIB,
+                page_kib=_PAGE_KIB,
             )
             for one in workload
             if one.shape.gpus
@@ -86,11 +93,18 @@ class Ours(Policy):
             for machine in cluster.machines
         }
         self.profiles = {count: profile_of(workload, count) for count in set(self.cells.values())}
-        self.needs: Ints = np.array(
+        # A need of nothing is never what limits.
+        self.cpus: Ints = np.array(
             [max(one.shape.cpu_milli, 1) for one in workload if one.shape.gpus], dtype=np.int64
+        )
+        self.memory: Ints = np.array(
+            [max(one.shape.memory_mib, 1) for one in workload if one.shape.gpus], dtype=np.int64
         )
         self.groups: Ints = np.array(
             [one.shape.groups for one in workload if one.shape.gpus], dtype=np.int64
+        )
+        self.sizes: Ints = np.array(
+            [one.shape.group_size for one in workload if one.shape.gpus], dtype=np.int64
         )
         self.known: dict[object, _Verdict] = {}
         self.asked = 0
@@ -110,8 +124,8 @@ class Ours(Policy):
         return np.array([one.score for one in self._verdicts(shape, nodes)])
 
     def _verdicts(self, shape: Shape, nodes: Ints) -> list[_Verdict]:
-        before = self._limits(nodes, 0)
-        after = self._limits(nodes, shape.cpu_milli)
+        before = self._limits(nodes, 0, 0, 0)
+        after = self._limits(nodes, shape.gpus, shape.cpu_milli, shape.memory_mib)
         result = []
         for index, node in enumerate(nodes.tolist()):
             layout = self.cluster.machines[node].layout
@@ -129,25 +143,33 @@ class Ours(Policy):
             result.append(verdict)
         return result
 
-    def _limits(self, nodes: Ints, taken: int) -> Ints:
-        """For how many servers, and groups, of each shape the CPUs suffice."""
-        cpu = (self.cluster.cpu[nodes] - taken)[:, None]
-        most = self.cluster.gpu.shape[1]
+    def _limits(self, nodes: Ints, gpus: int, cpu_milli: int, memory_mib: int) -> Ints:
+        """For how many servers, and groups, of each shape everything suffices.
+
+        What CPUs and memory would allow beyond the number of GPUs limits nothing.
+        """
+        whole = (self.cluster.whole[nodes] - gpus)[:, None]
+        servers: Ints = whole // (self.sizes * self.groups)
+        groups: Ints = whole // self.sizes
         cells = np.array([self.cells[self.cluster.machines[n].layout] for n in nodes.tolist()])
-        each = -(-self.needs * cells[:, None] // self.groups)
-        limits: Ints = np.concatenate(
-            [np.minimum(cpu // self.needs, most), np.minimum(cpu // each, most)], axis=1
-        )
-        return limits.astype(np.int8)
+        for free, needs in (
+            (self.cluster.cpu[nodes] - cpu_milli, self.cpus),
+            (self.cluster.memory[nodes] - memory_mib, self.memory),
+        ):
+            each = -(-needs * cells[:, None] // self.groups)
+            servers = np.minimum(servers, free[:, None] // needs)
+            groups = np.minimum(groups, free[:, None] // each)
+        limits: Ints = np.concatenate([servers, groups], axis=1).astype(np.int8)
+        return limits
 
     def _ask(self, node: int, shape: Shape, layout: Layout, free: tuple[int, ...]) -> _Verdict:
         cells = self.cells[layout]
-        host = _host(layout, free, cells, int(self.cluster.cpu[node]))
+        cpu, memory = int(self.cluster.cpu[node]), int(self.cluster.memory[node])
+        host = _host(layout, free, cells, cpu, memory)
         profile = self.profiles[cells]
         if not shape.gpus:
-            rest = _host(layout, free, cells, int(self.cluster.cpu[node]) - shape.cpu_milli)
-            lost = _value(host, profile) - _value(rest, profile)
-            return _Verdict(-float(lost * 32 * 32 + len(free)))
+            rest = _host(layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib)
+            return _Verdict(_rank(_usable(host, profile) - _usable(rest, profile)))
         answer = choose(_request(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
             # The engine spreads groups over the cells; the trace does not ask for it.
@@ -155,15 +177,19 @@ class Ours(Policy):
         if not answer.sets:
             return _Verdict(_NEVER)
         chosen = answer.sets[0]
-        level, misses, distance, spread, damage, left, _, spare = chosen.score
-        total = damage
+        level, misses, distance, spread, damage, _, left, _, spare = chosen.score
+        score = _rank(damage)
         if not self.by_damage:
-            total += (((level * 8 + misses) * 8 + distance) * 64 + spread) << 24
-        total = (total * 32 + left) * 32 + spare
-        return _Verdict(-float(total), tuple(sorted(int(pick.pool) for pick in chosen.picks)))
+            place = ((level * 8 + misses) * 8 + distance) * 64 + spread
+            score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
+        return _Verdict(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
 
 
-def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int) -> model.Host:
+def _rank(damage: int) -> float:
+    return -float(-(-damage // GRAIN))
+
+
+def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int) -> model.Host:
     nodes = sorted({place.numa or 0 for place in layout}) or [0]
     return model.Host(
         name="host",
@@ -178,7 +204,9 @@ def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int) -> model.
             )
             for number in free
         ),
-        nodes=tuple(model.HostNode(number, number, cpu) for number in nodes[:cells]),
+        nodes=tuple(
+            model.HostNode(number, number, cpu, {_PAGE_KIB: memory}) for number in nodes[:cells]
+        ),
     )
 
 
@@ -188,15 +216,23 @@ def _request(shape: Shape, cells: int) -> model.Request:
         groups=(model.Group({_WANT: shape.group_size}),) * shape.groups,
         level=shape.level,
         policy=model.Policy.REQUIRED,
-        cells=tuple(model.Cell(number, shape.cpu_milli) for number in range(cells)),
+        cells=tuple(
+            model.Cell(number, shape.cpu_milli, shape.memory_mib * _PAGE_KIB, _PAGE_KIB)
+            for number in range(cells)
+        ),
     )
 
 
-def _value(host: model.Host, profile: Profile) -> int:
-    """What the host is worth, as far as CPUs limit it: on the host and its NUMA nodes."""
+def _usable(host: model.Host, profile: Profile) -> int:
+    """How many of the free GPUs the shapes can use; weighted."""
     yardstick = Yardstick.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
-    total = yardstick.value(Level.HOST, [len(host.pools)], yardstick.limits_on_host(host.nodes, ()))
-    for node in host.nodes:
-        here = sum(1 for pool in host.pools if pool.location.numa == node.id)
-        total += yardstick.value(Level.NUMA, [here], yardstick.limits_of(node))
+    opened = yardstick.open([len(host.pools)], yardstick.limits_on_host(host.nodes, ()))
+    total = 0
+    for level in Level:
+        domains = Counter(pool.location.domain(level) for pool in host.pools)
+        total += sum(
+            yardstick.usable(level, [count], opened)
+            for domain, count in domains.items()
+            if domain is not None
+        )
     return total

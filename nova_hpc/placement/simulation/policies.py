@@ -28,6 +28,8 @@ class Entry:
 
     help: str
     make: _Make
+    #: Whether its workload tells shapes apart that differ in memory alone.
+    memory: bool = False
 
 
 def _nova(multipliers: Multipliers) -> _Make:
@@ -61,8 +63,8 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "clustering": Entry("together with requests of the same size", published.Clustering),
     "packing": Entry("used GPUs first, then used nodes", published.Packing),
     "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", published.Fgd),
-    "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours),
-    "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score),
+    "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours, True),
+    "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score, True),
 }
 
 #: What is compared where nothing is said.
@@ -84,6 +86,11 @@ def build(name: str, cluster: Cluster, rng: random.Random, workload: Workload) -
     :raises ValueError: there is no such policy
     """
     return _entry(name)(cluster, rng, workload)
+
+
+def counts_memory(name: str) -> bool:
+    """Whether the policy's workload has the memory of the requests."""
+    return name in POLICIES and POLICIES[name].memory
 
 
 def _entry(name: str) -> _Make:

@@ -90,10 +90,11 @@ def play(
         sizes = nodes.domain_sizes([machine.layout for machine in scenario.machines])
         tasks = with_levels(tasks, seed, scenario.levels, *sizes)
     workload = typical(tasks)
+    own = typical(tasks, memory=True) if policies.counts_memory(policy) else workload
     machines = list(scenario.machines)
     random.Random(f"nodes {seed}").shuffle(machines)
     cluster = Cluster(machines)
-    chosen = policies.build(policy, cluster, random.Random(f"{policy} {seed}"), workload)
+    chosen = policies.build(policy, cluster, random.Random(f"{policy} {seed}"), own)
     timed = scenario.demand is None
     if scenario.demand is not None:
         tasks = draw(tasks, scenario.capacity * scenario.demand // PERCENT, seed)

@@ -81,15 +81,18 @@ def rounded(tasks: Iterable[Task]) -> list[Task]:
     return [attrs.evolve(task, shape=attrs.evolve(task.shape, gpu_milli=WHOLE)) for task in tasks]
 
 
-def typical(tasks: Sequence[Task], popular: float = POPULAR) -> tuple[Typical, ...]:
+def typical(
+    tasks: Sequence[Task], popular: float = POPULAR, memory: bool = False
+) -> tuple[Typical, ...]:
     """The most frequent shapes, until they cover *popular* of all tasks.
 
-    Memory is no part of a typical shape, as in Weng et al. (ATC'23), whose
-    measure of fragmentation is taken over exactly this distribution.
+    :param memory: whether shapes that differ in memory are told apart. They are
+        not in Weng et al. (ATC'23), whose measure of fragmentation is taken over
+        exactly this distribution.
     """
     counts: dict[Shape, int] = {}
     for task in tasks:
-        shape = attrs.evolve(task.shape, memory_mib=0)
+        shape = task.shape if memory else attrs.evolve(task.shape, memory_mib=0)
         if not shape.gpus:
             shape = attrs.evolve(shape, gpu_milli=0)
         counts[shape] = counts.get(shape, 0) + 1
@@ -102,6 +105,7 @@ def typical(tasks: Sequence[Task], popular: float = POPULAR) -> tuple[Typical, .
             pair[0].gpus,
             pair[0].level,
             pair[0].group,
+            pair[0].memory_mib,
         ),
         reverse=True,
     )

@@ -15,7 +15,7 @@ from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.placement.simulation.cluster import Cluster
 from nova_hpc.placement.simulation.nodes import all_dgx
-from nova_hpc.placement.simulation.ours import Ours
+from nova_hpc.placement.simulation.ours import GRAIN, PARTS, Ours
 from nova_hpc.placement.simulation.workload import Typical
 from nova_hpc.topology.level import Level, Location
 from tests.unit.simulation.build import machine, shape
@@ -47,7 +47,7 @@ def test_the_damage_is_that_of_choose():
             Sold(
                 {"gpu": one.shape.gpus},
                 level=one.shape.level,
-                weight=round(one.frequency * 1000),
+                weight=round(one.frequency * PARTS),
                 cpus=one.shape.cpu_milli,
             )
             for one in WORKLOAD
@@ -69,7 +69,7 @@ def test_the_damage_is_that_of_choose():
         )
         damage.append(choose(request, host, 1, profile).sets[0].score[4])
     scores = policy.scores.of(wanted, cluster.fits(wanted))
-    assert (-scores // 1024).tolist() == damage
+    assert (-scores).tolist() == [-(-one // GRAIN) for one in damage]
     assert len(set(damage)) == 3
     assert policy.node(wanted, cluster.fits(wanted)) == damage.index(min(damage))
 

@@ -43,8 +43,9 @@ def three():
         # free GPU of node 2 is of no use for four, so taking it fragments less.
         ("fgd", 1, 2),
         ("nova-hpc", 1, 2),
-        ("nova-hpc", 4, 1),
-        ("nova-hpc-score", 4, 1),
+        # Four go: node 1 would be left with one GPU that is of no use for four.
+        ("nova-hpc", 4, 0),
+        ("nova-hpc-score", 4, 0),
     ],
 )
 def test_choice(three, name, gpus, node):
