@@ -126,7 +126,8 @@ path. It is loaded by a process of its own for each call.
         min=1.0,
         max=600.0,
         help="""
-Seconds after which a call to the manager of the NVLink fabric is given up.
+Seconds after which a call to the manager of the NVLink fabric is given up. Its
+process is ended two seconds later, and the server does not start.
 """,
     ),
     cfg.Opt(
