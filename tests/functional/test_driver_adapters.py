@@ -80,6 +80,17 @@ class AdaptersTest(DriverTest):
         self._rebuild_server(server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
         self.update("alpha")
         unchanged()
+        # A service that was killed before a server was known to anybody.
+        driver = self.computes["alpha"].driver
+        killed = "00000000-0000-4000-8000-000000000001"
+        (free,) = set(VFS) - set(self.records("alpha"))
+        driver.hpc_adapters.keeper.give(killed, driver.hpc_source.read().node, [free])
+        self.assertEqual(4, len(self.given("alpha")))
+        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
+        self.update("alpha")
+        self.assertEqual(3, len(self.given("alpha")))
+        self.assertNotIn(free, self.records("alpha"))
+        unchanged()
         self._delete_server(server)
         self.assertEqual(1, len(self.given("alpha")))
         self.assertEqual([other["id"]], [each.server for each in self.records("alpha").values()])
@@ -146,23 +157,6 @@ class AdaptersTest(DriverTest):
         quarantine.release(self.root("alpha") / "quarantine", mine)
         self.update("alpha")
         self.assertIn(mine, self.tracked("alpha"))
-
-    def test_killed_between_set_and_start(self) -> None:
-        self.card("alpha")
-        driver = self.computes["alpha"].driver
-        instance = self.instance(self.boot(self.vfs(1)))
-        given = self.given("alpha")
-        # As a service that is killed right after: the server is known to nobody.
-        reading = driver.hpc_source.read()
-        free = [each for each in VFS if each not in self.records("alpha")]
-        copy = instance.obj_clone()
-        copy.uuid = "00000000-0000-4000-8000-000000000001"
-        driver.hpc_adapters.keeper.give(copy.uuid, reading.node, free[:1])
-        self.assertEqual(2, len(self.given("alpha")))
-        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
-        self.update("alpha")
-        self.assertEqual(given, self.given("alpha"))
-        self.assertEqual([instance.uuid], [e.server for e in self.records("alpha").values()])
 
     def test_ethernet(self) -> None:
         kernel = Kernel(4)
@@ -241,3 +235,46 @@ def test_a_service_that_is_not_root(tmp_path: Path) -> None:
     assert given.startswith("0e:")
     assert len(refused) == 2
     assert all(VFS[1] in each and "of lo: " in each for each in refused)
+
+
+REFUSED = """\
+import os, sys
+import nova.conf
+from nova import exception
+from nova_hpc import conf as hpc_conf
+from virt_driver_patches import adapters
+from virt_driver_patches.reading import Source
+
+CONF = nova.conf.CONF
+hpc_conf.register(CONF)
+CONF([], project="nova")
+CONF.set_override("sysfs_root", sys.argv[1], group="hpc")
+entry = '{"vendor_id": "15b3", "product_id": "101e", "hpc_v": "1", "hpc_role": "vf"}'
+# As with nova-rootwrap that knows no filter for the helper.
+CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
+os.geteuid = lambda: 1000
+for spec in ([], [entry]):
+    CONF.set_override("device_spec", spec, group="pci")
+    try:
+        print(adapters.Adapters.from_config(CONF, Source.from_config(CONF)).keeper.mode)
+    except exception.InvalidConfiguration as error:
+        print(error)
+CONF.set_override("address_prefix", "01", group="hpc")
+try:
+    adapters.Adapters.from_config(CONF, Source.from_config(CONF))
+except exception.InvalidConfiguration as error:
+    print(error)
+"""
+
+
+def test_a_service_that_may_not_is_refused(tmp_path: Path) -> None:
+    """Where there is anything to set."""
+    cards.add(tmp_path, PF, VFS)
+    argv = [sys.executable, "-W", "ignore", "-c", REFUSED, str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    nothing, refused, prefix = done.stdout.splitlines()
+    assert nothing == "keep"
+    assert "copy etc/rootwrap.d/nova-hpc.filters" in refused
+    assert "[hpc]set_adapters = off" in refused
+    assert prefix.startswith("[hpc]address_prefix: '01' does not begin local addresses")
