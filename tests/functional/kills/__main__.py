@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -39,25 +40,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace) -> int:
     # Lives are forked from here and find everything imported.
     import tests.functional.conftest  # noqa: F401
-    from tests.functional.kills import run, world  # noqa: F401
+    from tests.functional.kills import report, run, world  # noqa: F401
 
     started = time.monotonic()
+    # What was started must end with the command, however that ends.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="nhk", dir=options.folder) as folder:
         runner = run.Runner(Path(folder))
         runner.begin()
         try:
             steps = runner.steps()
-            rows = []
+            rows = _known(options.json) if options.resume else []
+            done = {(row.phase, row.number) for row in rows}
             if options.list:
                 for step in steps:
                     print(f"{step.phase:8} {step.number:3}  {step.name}")
                 return 0
             for step in run.chosen(steps, options.match):
+                if (step.phase, step.number) in done:
+                    continue
                 rows.append(runner.kill(step))
                 print(_line(rows[-1]), file=sys.stderr, flush=True)
+                # After each, as a run is long and may be ended.
+                _write(options.json, rows, len(steps), time.monotonic() - started)
+                if options.rst:
+                    Path(options.rst).write_text(report.rst(rows, len(steps)))
         finally:
             runner.life.kill()
     seconds = time.monotonic() - started
+    rows.sort(key=lambda row: (run.PHASES.index(row.phase), row.number))
     Console(width=options.width).print(_table(rows))
     bad = [row for row in rows if row.complaints]
     found = Counter(row.phase for row in rows)
@@ -66,14 +77,28 @@ def _main(options: argparse.Namespace) -> int:
         f"({', '.join(f'{found[phase]} of {phase}' for phase in run.PHASES)}): "
         f"{len(rows) - len(bad)} ok, {len(bad)} not; {seconds:.0f} s"
     )
-    if options.json:
+    return 1 if bad else 0
+
+
+def _known(path: str | None) -> list[Row]:
+    """The rows of an earlier run that were well."""
+    from tests.functional.kills.run import Row
+
+    if not path or not Path(path).exists():
+        return []
+    bodies = json.loads(Path(path).read_text())["rows"]
+    rows = [Row(**{key: body[key] for key in body if key != "verdict"}) for body in bodies]
+    return [row for row in rows if not row.complaints]
+
+
+def _write(path: str | None, rows: Sequence[Row], steps: int, seconds: float) -> None:
+    if path:
         body = {
-            "steps": len(steps),
+            "steps": steps,
             "seconds": round(seconds, 1),
             "rows": [attrs.asdict(row) | {"verdict": row.verdict} for row in rows],
         }
-        Path(options.json).write_text(json.dumps(body, indent=1) + "\n")
-    return 1 if bad else 0
+        Path(path).write_text(json.dumps(body, indent=1) + "\n")
 
 
 def _line(row: Row) -> str:
@@ -112,6 +137,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="only print the steps of a clean run")
     parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the file of --json: what was well there is not done again",
+    )
+    parser.add_argument("--rst", help="also write the table as reStructuredText to this file")
     parser.add_argument("--folder", help="where worlds are made, instead of the temporary folder")
     parser.add_argument("--width", type=int, default=200, help="columns of the table")
     return parser.parse_args(argv)

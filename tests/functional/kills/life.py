@@ -76,6 +76,7 @@ class Life:
 
 def _begin(folder: Path, orders: Any, other_end: Any) -> None:
     other_end.close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     log = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import tempfile
 import time
@@ -23,6 +24,7 @@ from nova import objects
 from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional import fixtures as placement_fixtures
 from nova.tests.functional.api import client as api_client
+from oslo_db.sqlalchemy import engines
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc.tracker import locked_file, quarantine
@@ -78,6 +80,8 @@ class World(DriverTest):
         (self.folder / "db").mkdir(exist_ok=True)
         (self.folder / "tmp").mkdir(exist_ok=True)
         tempfile.tempdir = str(self.folder / "tmp")
+        # Nova's fixture formats every line, which takes longer than what is logged.
+        logging.disable(logging.INFO)
         self.hypervisor = Hypervisor(
             self.folder / "domains.json", self.folder / "node/sys/bus/pci/devices"
         )
@@ -110,6 +114,8 @@ class World(DriverTest):
             kept = self.folder / "db" / f"{name.replace('/', '_')}.sqlite"
             return url.replace(path, str(kept)), str(kept)
 
+        # Every new connection reads the whole schema, half of the work of a life.
+        engines.pool.NullPool = engines.pool.QueuePool
         for module in (database_fixtures, placement_fixtures):
             module._use_file_backed_sqlite_with_wal = use
         if self.first:
