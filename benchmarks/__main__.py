@@ -36,18 +36,26 @@ class Size:
     cluster: int = 4
     servers: int = 8
     bursts: int = 3
+    #: Of the guest's tree and of reading a node.
+    rounds_of_node: int = 25
+    #: GPUs, adapters, and virtual functions of each.
+    node: tuple[int, int, int] = (16, 16, 16)
+    #: Two GPUs and two VFs below each.
+    switches: int = 4
+    starts: int = 5
 
 
 FULL = Size()
 QUICK = Size(
     samples=50, hosts=(50, 200), rounds=(3, 3), candidates=200, memory=(50, 200),
     enumerations=1, patience=5.0,
-    servers=4, bursts=1,
+    servers=4, bursts=1, rounds_of_node=9, starts=3,
 )  # fmt: skip
 #: Enough to see that everything runs.
 TINY = Size(
     samples=2, hosts=(2, 4), rounds=(1, 1), candidates=4, memory=(2, 4), limits=(2,), patience=0.0,
-    enumerations=1, gpus=2, cluster=2, servers=2, bursts=1,
+    enumerations=1, gpus=2, cluster=2, servers=2, bursts=1, rounds_of_node=1, node=(2, 2, 1),
+    switches=1, starts=1,
 )  # fmt: skip
 
 
@@ -86,12 +94,29 @@ def creates(size: Size) -> Iterator[measure.Row]:
     yield from creates.run(size.cluster, size.servers, size.bursts)
 
 
+def guest_xml(size: Size) -> Iterator[measure.Row]:
+    """The guest's PCIe tree."""
+    from benchmarks import guest_xml
+
+    yield from guest_xml.run(size.rounds_of_node)
+
+
+def hygiene(size: Size) -> Iterator[measure.Row]:
+    """Checks of devices."""
+    from benchmarks import hygiene
+
+    yield from hygiene.refresh(*size.node, size.rounds_of_node)
+    yield from hygiene.run(size.switches, size.starts)
+
+
 PARTS: Mapping[str, Callable[[Size], Iterator[measure.Row]]] = {
     "engine": engine,
     "scheduler": scheduler,
     "memory": memory,
     "enumeration": enumeration,
     "creates": creates,
+    "guest_xml": guest_xml,
+    "hygiene": hygiene,
 }
 
 

@@ -111,7 +111,7 @@ def apply(xml: str, instance: objects.Instance, source: Source) -> str:
     addresses = mirror.sources(xml)
     if not addresses:
         return xml
-    plan = _plan(instance, Claim.of(instance), source.read().node, found, addresses)
+    plan = _plan(instance, Claim.of(instance), source.lately().node, found, addresses)
     try:
         return mirror.apply(xml, plan, found)
     except mirror.MachineError as error:
@@ -128,7 +128,7 @@ def tell(xml: str, instance: objects.Instance, source: Source) -> str:
         found = stored(instance)
         if found is None or not mirror.sources(xml):
             return xml
-        reading = source.read()
+        reading = source.lately()
         places = before_start.places_here(Claim.of(instance), reading)
         roles = {address: tags.role for address, tags in places.items() if tags.role}
         cells = fwcfg.cells_of(instance.numa_topology)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 from oslo_log import log as logging
@@ -18,6 +19,15 @@ from virt_driver_patches.devices import Specs
 
 LOG = logging.getLogger(__name__)
 
+#: Seconds in which devices change their health, but not their places.
+_LATELY: Final = 30.0
+
+
+class _Kept:
+    """The last reading and when it was made; replaced as one, so safe between threads."""
+
+    last: tuple[float, Reading] | None = None
+
 
 @attrs.frozen
 class Source:
@@ -29,6 +39,7 @@ class Source:
     kinds: frozenset[Kind]
     #: Where resets keep their locks.
     locks: Path
+    _kept: _Kept = attrs.field(init=False, eq=False, repr=False, factory=_Kept)
 
     @classmethod
     def from_config(cls, conf: Any) -> Source:
@@ -42,8 +53,20 @@ class Source:
             locks=locked_file.locks_of(Path(conf.hpc.hygiene_file)),
         )
 
+    def lately(self) -> Reading:
+        """A reading of the last seconds, for who asks only where devices sit.
+
+        A start that has just been checked reads the node once, and not again for
+        each part of the domain.
+        """
+        last = self._kept.last
+        if last is not None and 0 <= time.monotonic() - last[0] < _LATELY:
+            return last[1]
+        return self.read()
+
     def read(self) -> Reading:
         """Read everything afresh; what cannot be read is no error but not there."""
+        now = time.monotonic()
         node = sysfs.read(self.root, hygiene_reset.busy(self.locks))
         # Single functions carry their own reason; a node without any does not.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
@@ -51,7 +74,9 @@ class Source:
         problems += held.problems
         for problem in problems:
             LOG.error("%s", problem)
-        return Reading(self.specs, node, held, self.kinds, problems)
+        reading = Reading(self.specs, node, held, self.kinds, problems)
+        self._kept.last = (now, reading)
+        return reading
 
 
 @attrs.frozen

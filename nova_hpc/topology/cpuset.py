@@ -6,6 +6,7 @@ order to allocate memory.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -18,6 +19,7 @@ _WORD: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})", re.ASCII)
 _ENDLESS: Final = "0xf...f"
 
 
+@functools.lru_cache(maxsize=256)
 def parse_list(text: str) -> frozenset[int]:
     """Read a list as in ``cpulist``: ``0-3,8``. Empty text is the empty set.
 
@@ -36,6 +38,7 @@ def parse_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+@functools.lru_cache(maxsize=256)
 def parse_mask(text: str) -> frozenset[int]:
     """Read a mask of the kernel: 32-bit words, highest first: ``000f,ffffffff``.
 

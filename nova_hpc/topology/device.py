@@ -7,6 +7,7 @@ unknown.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -15,8 +16,8 @@ import attrs
 
 from nova_hpc.topology import confspace, cpuset, rdma
 from nova_hpc.topology.confspace import ConfigSpace
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import ADDRESS, Bar, Function, Link, normalise_address
+from nova_hpc.topology.files import FileError, Folder, Tree
+from nova_hpc.topology.model import ADDRESS, Bar, Function, Link, RdmaDevice, normalise_address
 from nova_hpc.topology.place import BRIDGE_CLASS, Raw
 
 #: Where the kernel lists all functions of all buses.
@@ -33,6 +34,7 @@ _CLASSES: Final = ("net", "infiniband", "nvme", "drm", "accel", "dma", "ve")
 # Flags of a resource, include/linux/ioport.h.
 _IO, _MEMORY, _PREFETCH, _WIDE = 0x100, 0x200, 0x2000, 0x100000
 _BARS: Final = 13  # six BARs, the ROM, six BARs of the virtual functions
+_NO_RESOURCE: Final = " ".join(["0x0000000000000000"] * 3)
 #: The kernel's word for "the width is not known".
 _NO_WIDTH: Final = 255
 
@@ -44,7 +46,32 @@ def read(tree: Tree, name: str, busy: bool = False) -> Raw:
 
     :param busy: it is in a reset, so its configuration space is left alone.
     """
-    return _Device(tree, name, busy).read()
+    with tree.folder(f"{DEVICES}/{name}") as folder:
+        return _Device(tree, name, folder, busy).read()
+
+
+@functools.lru_cache(maxsize=1024)
+def _above(folder: str) -> tuple[str, tuple[str, ...]] | None:
+    """Root complex and addresses of the bridges that *folder* lies below."""
+    root: str | None = None
+    above: list[str] = []
+    for part in folder.split("/"):
+        match = _ROOT.fullmatch(part)
+        if match is not None:
+            # A domain of its own behind an endpoint (Intel VMD) has its own
+            # host bridge: what is above that is another tree.
+            root, above = f"pci{int(match[1], 16):04x}:{int(match[2], 16):02x}", []
+        elif root is not None and ADDRESS.fullmatch(part):
+            above.append(normalise_address(part))
+    return None if root is None else (root, tuple(above))
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(text: str, digits: int) -> str | None:
+    match = _HEX.fullmatch(text)
+    if match is None or int(match[1], 16) >= 16**digits:
+        return None
+    return f"{int(match[1], 16):0{digits}x}"
 
 
 @attrs.define
@@ -53,6 +80,8 @@ class _Device:
 
     tree: Tree
     name: str
+    #: None: what it holds is not known.
+    folder: Folder | None
     busy: bool = False
     reasons: list[str] = attrs.Factory(list)
 
@@ -86,7 +115,7 @@ class _Device:
             physical_function=self._function_link("physfn"),
             virtual_functions=self._virtual_functions(),
             total_vfs=self.number("sriov_totalvfs", least=0),
-            rdma=self.attempt(lambda: rdma.read(self.tree, self.path("infiniband")), ()),
+            rdma=self._rdma(),
             os_devices=self._os_devices(),
         )
         for value, what in ((vendor, "vendor"), (product, "device"), (class_code, "class")):
@@ -123,10 +152,22 @@ class _Device:
             return default
 
     def text(self, name: str) -> str | None:
-        return self.attempt(lambda: self.tree.text(self.path(name)), None)
+        try:
+            if self.folder is not None:
+                return self.folder.text(name)
+            return self.tree.text(self.path(name))
+        except FileError as error:
+            self.reason(str(error))
+            return None
+
+    def lacks(self, name: str) -> bool:
+        """Whether its directory is known not to hold *name*."""
+        return self.folder is not None and name not in self.folder.names
 
     def names(self, name: str) -> list[str]:
         nothing: list[str] = []
+        if self.lacks(name):
+            return nothing
         return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
 
     def number(self, name: str, least: int) -> int | None:
@@ -143,14 +184,15 @@ class _Device:
         text = self.text(name)
         if text is None:
             return None
-        match = _HEX.fullmatch(text)
-        if match is None or int(match[1], 16) >= 16**digits:
+        found = _code(text, digits)
+        if found is None:
             self.reason(f"{name}: {text[:40]!r} is no possible value")
-            return None
-        return f"{int(match[1], 16):0{digits}x}"
+        return found
 
     def link(self, name: str) -> str | None:
         """The last part of what a link leads to."""
+        if self.lacks(name):
+            return None
         target = self.attempt(lambda: self.tree.target(self.path(name)), None)
         last = target.rpartition("/")[2] if target else ""
         return last or None
@@ -158,6 +200,8 @@ class _Device:
     def _config(self) -> bytes:
         if self.busy:
             raise FileError("its reset has not ended")
+        if self.folder is not None:
+            return self.folder.read("config", confspace.SIZE) or b""
         return self.tree.read(self.path("config"), confspace.SIZE) or b""
 
     def _place(self) -> tuple[str, tuple[str, ...]] | None:
@@ -169,17 +213,7 @@ class _Device:
         found = self.tree.resolve(f"{DEVICES}/{self.name}")
         if found is None:
             raise FileError("its directory is missing")
-        root: str | None = None
-        above: list[str] = []
-        for part in found.split("/")[:-1]:
-            match = _ROOT.fullmatch(part)
-            if match is not None:
-                # A domain of its own behind an endpoint (Intel VMD) has its
-                # own host bridge: what is above that is another tree.
-                root, above = f"pci{int(match[1], 16):04x}:{int(match[2], 16):02x}", []
-            elif root is not None and ADDRESS.fullmatch(part):
-                above.append(normalise_address(part))
-        return None if root is None else (root, tuple(above))
+        return _above(found.rpartition("/")[0])
 
     def _buses(self, config: ConfigSpace) -> tuple[int, int] | None:
         if config.buses is not None:
@@ -210,6 +244,11 @@ class _Device:
             return None
         return int(last)
 
+    def _rdma(self) -> tuple[RdmaDevice, ...]:
+        if self.lacks("infiniband"):
+            return ()
+        return self.attempt(lambda: rdma.read(self.tree, self.path("infiniband")), ())
+
     def _reset_methods(self) -> tuple[str, ...] | None:
         text = self.text("reset_method")
         return None if text is None else tuple(text.split())
@@ -221,13 +260,15 @@ class _Device:
         return self.attempt(lambda: normalise_address(last), None)
 
     def _virtual_functions(self) -> tuple[str, ...]:
-        names = self.names("")
+        names = self.names("") if self.folder is None else sorted(self.folder.names)
         found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
         return tuple(address for address in found if address is not None)
 
     def _bars(self) -> tuple[Bar, ...]:
         bars = []
         for index, line in enumerate((self.text("resource") or "").splitlines()[:_BARS]):
+            if line == _NO_RESOURCE:
+                continue
             match = _RESOURCE.fullmatch(line.strip())
             if match is None:
                 raise ValueError(f"resource: line {index + 1} is {line[:60]!r}")

@@ -9,10 +9,12 @@ directory or a loop of links may sit in its place, and it may hold anything.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,9 @@ MOST_LINKS: Final = 40
 #: No text file that is read here is longer than a few pages.
 LONGEST: Final = 1 << 18
 
+# O_NONBLOCK: a pipe in the place of a file must not hang the reader.
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:@+!-]{1,255}", re.ASCII)
 
 
@@ -50,8 +55,13 @@ class Tree:
         return self._resolved[path]
 
     def _walk(self, path: str) -> str | None:
-        left = path.split("/")[::-1]
-        place = ""
+        # What is above is mostly known: every function has the same folders.
+        head, _, tail = path.rpartition("/")
+        known = self._resolved.get(head) if head else None
+        if known is None:
+            left, place = path.split("/")[::-1], ""
+        else:
+            left, place = [tail], known.rstrip("/")
         links = 0
         while left:
             part = left.pop()
@@ -78,9 +88,12 @@ class Tree:
 
     def _target(self, place: str) -> str | None:
         if place not in self._targets:
-            real = self._root + place
-            is_link = stat.S_ISLNK(os.lstat(real).st_mode)
-            self._targets[place] = os.readlink(real) if is_link else None  # noqa: PTH115
+            try:
+                self._targets[place] = os.readlink(self._root + place)  # noqa: PTH115
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._targets[place] = None  # it is there, and no link
         return self._targets[place]
 
     def target(self, path: str) -> str | None:
@@ -114,19 +127,23 @@ class Tree:
         parent = self.resolve(folder or "/")
         if parent is None:
             return None
-        real = f"{self._root}{parent.rstrip('/')}/{name}"
-        # O_NONBLOCK: a pipe in the place of a file must not hang the reader.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        return self.read_in(None, f"{self._root}{parent.rstrip('/')}/{name}", path, limit)
+
+    def read_in(self, folder: int | None, name: str, path: str, limit: int) -> bytes | None:
+        """The same for *name* below an open *folder*, which is *path* in messages.
+
+        :raises FileError: anything but a readable regular file.
+        """
         try:
             try:
-                handle = os.open(real, flags)
+                handle = os.open(name, _FLAGS, dir_fd=folder)
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
                 found = self.resolve(path)
                 if found is None:
                     return None
-                handle = os.open(self._root + found, flags)
+                handle = os.open(self._root + found, _FLAGS)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise FileError(f"{_show(path)}: not a file")
@@ -138,22 +155,38 @@ class Tree:
         except (OSError, ValueError) as error:
             raise FileError(f"{_show(path)}: {_why(error)}") from error
 
+    @contextlib.contextmanager
+    def folder(self, path: str) -> Iterator[Folder | None]:
+        """Open a directory of which much is read; None: it cannot be listed.
+
+        Reading by the directory's handle, and only what it lists, spares most of
+        the time of many small files.
+        """
+        try:
+            found = self.resolve(path)
+            handle = None if found is None else os.open(self._root + found, _FOLDER)
+        except (FileError, OSError, ValueError):
+            handle = None
+        if handle is None:
+            yield None
+            return
+        try:
+            try:
+                names = frozenset(os.listdir(handle))  # noqa: PTH208
+            except OSError:
+                yield None
+                return
+            yield Folder(self, path, handle, names)
+        finally:
+            os.close(handle)
+
     def text(self, path: str) -> str | None:
         """The stripped text of a file; None: there is no such file.
 
         :raises FileError: unreadable, or not printable ASCII text.
         """
         data = self.read(path)
-        if data is None:
-            return None
-        try:
-            # Some captures keep a page as long as the kernel's buffer was.
-            text = data.rstrip(b"\0").decode("ascii").strip()
-        except UnicodeDecodeError:
-            text = "\0"
-        if not all(char.isprintable() or char in "\n\t" for char in text):
-            raise FileError(f"{_show(path)}: not text")
-        return text
+        return None if data is None else _text(data, path)
 
     def names(self, path: str) -> list[str]:
         """What a directory holds, sorted; [] when there is no such directory.
@@ -178,6 +211,39 @@ class Tree:
             return self.resolve(path) is not None
         except FileError:
             return False
+
+
+class Folder:
+    """An open directory of a tree, as :meth:`Tree.folder` hands it out."""
+
+    def __init__(self, tree: Tree, path: str, handle: int, names: frozenset[str]) -> None:
+        self._tree = tree
+        self._path = path
+        self._handle = handle
+        #: What it holds, whatever it is.
+        self.names = names
+
+    def read(self, name: str, limit: int = LONGEST) -> bytes | None:
+        """As :meth:`Tree.read`."""
+        if name not in self.names:
+            return None
+        return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit)
+
+    def text(self, name: str) -> str | None:
+        """As :meth:`Tree.text`."""
+        data = self.read(name)
+        return None if data is None else _text(data, f"{self._path}/{name}")
+
+
+def _text(data: bytes, path: str) -> str:
+    try:
+        # Some captures keep a page as long as the kernel's buffer was.
+        text = data.rstrip(b"\0").decode("ascii").strip()
+    except UnicodeDecodeError:
+        text = "\0"
+    if not text.replace("\n", "").replace("\t", "").isprintable():
+        raise FileError(f"{_show(path)}: not text")
+    return text
 
 
 def show(path: Path) -> str:

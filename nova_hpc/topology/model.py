@@ -9,6 +9,7 @@ be read carries the reason in :attr:`Function.unknown`.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from typing import Final
 
@@ -30,6 +31,7 @@ class AddressError(ValueError):
     """A text that is no PCI address."""
 
 
+@functools.lru_cache(maxsize=4096)
 def normalise_address(text: str) -> str:
     """Write a PCI address the way the kernel does: ``0000:17:00.0``.
 
@@ -44,6 +46,7 @@ def normalise_address(text: str) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
 
 
+@functools.lru_cache(maxsize=4096)
 def address_key(address: str) -> tuple[int, ...]:
     """Sort key of a normalised address: numeric, so 10000:.. follows ffff:.."""
     return tuple(int(part, 16) for part in re.split("[:.]", address))

@@ -90,8 +90,8 @@ def place(
             iommu_group=belongs.get(address, raw.function.iommu_group),
             acs_isolates=raw.function.acs_isolates if address in kinds else None,
             acs_on_path=_isolated(path, kinds, known),
+            unknown="; ".join(raw.reasons) or None,
         )
-        function = attrs.evolve(function, unknown="; ".join(raw.reasons) or None)
         # Bus numbers that were read and are impossible, and nothing below: a
         # port to which the firmware gave no buses. lstopo leaves it out.
         idle = raw.is_bridge and raw.buses is not None and not raw.has_bus_numbers

@@ -117,5 +117,7 @@ def _with_virtual_functions(functions: list[Function]) -> list[Function]:
     for function in functions:
         named = virtual.get(function.address, set()).union(function.virtual_functions) & listed
         ordered = tuple(sorted(named, key=address_key))
-        found.append(attrs.evolve(function, virtual_functions=ordered))
+        if ordered != function.virtual_functions:
+            function = attrs.evolve(function, virtual_functions=ordered)
+        found.append(function)
     return found
