@@ -7,6 +7,7 @@ import pytest
 
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import (
+    Cell,
     Nvlink,
     Policy,
 )
@@ -54,6 +55,28 @@ def test_the_profile_decides_what_stays_whole() -> None:
     assert (found.picks[0].pool, found.score[4]) == ("gpu02", 0)
     (found,) = choose(ask(gpu=1), host(*pools), profile=singles).sets
     assert found.score[4] == 1
+
+
+def test_the_documented_example() -> None:
+    """Three GPUs below one switch and four below another; one is wanted."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 0, 0, 1, 1, 1, 1))
+    sold = Profile((Shape({"gpu": 2}, level=Level.SWITCH), Shape({"gpu": 4}, level=Level.NUMA)))
+    (found,) = choose(ask(gpu=1), host(*pools), profile=sold).sets
+    assert found.picks[0].pool == "gpu00"
+    assert found.score[4:6] == (2, 0)
+    (found,) = choose(ask(gpu=1), host(*pools[2:5]), profile=sold).sets
+    # Neither pairs nor fours could use the GPU that is alone.
+    assert (found.picks[0].pool, found.score[4]) == ("gpu02", 0)
+
+
+def test_a_host_that_is_too_small_for_a_shape_is_worth_nothing_to_it() -> None:
+    """With four CPUs gone the host has none left for the pair; with two gone it has."""
+    pools = tuple(attrs.evolve(pool, role="gpu") for pool in gpus(0, 0, 1))
+    sold = Profile((Shape({"gpu": 2}, level=Level.SWITCH, cpus=8),))
+    for cpus, expected in (((6, 6), 0), ((6, 5), 2)):
+        request = attrs.evolve(ask(gpu=1), cells=(Cell(0, 4),))
+        (found,) = choose(request, host(*pools, cpus=cpus), profile=sold).sets
+        assert (found.picks[0].pool, found.score[4]) == ("gpu02", expected)
 
 
 def test_devices_that_nobody_asked_for_count_as_damage() -> None:
