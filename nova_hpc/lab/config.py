@@ -241,6 +241,9 @@ def compute(settings: Settings, host: str, address: str) -> Sections:
         # Emulation is slow, and one start at a time is quicker than two.
         "max_concurrent_builds": 2,
     }
+    # After one SIGTERM Nova 34 waits for three minutes for what is under way, and is
+    # deaf to others meanwhile; the node's init starts it again at once.
+    sections["DEFAULT"] |= {"graceful_shutdown_timeout": 15, "manager_shutdown_timeout": 10}
     # Each request also waits for a driver that reads an emulated PCI bus.
     sections["DEFAULT"]["rpc_response_timeout"] = 300
     # nova-compute runs as root there: no sudo in between.
