@@ -34,6 +34,7 @@ class Netlink:
     def __init__(self, link: Any) -> None:
         """Use an open connection of pyroute2."""
         self._link = link
+        self._indexes: dict[str, int] = {}
 
     @classmethod
     @contextlib.contextmanager
@@ -80,10 +81,12 @@ class Netlink:
         if function.net is None:
             raise NoBackendError(f"{function.address}: its adapter has no network device")
         try:
-            found = self._link.link_lookup(ifname=function.net)
-            if not found:
-                raise AdapterError(f"{function.address}: no network device {function.net}")
-            return list(work(self._link, found[0]))
+            if function.net not in self._indexes:
+                found = self._link.link_lookup(ifname=function.net)
+                if not found:
+                    raise AdapterError(f"{function.address}: no network device {function.net}")
+                self._indexes[function.net] = found[0]
+            return list(work(self._link, self._indexes[function.net]))
         except AdapterError:
             raise
         except Exception as error:
