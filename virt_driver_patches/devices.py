@@ -12,6 +12,7 @@ from nova.pci import whitelist
 from nova.virt import hardware
 from oslo_log import log as logging
 
+from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.model import Cell, Want
 from nova_hpc.topology import tags
 from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
@@ -204,3 +205,8 @@ def _cells(topology: objects.InstanceNUMATopology | None) -> tuple[Cell, ...]:
         )
         for index, cell in enumerate(cells)
     )
+
+
+def has_hpc_keys(instance: objects.Instance) -> bool:
+    """Whether the server's flavor asks for anything of this project's."""
+    return flavors.has_hpc_keys(instance.flavor.extra_specs or {})
