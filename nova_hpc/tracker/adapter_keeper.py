@@ -14,21 +14,21 @@ at once.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 
 from nova_hpc.fabric import adapter, adapter_find, adapter_set, address
-from nova_hpc.fabric.adapter import AdapterError, Layer, VirtualFunction
+from nova_hpc.fabric.adapter import AdapterError
 from nova_hpc.fabric.adapter_find import Backends, Write
-from nova_hpc.fabric.adapter_set import Change, NoBackendError
+from nova_hpc.fabric.adapter_set import Change
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Node
 from nova_hpc.tracker import adapter_state, locked_file
 from nova_hpc.tracker.adapter_state import Record
+from nova_hpc.tracker.adapter_work import Planner, Work
 
 #: What ``[hpc]set_adapters`` may say.
 OFF: Final = "off"
@@ -83,7 +83,9 @@ class Keeper:
             }
             return Outcome(self._put_back(node, left)) if left else Outcome()
         with self._work(node) as work:
-            planner = _Planner(self, work, server, adapter_state.load(self.state_file))
+            planner = Planner(
+                self.prefix, self.strict, work, server, adapter_state.load(self.state_file)
+            )
             for index, each in enumerate(wanted):
                 planner.add(each, index)
             for each in ports:
@@ -119,7 +121,7 @@ class Keeper:
                 refused = dict.fromkeys(records, why)
             return Outcome(refused, work.left_out)
 
-    def _make(self, work: _Work, records: Mapping[str, Record]) -> str | None:
+    def _make(self, work: Work, records: Mapping[str, Record]) -> str | None:
         """Write the records, then set the functions; why it has failed, then none is set."""
         if not records:
             return None
@@ -213,128 +215,9 @@ class Keeper:
         return {each for each, record in records.items() if record.server == server}
 
     @contextlib.contextmanager
-    def _work(self, node: Node) -> Iterator[_Work]:
+    def _work(self, node: Node) -> Iterator[Work]:
         with (
             locked_file.locked(self.state_file, adapter_state.WHAT),
             Backends(self.root, self.write) as backends,
         ):
-            yield _Work(Tree(self.root), node, backends)
-
-
-@attrs.define
-class _Work:
-    """One operation."""
-
-    tree: Tree
-    node: Node
-    backends: Backends
-    functions: dict[str, VirtualFunction] = attrs.field(factory=dict)
-    left_out: dict[str, str] = attrs.field(factory=dict)
-
-    def look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]]:
-        """A function and what it shows.
-
-        :raises AdapterError: it cannot be found or read.
-        """
-        function = adapter_find.find(self.tree, self.node, each)
-        seen = dict(self.backends.of(function).read(function))
-        if function.layer is Layer.INFINIBAND:
-            # A driver that shows none yet has given none.
-            seen = {"node_guid": 0, "port_guid": 0} | seen
-        return function, seen
-
-
-@attrs.define
-class _Planner:
-    """What a server's functions are to be set to."""
-
-    keeper: Keeper
-    work: _Work
-    server: str
-    known: Mapping[str, Record]
-    records: dict[str, Record] = attrs.field(factory=dict)
-    refused: dict[str, str] = attrs.field(factory=dict)
-    notes: dict[str, str] = attrs.field(factory=dict)
-
-    def add(self, each: str, index: int) -> None:
-        """A function without a port."""
-        found = self._look(each)
-        if found is None:
-            return
-        function, before = found
-        old = self.known.get(each)
-        if old is not None and old.server == self.server and old.index == index:
-            own = {name: old.made[name] for name in adapter.IDENTITY if name in old.made}
-        else:
-            theirs = None if self.keeper.strict else adapter.addresses_of(function.layer, before)
-            own = theirs or self._draw(function.layer, each, index)
-        self._put(each, index, function, before, adapter.plan(function.layer, before, own))
-
-    def add_port(self, each: str) -> None:
-        """A function whose addresses libvirt or Nova sets."""
-        old = self.known.get(each)
-        if not self.keeper.strict and (old is None or old.server == self.server):
-            return
-        found = self._look(each)
-        if found is None:
-            return
-        function, before = found
-        floor = self.keeper.strict and function.layer is Layer.ETHERNET
-        self._put(each, -1, function, before, dict(adapter.FLOOR) if floor else {})
-
-    def _look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]] | None:
-        """A function, after what another server has left on it is taken from it."""
-        old = self.known.get(each)
-        try:
-            function, seen = self.work.look(each)
-            if old is not None and old.server != self.server:
-                change = Change(function, old.before, old.made)
-                left = adapter_set.restore(self.work.backends.of, [change])
-                if left:
-                    raise AdapterError(left[each])
-        except NoBackendError as error:
-            if self.keeper.strict or old is not None:
-                self.refused[each] = str(error)
-            else:
-                self.notes[each] = str(error)
-            return None
-        except AdapterError as error:
-            self.refused[each] = str(error)
-            return None
-        before = seen if old is None else adapter.undone(old.before, old.made, seen)
-        # One of this cloud that nobody has a record of is no operator's, and
-        # another server may have it.
-        gone = {
-            name: adapter.NO_MAC if name == "mac" else 0
-            for name in adapter.IDENTITY
-            if name in before and self.keeper.prefix.begins(before[name])
-        }
-        return function, before | gone
-
-    def _draw(self, layer: Layer, mine: str, index: int) -> dict[str, Any]:
-        taken = {
-            pair
-            for each, record in {**self.known, **self.records}.items()
-            # The function that a moving server has left has the same address, put away.
-            if each != mine and not (record.server == self.server and record.resting)
-            for pair in record.addresses
-        }
-        prefix = self.keeper.prefix
-        if layer is Layer.ETHERNET:
-            macs = [value for name, value in taken if name == "mac"]
-            return {"mac": address.mac(prefix, self.server, index, macs)}
-        guids = {value for name, value in taken if name != "mac"}
-        draw = functools.partial(address.guid, prefix, self.server, index)
-        node = draw("node", guids)
-        return {"node_guid": node, "port_guid": draw("port", guids | {node})}
-
-    def _put(
-        self,
-        each: str,
-        index: int,
-        function: VirtualFunction,
-        before: dict[str, Any],
-        made: dict[str, Any],
-    ) -> None:
-        self.work.functions[each] = function
-        self.records[each] = Record(self.server, index, before, made)
+            yield Work(Tree(self.root), node, backends)
