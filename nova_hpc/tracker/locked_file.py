@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import tempfile
@@ -25,6 +26,8 @@ import attrs
 LONGEST: Final = 1 << 24
 
 _PAUSE: Final = 0.02
+#: How the names of files end that are not in their place yet.
+_BESIDE: Final = ".new"
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
 
@@ -97,8 +100,11 @@ def save(path: Path, body: Mapping[str, Any], what: str) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    # What a writer that was killed has left: nobody else writes below the lock.
+    for old in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*{_BESIDE}"):
+        old.unlink(missing_ok=True)
     # Beside the file, so that the replacement is atomic.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_BESIDE)
     try:
         try:
             _own_like(handle, path.parent)

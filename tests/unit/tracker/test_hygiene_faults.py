@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nova_hpc.topology import sysfs
+from nova_hpc.topology import sysfs, tags
 from nova_hpc.topology.model import ADDRESS, AddressError, normalise_address
 from nova_hpc.tracker import locked_file, quarantine
-from nova_hpc.tracker.hygiene import cleaner_nvidia
+from nova_hpc.tracker.hygiene import cleaner, cleaner_nvidia
 from nova_hpc.tracker.hygiene import reset as hygiene_reset
 from nova_hpc.tracker.hygiene import state as hygiene_state
 from tests.unit.tracker.hygiene_node import GPU, OTHER, make
@@ -100,6 +100,22 @@ def test_programs_are_started_without_a_shell(tmp_path, monkeypatch):
     assert [words[:3] for words in seen] == [["nvidia-smi", "-i", GPU]] * 2
 
 
+@pytest.mark.parametrize("text", HOSTILE)
+def test_roles_are_words_and_no_paths(tmp_path, text):
+    """A role is whatever the tag of an entry says."""
+    tools = make(tmp_path).bench().cleaners.default.tools
+    known = cleaner.load({"gpu": "generic"}, tools)
+    assert known.of(text) is known.default
+    with pytest.raises(cleaner.CleanerError, match="there is no cleaner"):
+        cleaner.load({"gpu": text}, tools)
+    pool = {"hpc_tags": "1", "hpc_role": text, "hpc_group": text}
+    for key in ("hpc_root", "hpc_switch", "hpc_nvlink"):
+        with contextlib.suppress(tags.TagError):
+            found = tags.parse({**pool, key: text})
+            # Words that are compared, and shortened in what an operator reads.
+            assert found.role is None or len(found.role) < 256
+
+
 def test_a_storm_of_events(tmp_path):
     """Devices come and go while the node is read: nothing fails, the others stay as they are."""
     node = make(tmp_path)
@@ -163,3 +179,24 @@ def test_a_device_that_vanishes_while_it_is_given(tmp_path):
     assert keeper.give("two", node.candidates(OTHER)) == {}
     node.add(GPU)
     assert "disappeared" in keeper.give("two", node.candidates(GPU))[GPU]
+
+
+def test_what_a_killed_writer_has_left_is_removed(tmp_path, monkeypatch):
+    node = make(tmp_path)
+    keeper = node.keeper()
+
+    def killed(*names):
+        raise KeyboardInterrupt  # as far as the files go, see the next line
+
+    with monkeypatch.context() as patch:
+        patch.setattr(locked_file.os, "replace", killed)
+        patch.setattr(locked_file.Path, "unlink", lambda path, missing_ok=False: None)
+        with pytest.raises(KeyboardInterrupt):
+            keeper.sweep(node.candidates(GPU), frozenset)
+    (tmp_path / ".hygiene.json.original").write_text("an operator's")
+    left = {each.name for each in tmp_path.iterdir()}
+    keeper.sweep(node.candidates(GPU), frozenset)
+    gone = left - {each.name for each in tmp_path.iterdir()}
+    assert len(gone) == 1
+    assert gone.pop().startswith(".hygiene.json.")
+    assert (tmp_path / ".hygiene.json.original").exists()
