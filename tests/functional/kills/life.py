@@ -6,6 +6,7 @@ begins in seconds. It must have no other threads.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -77,6 +78,8 @@ class Life:
 def _begin(folder: Path, orders: Any, other_end: Any) -> None:
     other_end.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # It lives for seconds, on a heap of all of Nova.
+    gc.disable()
     log = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
