@@ -44,14 +44,14 @@ class Machine:
 def machines(count: int, seed: int = 1) -> list[Machine]:
     """Hosts of two sockets, four switches and eight GPUs, some of them in use.
 
-    Which ones is drawn for each host, so that hosts differ as in a real cloud.
+    Which ones is drawn for each host, and how many CPUs and pages servers without
+    GPUs have, so that hosts differ as in a real cloud.
     """
     rng = random.Random(seed)
-    numa = _numa()
-    return [_machine(index, rng, numa) for index in range(count)]
+    return [_machine(index, rng) for index in range(count)]
 
 
-def _machine(index: int, rng: random.Random, numa: str) -> Machine:
+def _machine(index: int, rng: random.Random) -> Machine:
     name = f"node{index:05d}"
     used = set(rng.sample(range(SWITCHES * GPUS), rng.choice((0, 0, 1, 2, 3, 4))))
     pools, free = [], []
@@ -78,6 +78,8 @@ def _machine(index: int, rng: random.Random, numa: str) -> Machine:
         pools.append(pool)
         if number not in used:
             free.append(provider)
+    # Other servers have CPUs and pages, too, so that no two hosts are alike.
+    numa = _numa([(rng.randrange(9), rng.randrange(256)) for _ in range(2)])
     saved = objects.PciDevicePoolList(objects=pools)
     compute = objects.ComputeNode(
         id=index + 1,
@@ -112,8 +114,11 @@ def _machine(index: int, rng: random.Random, numa: str) -> Machine:
     return Machine(state, saved, tuple(free))
 
 
-def _numa() -> str:
-    """Two NUMA nodes with 16 dedicated CPUs and 512 GiB each."""
+def _numa(used: Sequence[tuple[int, int]]) -> str:
+    """NUMA nodes with 16 dedicated CPUs and 512 GiB each.
+
+    :param used: of each node: CPUs and pages of 1 GiB.
+    """
     cells = [
         objects.NUMACell(
             id=node,
@@ -121,16 +126,16 @@ def _numa() -> str:
             cpuset=set(),
             pcpuset=set(range(node * 16, node * 16 + 16)),
             memory=512 * 1024,
-            cpu_usage=0,
-            memory_usage=0,
-            pinned_cpus=set(),
+            cpu_usage=cpus,
+            memory_usage=pages * 1024,
+            pinned_cpus=set(range(node * 16, node * 16 + cpus)),
             siblings=[{cpu} for cpu in range(node * 16, node * 16 + 16)],
             mempages=[
                 objects.NUMAPagesTopology(size_kb=4, total=0, used=0),
-                objects.NUMAPagesTopology(size_kb=1048576, total=512, used=0),
+                objects.NUMAPagesTopology(size_kb=1048576, total=512, used=pages),
             ],
         )
-        for node in range(2)
+        for node, (cpus, pages) in enumerate(used)
     ]
     return str(objects.NUMATopology(cells=cells)._to_json())
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import statistics
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,14 @@ from oslo_config import cfg
 from benchmarks import measure, nova_hosts
 from nova_hpc import conf as hpc_conf
 from nova_hpc.tracker import settings as plugin
-from scheduler_filters import hpc_packing_weigher, hpc_topology_filter
+from scheduler_filters import (
+    fit,
+    hpc_packing_weigher,
+    hpc_topology_filter,
+    offer,
+    pools,
+    reader,
+)
 
 CONF = cfg.CONF
 PART = "filters and weigher"
@@ -114,6 +121,12 @@ def run(counts: Sequence[int], rounds: Sequence[int], limit: int) -> Iterator[me
             per_host.setdefault(gpus, []).append((count, ours, stock))
         if count == counts[0]:
             for gpus in (1, 4):
+                one = Pass(machines, gpus, limit)
+                found = _sides(one, max(2, times), before=forget)
+                yield from _rows(
+                    f"{count} hosts, {_gpus(gpus)}, nothing known yet", gpus, found, 1.2
+                )
+            for gpus in (1, 4):
                 found = _sides(Pass(machines, gpus, limit, cell=True), 1)
                 yield from _rows(f"{count} hosts, {_gpus(gpus)}, one guest cell", gpus, found)
     for gpus, points in per_host.items():
@@ -134,16 +147,39 @@ def _gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
-def _sides(one: Pass, rounds: int) -> dict[str, list[float]]:
+def forget() -> None:
+    """Leave the filter as a scheduler has it that was just started."""
+    for known in (
+        pools.KNOWN,
+        reader._PATTERNS,
+        reader._NODES,
+        offer._REDUCED,
+        offer._ANSWERS,
+        offer._TURNED,
+        offer._JUDGED,
+        fit._FITS,
+    ):
+        known.clear()
+
+
+def _sides(
+    one: Pass, rounds: int, before: Callable[[], None] = lambda: None
+) -> dict[str, list[float]]:
+    def ours() -> float:
+        before()
+        return one.seconds(one.ours)
+
     sides = {
-        "ours": functools.partial(one.seconds, one.ours),
+        "ours": ours,
         "stock": functools.partial(one.seconds, one.stock),
     }
     # What takes minutes is measured without a round that does not count.
     return measure.interleave(sides, rounds, warm=rounds > 1)
 
 
-def _rows(what: str, gpus: int, found: Mapping[str, Sequence[float]]) -> Iterator[measure.Row]:
+def _rows(
+    what: str, gpus: int, found: Mapping[str, Sequence[float]], several: float = 1.0
+) -> Iterator[measure.Row]:
     for side, name in (("ours", "with nova-hpc"), ("stock", "stock Nova")):
         values = [value * 1000 for value in found[side]]
         yield measure.row(PART, f"{what}, {name}", "ms", values)
@@ -152,8 +188,8 @@ def _rows(what: str, gpus: int, found: Mapping[str, Sequence[float]]) -> Iterato
         f"{what}, ratio",
         "x",
         measure.ratios(found["ours"], found["stock"]),
-        "at most 1.2" if gpus == 1 else "below 1",
-        1.2 if gpus == 1 else 1.0,
+        "at most 1.2" if gpus == 1 or several > 1 else "below 1",
+        1.2 if gpus == 1 else several,
     )
 
 
