@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -31,49 +31,7 @@ from nova_hpc.fabric.nvlink_backend import (
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
 from nova_hpc.tracker import locked_file
 from nova_hpc.tracker.hygiene import reset as hygiene_reset
-
-_WHAT: Final = "NVLink file"
-
-
-@attrs.frozen
-class State:
-    """What the file says."""
-
-    tenancies: Tenancies = attrs.field(factory=dict, hash=False)
-    #: Every GPU that the manager has ever shown.
-    known: frozenset[str] = frozenset()
-    problems: tuple[str, ...] = ()
-    #: Neither the file nor its copy can be read.
-    lost: bool = False
-
-
-def read(path: Path) -> State:
-    """Read the file; never raises for what is there."""
-    loaded = locked_file.load(path, _WHAT)
-    try:
-        return State(
-            {int(key): _tenancy(one) for key, one in loaded.body.get("partitions", {}).items()},
-            frozenset(normalise_address(each) for each in loaded.body.get("known", ())),
-            loaded.problems,
-            loaded.lost,
-        )
-    except (AddressError, AttributeError, KeyError, TypeError, ValueError) as error:
-        return State(problems=(f"the {_WHAT} {path} cannot be used: {error}",), lost=True)
-
-
-def _tenancy(body: Mapping[str, Any]) -> Tenancy:
-    return Tenancy(str(body["server"]), frozenset(map(normalise_address, body["gpus"])))
-
-
-def _save(path: Path, state: State) -> None:
-    body = {
-        "known": sorted(state.known, key=address_key),
-        "partitions": {
-            str(key): {"server": one.server, "gpus": sorted(one.gpus, key=address_key)}
-            for key, one in state.tenancies.items()
-        },
-    }
-    locked_file.save(path, body, _WHAT)
+from nova_hpc.tracker.nvlink_state import WHAT, State, read, save
 
 
 def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
@@ -157,7 +115,7 @@ class Keeper:
         :raises FabricError: it cannot be reached or used.
         :raises StateError: nothing can be remembered.
         """
-        with locked_file.locked(self.path, _WHAT):
+        with locked_file.locked(self.path, WHAT):
             state = self.state()
             partitions = self._list(state, nvlink.held(state.tenancies))
             for one in partitions:
@@ -205,7 +163,7 @@ class Keeper:
         linked: bool,
         fresh: bool,
     ) -> None:
-        with locked_file.locked(self.path, _WHAT):
+        with locked_file.locked(self.path, WHAT):
             state = self.state()
             if state.lost:
                 raise FabricError(f"{state.problems[0]}; the next periodic update makes it anew")
@@ -240,7 +198,7 @@ class Keeper:
         """
         if not _of(self.state().tenancies, server):
             return {}
-        with locked_file.locked(self.path, _WHAT):
+        with locked_file.locked(self.path, WHAT):
             state = self.state()
             mine = _of(state.tenancies, server)
             partitions = self._list(state, set(nvlink.held(state.tenancies)) - mine)
@@ -272,7 +230,7 @@ class Keeper:
         :param tagged: see :meth:`members`.
         :raises StateError: nothing can be remembered.
         """
-        with locked_file.locked(self.path, _WHAT):
+        with locked_file.locked(self.path, WHAT):
             # A server's GPUs are Nova's before they are in the file: so what is
             # in the file and not in the answer has outlived its server.
             state = self.state()
@@ -303,7 +261,7 @@ class Keeper:
         :raises FabricError: it did not take them, or nobody knows which.
         :raises StateError: another process is at work.
         """
-        with locked_file.locked(self.path, _WHAT):
+        with locked_file.locked(self.path, WHAT):
             state = self.state()
             known = nvlink.held(state.tenancies)
             self._tell(state, known)
@@ -336,7 +294,7 @@ class Keeper:
         known = state.known.union(*(one.gpus for one in partitions))
         new = State(dict(tenancies), known)
         if state.lost or (new.tenancies, new.known) != (state.tenancies, state.known):
-            _save(self.path, new)
+            save(self.path, new)
         return new
 
 
