@@ -47,7 +47,7 @@ def check_health(
     :raises DeviceFault: a device is ill.
     :raises ClaimRefused: an IOMMU unit was claimed in part.
     """
-    offers = dict(reading.specs.offers(reading.node))
+    offers = dict(reading.offers())
     for address in claim.addresses:
         # The entry may have been removed from device_spec since; Nova keeps the device.
         offers.setdefault(address, (Offer(address, address in claim.managed), {}))
@@ -202,7 +202,7 @@ def forced(context: nova_context.RequestContext, instance: objects.Instance) -> 
 
 def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
     """Role and place of the claimed devices, from the node itself."""
-    offers = reading.specs.offers(reading.node)
+    offers = reading.offers()
     places = {}
     for address in claim.addresses:
         function = reading.node.function(address)

@@ -151,7 +151,7 @@ class Hygiene:
 
     def sweep(self, reading: Reading, taken: Callable[[], frozenset[str]]) -> dict[str, Finding]:
         """Address -> why a free device must not be offered, after all was cleaned."""
-        offers = reading.specs.offers(reading.node)
+        offers = reading.offers()
         ill = reading.judge(offers)
         try:
             reasons = self.keeper.sweep(_candidates(reading, offers), taken, ill.keys())
@@ -197,5 +197,5 @@ def _candidates(reading: Reading, addresses: Iterable[str]) -> dict[str, Candida
 
 def _roles(reading: Reading) -> dict[str, str | None]:
     """Address -> role of everything that the node's entries offer."""
-    offers = reading.specs.offers(reading.node)
+    offers = reading.offers()
     return {each: entry.get(tags.ROLE) for each, (_, entry) in offers.items()}

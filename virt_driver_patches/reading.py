@@ -22,6 +22,9 @@ LOG = logging.getLogger(__name__)
 #: Seconds in which devices change their health, but not their places.
 _LATELY: Final = 30.0
 
+#: Address -> what is offered, with the tags of its entry.
+Offers = dict[str, tuple[Offer, Mapping[str, str]]]
+
 
 class _Kept:
     """The last reading and when it was made; replaced as one, so safe between threads."""
@@ -88,6 +91,14 @@ class Reading:
     quarantine: quarantine.Quarantine
     kinds: frozenset[Kind]
     problems: tuple[str, ...] = ()
+    #: Once they are known: what the node's entries offer.
+    _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
+
+    def offers(self) -> Offers:
+        """What the node's entries offer, matched once: every check asks for it."""
+        if not self._offers:
+            self._offers.append(self.specs.offers(self.node))
+        return dict(self._offers[0])
 
     def judge(
         self,
