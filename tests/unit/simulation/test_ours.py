@@ -74,6 +74,16 @@ def test_the_damage_is_that_of_choose():
     assert policy.node(wanted, cluster.fits(wanted)) == damage.index(min(damage))
 
 
+def test_gpus_of_a_node_without_memory_go_first():
+    """Nobody else could use them: FGD, which does not look at memory, takes the first node."""
+    sold = (Typical(shape(1, cpus=1, memory_mib=4000), 1.0),)
+    cluster = Cluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
+    wanted = shape(1, memory_mib=1000)
+    assert Ours(cluster, random.Random(0), sold).node(wanted, cluster.fits(wanted)) == 1
+    bare = (Typical(shape(1, cpus=1, memory_mib=0), 1.0),)
+    assert Ours(cluster, random.Random(0), bare).node(wanted, cluster.fits(wanted)) == 0
+
+
 # Each step asks the solver anew for every host.
 @settings(max_examples=max(10, settings().max_examples // 10))
 @given(
