@@ -193,6 +193,10 @@ class _Device:
         """The last part of what a link leads to."""
         if self.lacks(name):
             return None
+        text = None if self.folder is None else self.folder.link(name)
+        # The kernel's links say where they lead; others may be loops.
+        if text is not None and text.startswith("../") and text[-1] not in "./":
+            return text.rpartition("/")[2]
         target = self.attempt(lambda: self.tree.target(self.path(name)), None)
         last = target.rpartition("/")[2] if target else ""
         return last or None

@@ -229,6 +229,15 @@ class Folder:
             return None
         return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit)
 
+    def link(self, name: str) -> str | None:
+        """The text of a symbolic link; None: it is none, or cannot be read."""
+        if name not in self.names:
+            return None
+        try:
+            return os.readlink(name, dir_fd=self._handle)
+        except OSError:
+            return None
+
     def text(self, name: str) -> str | None:
         """As :meth:`Tree.text`."""
         data = self.read(name)
