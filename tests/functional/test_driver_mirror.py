@@ -9,6 +9,8 @@ from pathlib import Path
 from unittest import mock
 
 from lxml import etree
+from nova import context as nova_context
+from nova import objects
 from nova.tests.fixtures import libvirt as fakelibvirt
 from nova.virt.libvirt import guest as libvirt_guest
 
@@ -229,6 +231,32 @@ class MirrorTest(DriverTest):
         copies = [etree.fromstring(etree.tostring(each, with_tail=False)) for each in parts]
         return sorted(self.canonical(each) for each in copies)
 
+    def test_every_start_gives_the_same_hardware(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        before, given = self.hardware(server), len(self.domains.given[server["id"]])
+        self._reboot_server(server, hard=True)
+        self.assertEqual(before, self.hardware(server))
+        self._stop_server(server)
+        self._start_server(server)
+        self.assertEqual(before, self.hardware(server))
+        self._rebuild_server(server, IMAGE)
+        self.assertEqual(before, self.hardware(server))
+        self.assertEqual(given + 3, len(self.domains.given[server["id"]]))
+        # As when the host boots.
+        context = nova_context.get_admin_context()
+        instance = objects.Instance.get_by_uuid(context, server["id"])
+        given = len(self.domains.given[server["id"]])
+        driver = self.computes["alpha"].driver
+        domain = driver._host._get_domain(instance)
+        domain.destroy()
+        keywords = {"share_info": objects.ShareMappingList()}
+        driver.resume_state_on_host_boot(
+            context, instance, instance.get_network_info(), block_device_info=None, **keywords
+        )
+        self.assertLess(given, len(self.domains.given[server["id"]]))
+        self.assertEqual(before, self.hardware(server))
+
     def test_a_server_without_a_record_stays_flat(self) -> None:
         """It was started before this release, or by stock Nova."""
         self.start()
@@ -289,6 +317,26 @@ class MirrorTest(DriverTest):
             fixtures.fixtures.MonkeyPatch("nova.virt.libvirt.guest.Guest.attach_device", attach)
         )
         return found
+
+    def test_suspended_devices_come_back_to_their_places(self) -> None:
+        self.start()
+        server = self.server(MIRROR)
+        before = mirror_reader.read(self.xml(server)).addresses
+        self.with_definitions()
+        attached = self.attached()
+        self._suspend_server(server)
+        self._resume_server(server)
+        self.assertEqual(4, len(attached))
+        back = {}
+        for text in attached:
+            domain = etree.fromstring(f"<domain><devices>{text}</devices></domain>")
+            source = domain.find("devices/hostdev/source/address")
+            parts = [int(source.get(key), 16) for key in ("domain", "bus", "slot", "function")]
+            back["{:04x}:{:02x}:{:02x}.{:x}".format(*parts)] = mirror_reader.where(
+                domain.find("devices/hostdev")
+            )
+            self.assertEqual("off", domain.find("devices/hostdev/rom").get("bar"))
+        self.assertEqual(before, back)
 
     def test_flat_guests_get_their_devices_back_as_nova_does(self) -> None:
         self.start()

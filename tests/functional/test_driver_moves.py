@@ -16,10 +16,7 @@ FOUR = fixtures.Shape((fixtures.Switch(gpus=4),))
 
 
 class RestartTest(DriverTest):
-    """A server that exists is refused only what would fail or harm the host.
-
-    What every action keeps is seen in test_lifecycle.
-    """
+    """A server that exists is refused only what would fail or harm the host."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -31,6 +28,18 @@ class RestartTest(DriverTest):
 
     def status(self) -> str:
         return self.api.get_server(self.server["id"])["status"]
+
+    def test_nothing_has_changed(self) -> None:
+        before, decision = self.addresses(), self.decision(self.server)
+        self._reboot_server(self.server, hard=True)
+        self._stop_server(self.server)
+        self._start_server(self.server)
+        self._rebuild_server(self.server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
+        self.assertEqual(before, self.domain_devices(self.server))
+        self._suspend_server(self.server)
+        self._resume_server(self.server)
+        self.assertEqual(before, self.addresses())
+        self.assertEqual(decision, self.decision(self.server))
 
     def test_links_quarantine_and_place_do_not_stop_a_restart(self) -> None:
         for address in self.addresses():
@@ -54,12 +63,29 @@ class RestartTest(DriverTest):
         self.assertEqual(given, len(self.domains.given[self.server["id"]]))
         self.assertEqual(2, len(self.addresses()))
 
+    def test_a_rebuild_that_would_fail_keeps_server_and_disk(self) -> None:
+        self.sysfs["alpha"].bind(self.addresses()[0], "nvidia")
+        given = len(self.domains.given[self.server["id"]])
+        rebuild = {"rebuild": {"imageRef": "155d900f-4e14-4e4c-a73d-069cbf4541e6"}}
+        self.refused_action(self.server, rebuild)
+        self._wait_for_action_fail_completion(self.server, "rebuild", "compute_rebuild_instance")
+        self.assertEqual("ACTIVE", self.status())
+        self.assertIn("1 is in use by the host", self.fault_messages(self.server)[0])
+        self.assertEqual(given, len(self.domains.given[self.server["id"]]))
+
     def test_a_start_that_would_fail_leaves_the_server_stopped(self) -> None:
         self._stop_server(self.server)
         self.sysfs["alpha"].add_function("0000:40:00.7", group=41, driver="snd_hda_intel")
         self.refused_action(self.server, {"os-start": None})
         self._wait_for_action_fail_completion(self.server, "start", "compute_start_instance")
         self.assertEqual("SHUTOFF", self.status())
+
+    def test_a_resume_that_would_fail_leaves_the_server_suspended(self) -> None:
+        self._suspend_server(self.server)
+        self.sysfs["alpha"].vanish(self.addresses()[0])
+        self.refused_action(self.server, {"resume": None})
+        self._wait_for_action_fail_completion(self.server, "resume", "compute_resume_instance")
+        self.assertEqual("SUSPENDED", self.status())
 
 
 class MoveTest(DriverTest):
