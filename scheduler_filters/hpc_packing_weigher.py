@@ -1,4 +1,4 @@
-"""HpcPackingWeigher: the host that the devices fit most tightly comes first."""
+"""HpcPackingWeigher: the host on which a server does least damage comes first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ hpc_conf.register(CONF)
 
 
 class HpcPackingWeigher(weights.BaseHostWeigher):
-    """Rank hosts by the score of the devices that HpcTopologyFilter chose.
+    """Rank hosts by the devices that HpcTopologyFilter chose, and what they leave.
 
     Without side effects: Nova does not call weighers when one host is left.
     """
@@ -32,25 +32,25 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
     ) -> list[float]:
-        """One weight a host: the higher, the tighter the fit.
+        """One weight a host: the higher, the better.
 
-        Scores are tuples, so hosts are ranked by them; hosts without a choice
-        of the filter (a forced host, a rebuild) come last together.
+        Hosts without a choice of the filter (a forced host, a rebuild) come last
+        together.
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
-        scores = [_score(each.obj, weight_properties) for each in weighed_obj_list]
-        ranked = sorted({score for score in scores if score is not None})
-        ranks = {score: rank for rank, score in enumerate(ranked)}
-        return [float(-len(ranks) if score is None else -ranks[score]) for score in scores]
+        ranks = [_rank(each.obj, weight_properties) for each in weighed_obj_list]
+        known = sorted({rank for rank in ranks if rank is not None})
+        places = {rank: place for place, rank in enumerate(known)}
+        return [float(-len(known) if rank is None else -places[rank]) for rank in ranks]
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
         """Nova's interface for one host; weigh_objects() does not use it."""
         return 0.0
 
 
-def _score(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
-    """Score of what the filter chose on this host for this very request."""
+def _rank(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
+    """Rank of what the filter chose on this host for this very request."""
     choice = getattr(host_state, "hpc_choice", None)
     if choice is None or "pci_requests" not in spec or not spec.pci_requests:
         return None
@@ -59,4 +59,4 @@ def _score(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None
         for request in spec.pci_requests.requests
         if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
     )
-    return choice.devices.score if choice.key == keys else None
+    return choice.rank if choice.key == keys else None

@@ -13,6 +13,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc.placement import alike as alike_hosts
+from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Answer, DeviceSet, Miss, Request
@@ -58,6 +59,8 @@ class Choice:
 
     key: tuple[str, ...]
     devices: DeviceSet
+    #: Smaller is better, comparable between hosts.
+    rank: tuple[int, ...]
 
 
 @attrs.frozen
@@ -113,7 +116,12 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
         fit.lighten(host)
         # The engine has no say in Nova's NUMA nodes, but the damage is the same.
         score = (*judged.score[:_PLACE], *devices.score[_PLACE:])
-        host.hpc_choice = Choice(order.task.key, attrs.evolve(judged, score=score))
+        coarse = between_hosts.grain(order.yardstick.profile)
+        host.hpc_choice = Choice(
+            order.task.key,
+            attrs.evolve(judged, score=score),
+            between_hosts.rank(score, order.request.level, coarse),
+        )
         LOG.debug(
             "%s, %s: offers %s at level %s (%s)",
             host.host,

@@ -343,7 +343,7 @@ class ContractTest(test.NoDBTestCase):
 
 
 class WeigherTest(test.NoDBTestCase):
-    """Ranks instead of sums: scores are tuples."""
+    """Places instead of sums: ranks are tuples."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -352,8 +352,8 @@ class WeigherTest(test.NoDBTestCase):
     def host(self, name: str, score: tuple[int, ...] | None, key: str = uuids.request):
         host = SimpleNamespace(host=name, nodename=name, aggregates=[])
         if score is not None:
-            devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX, score=score)
-            host.hpc_choice = offer.Choice((key,), devices)
+            devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
+            host.hpc_choice = offer.Choice((key,), devices, rank=score)
         return nova_weights.WeighedHost(host, 0.0)
 
     def test_order(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 import numpy as np
 
-from nova_hpc.placement import model
+from nova_hpc.placement import between_hosts, model
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
@@ -37,12 +37,10 @@ _ROLE: Final = "gpu"
 _WANT: Final = "gpu"
 #: Weights of the profile are frequencies in these parts.
 PARTS: Final = 10_000
-#: Hosts whose damage differs by less than 1/25 of a GPU are equally good, and
-#: the first is taken: filling one host after the other is worth more. The scores
-#: of the published FGD, whole numbers up to 100, are about as fine.
-GRAIN: Final = PARTS // 25
 #: Memory is counted in pages of this size, so that none is rounded away.
 _PAGE_KIB: Final = 1024
+#: One more than the first parts of a rank can be, so that one number has them all.
+_MOST: Final = (16, 16, 4096, 16, 16, 256, 256)
 #: A host that the engine refuses.
 _NEVER: Final = -1e18
 
@@ -75,8 +73,9 @@ class _Verdict:
 class Ours(Policy):
     """HpcTopologyFilter and HpcPackingWeigher.
 
-    :param by_damage: rank hosts by the damage alone; otherwise by the whole
-        score, in which the level, the distance and the spread come first.
+    :param by_damage: rank hosts as the weigher does, where the damage comes first
+        among those that reach the level; otherwise by the whole score, in which the
+        level, the distance and the spread do. Of equal hosts the first is taken.
     """
 
     def __init__(
@@ -169,7 +168,8 @@ class Ours(Policy):
         profile = self.profiles[cells]
         if not shape.gpus:
             rest = _host(layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib)
-            return _Verdict(_rank(_usable(host, profile) - _usable(rest, profile)))
+            damage = _usable(host, profile) - _usable(rest, profile)
+            return _Verdict(-float(-(-damage // between_hosts.grain(profile))))
         answer = choose(_request(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
             # The engine spreads groups over the cells; the trace does not ask for it.
@@ -178,15 +178,15 @@ class Ours(Policy):
             return _Verdict(_NEVER)
         chosen = answer.sets[0]
         level, misses, distance, spread, damage, _, left, _, spare = chosen.score
-        score = _rank(damage)
-        if not self.by_damage:
+        if self.by_damage:
+            rank = between_hosts.rank(chosen.score, shape.level, between_hosts.grain(profile))
+            score = 0.0
+            for part, most in zip(rank, _MOST, strict=False):
+                score = score * most - part
+        else:
             place = ((level * 8 + misses) * 8 + distance) * 64 + spread
             score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
         return _Verdict(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
-
-
-def _rank(damage: int) -> float:
-    return -float(-(-damage // GRAIN))
 
 
 def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int) -> model.Host:

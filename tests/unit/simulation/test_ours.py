@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement import model
+from nova_hpc.placement import between_hosts, model
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.placement.simulation.cluster import Cluster
 from nova_hpc.placement.simulation.nodes import all_dgx
-from nova_hpc.placement.simulation.ours import GRAIN, PARTS, Ours
+from nova_hpc.placement.simulation.ours import PARTS, Ours
 from nova_hpc.placement.simulation.workload import Typical
 from nova_hpc.topology.level import Level, Location
 from tests.unit.simulation.build import machine, shape
@@ -53,7 +53,7 @@ def test_the_damage_is_that_of_choose():
             for one in WORKLOAD
         )
     )
-    damage = []
+    damage, ranks = [], []
     for gpus, cpus in ((8, 40), (5, 28), (2, 64)):
         pools = tuple(
             model.Pool(str(n), str(n), Location(numa=0), 1, frozenset({"g"}), role="gpu")
@@ -67,10 +67,12 @@ def test_the_damage_is_that_of_choose():
             model.Policy.REQUIRED,
             (model.Cell(0, 8000),),
         )
-        damage.append(choose(request, host, 1, profile).sets[0].score[4])
+        score = choose(request, host, 1, profile).sets[0].score
+        damage.append(score[4])
+        ranks.append(between_hosts.rank(score, Level.HOST, between_hosts.grain(profile)))
     scores = policy.scores.of(wanted, cluster.fits(wanted))
-    assert (-scores).tolist() == [-(-one // GRAIN) for one in damage]
-    assert len(set(damage)) == 3
+    assert np.argsort(-scores).tolist() == sorted(range(3), key=ranks.__getitem__)
+    assert len(set(damage)) == len(set(scores.tolist())) == 3
     assert policy.node(wanted, cluster.fits(wanted)) == damage.index(min(damage))
 
 
