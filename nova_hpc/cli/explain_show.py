@@ -72,12 +72,12 @@ def _headline(answer: Report) -> str:
 
 def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     """Hosts with the same answer together; those that fit first, best first."""
-    groups: dict[tuple[object, ...], list[Verdict]] = {}
+    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[Verdict]] = {}
     for verdict in verdicts:
         score = () if verdict.choice is None else verdict.choice.devices.score
         key = (verdict.choice is None, score, verdict.reason, verdict.notes)
         groups.setdefault(key, []).append(verdict)
-    return [groups[key] for key in sorted(groups, key=repr)]
+    return [groups[key] for key in sorted(groups)]
 
 
 def _group(

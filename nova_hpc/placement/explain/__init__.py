@@ -122,7 +122,7 @@ def place(
 ) -> tuple[Placed, ...]:
     """Place *count* servers one after the other; fewer where no more fit.
 
-    Each goes to the host with the best score, as HpcPackingWeigher ranks them;
+    Each goes to the best host, as HpcPackingWeigher ranks them;
     of equal hosts to the first by name, where Nova takes any.
     """
     state = {node.name: node for node in nodes}
@@ -132,7 +132,7 @@ def place(
         fits = [(each.choice, name) for name, each in now.items() if each.choice is not None]
         if not fits:
             break
-        choice, name = min(fits, key=lambda fit: (fit[0].devices.score, fit[1]))
+        choice, name = min(fits, key=lambda fit: (chooser.rank(request, fit[0].devices), fit[1]))
         after = snapshot.take(
             state[name], choice.devices, request.cells, f"new server {len(placed) + 1}"
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import attrs
 
-from nova_hpc.placement import snapshot
+from nova_hpc.placement import between_hosts, snapshot
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Answer, Host, Pool, Request
+from nova_hpc.placement.model import Answer, DeviceSet, Host, Pool, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.snapshot import Flavor, Node
 
@@ -22,6 +22,11 @@ class Chooser:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
         self._known: dict[tuple[Request, Host], Answer] = {}
+
+    def rank(self, request: Request, devices: DeviceSet) -> tuple[int, ...]:
+        """The place of the node that gives *devices*, as HpcPackingWeigher ranks it."""
+        coarse = between_hosts.grain(self._profile)
+        return between_hosts.rank(devices.score, request.level, coarse)
 
     def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:
         """The best devices of *node* for *request*, by their providers."""

@@ -66,8 +66,11 @@ def _try(
     best: tuple[tuple[int, ...], str, DeviceSet] | None = None
     for node in nodes:
         chosen = _best(chooser, node, changed, request)
-        if chosen is not None and (best is None or (chosen.score, node.name) < best[:2]):
-            best = (chosen.score, node.name, chosen)
+        if chosen is None:
+            continue
+        rank = chooser.rank(request, chosen)
+        if best is None or (rank, node.name) < best[:2]:
+            best = (rank, node.name, chosen)
     return None if best is None else Remedy(kind, text, best[1], best[2].level)
 
 
