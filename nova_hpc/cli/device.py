@@ -13,7 +13,8 @@ from cliff.command import Command
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
-from nova_hpc.cli.device_place import NOVA_CONF, DeviceError, Place
+from nova_hpc.cli import node_config
+from nova_hpc.cli.device_place import DeviceError, Place
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.tracker import quarantine
 from nova_hpc.tracker.hygiene import operator as hygiene_operator
@@ -25,21 +26,9 @@ _FAILED: Final = 1
 _BAD_INPUT: Final = 2
 
 
-def _common(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument(
-        "--config-file",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="configuration of this node's nova-compute "
-        f"(default: {NOVA_CONF} where it exists); may be repeated",
-    )
-    return parser
-
-
 def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("address", metavar="ADDRESS", help="PCI address like 0000:41:00.0")
-    return _common(parser)
+    return node_config.add_option(parser)
 
 
 class _Tidy(Command):
@@ -61,7 +50,7 @@ class List(_Tidy, Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
-        return _common(super().get_parser(prog_name))
+        return node_config.add_option(super().get_parser(prog_name))
 
     def take_action(
         self, parsed_args: argparse.Namespace

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-from oslo_config import cfg
 
-from nova_hpc import conf
+from nova_hpc.cli import node_config
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, address_key
 from nova_hpc.tracker import device_spec, health, locked_file, quarantine, roles
@@ -22,7 +21,8 @@ from nova_hpc.tracker.hygiene.bench import Bench, Candidate
 from nova_hpc.tracker.hygiene.state import State
 from nova_hpc.tracker.quarantine import Quarantine
 
-NOVA_CONF: Final = Path("/etc/nova/nova.conf")
+#: Options that are used here.
+_NEEDED: Final = ("hygiene_file", "quarantine_file", "reset_timeout", "cleaners", "sysfs_root")
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
 _KINDS: Final = health.ALL - {Kind.QUARANTINE, Kind.DRIVER, Kind.UNIT}
@@ -48,7 +48,10 @@ class Place:
 
         :raises DeviceError: the configuration cannot be used.
         """
-        options = _options(files)
+        try:
+            options = node_config.read(files, _NEEDED)
+        except node_config.ConfigError as error:
+            raise DeviceError(str(error)) from error
         try:
             table = roles.strict(options.hpc.device_role)
         except roles.RoleError as error:
@@ -141,26 +144,3 @@ class Place:
         if self.state.record(candidate.function.address).server is not None:
             return []  # a server may do with it what it likes
         return [each.text for each in hygiene_operator.check(self.bench(), candidate)]
-
-
-def _options(files: Sequence[Path] | None) -> cfg.ConfigOpts:
-    if files is None:
-        files = [NOVA_CONF] if NOVA_CONF.exists() else []
-    options = cfg.ConfigOpts()
-    conf.register(options)
-    # Nova's own, in which the files are by default.
-    options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
-    try:
-        options(
-            [],
-            project="nova",
-            default_config_files=[str(path) for path in files],
-            default_config_dirs=None if files == [NOVA_CONF] else [],
-        )
-        # Read now what would fail later.
-        for name in ("hygiene_file", "quarantine_file", "reset_timeout", "cleaners", "sysfs_root"):
-            getattr(options.hpc, name)
-    except (cfg.Error, OSError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise DeviceError(f"the configuration cannot be read: {text}") from error
-    return options

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from cliff.command import Command
 from cliff.lister import Lister
-from oslo_config import cfg
 
-from nova_hpc import conf
+from nova_hpc.cli import node_config
 from nova_hpc.fabric import nvlink
 from nova_hpc.fabric.nvlink import FabricError
 from nova_hpc.fabric.nvlink_backend import BackendError
@@ -24,7 +23,8 @@ from nova_hpc.tracker import roles
 from nova_hpc.tracker.locked_file import StateError
 from nova_hpc.tracker.nvlink_keeper import Keeper
 
-NOVA_CONF: Final = Path("/etc/nova/nova.conf")
+#: Options that are used here.
+_NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "nvlink_file", "nvlink_set")
 
 _DIFFERENT: Final = 1
 #: Exit status of bad input; argparse uses the same for bad options.
@@ -37,26 +37,21 @@ class _Tidy(Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--config-file",
-            type=Path,
-            action="append",
-            metavar="FILE",
-            help="configuration of this node's nova-compute "
-            f"(default: {NOVA_CONF} where it exists); may be repeated",
-        )
-        return parser
+        return node_config.add_option(parser)
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         """Run the command; 0, 1 when something differs, 2 when it cannot be done."""
         try:
-            self.options = _options(parsed_args.config_file)
+            self.options = node_config.read(parsed_args.config_file, _NEEDED).hpc
             keeper = Keeper.from_options(self.options)
             if keeper is None:
                 raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")
             self.keeper = keeper
             return int(super().run(parsed_args) or 0)
-        except (BackendError, FabricError, StateError, sets.NvlinkError, roles.RoleError) as error:
+        except (
+            *(BackendError, FabricError, StateError),
+            *(node_config.ConfigError, sets.NvlinkError, roles.RoleError),
+        ) as error:
             print(f"nova-hpc {self.cmd_name}: {error}", file=sys.stderr)
             return _BAD_INPUT
 
@@ -131,30 +126,3 @@ class Restore(_Tidy):
 
 def _sorted(gpus: Iterable[str]) -> list[str]:
     return sorted(gpus, key=address_key)
-
-
-def _options(files: Sequence[Path] | None) -> Any:
-    """Group ``[hpc]`` as nova-compute of this node has it.
-
-    :raises BackendError: the configuration cannot be read.
-    """
-    if files is None:
-        files = [NOVA_CONF] if NOVA_CONF.exists() else []
-    options = cfg.ConfigOpts()
-    conf.register(options)
-    # Nova's own, in which the file is by default.
-    options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
-    try:
-        options(
-            [],
-            project="nova",
-            default_config_files=[str(path) for path in files],
-            default_config_dirs=None if files == [NOVA_CONF] else [],
-        )
-        # Read now what would fail later.
-        for name in ("nvlink_gpus", "nvlink_timeout", "nvlink_file", "nvlink_set"):
-            getattr(options.hpc, name)
-    except (cfg.Error, OSError, ValueError) as error:
-        text = " ".join(str(error).split())
-        raise BackendError(f"the configuration cannot be read: {text}") from error
-    return options.hpc
