@@ -82,7 +82,7 @@ def test_demo_agrees(lab):
     assert "$ openstack --os-compute-api-version 2.37 server create" in done.stdout
     assert done.stdout.count("The user reads: ") == 2
     assert "is not viable" in done.stdout
-    assert "As promised: 2 devices, 1 NUMA nodes, topology flat." in done.stdout
+    assert "ok    the guest's own nova-hpc-guest check finds what the cloud" in done.stdout
 
 
 def test_demo_notices_two_devices_that_were_swapped(lab):
