@@ -13,7 +13,11 @@ import pytest
 from nova_hpc.lab import node
 from tests.lab.test_cloud import RESTART_COMPUTE
 
-pytestmark = pytest.mark.parametrize("lab", ["mirror"], indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("lab", ["mirror"], indirect=True),
+    # The same on Nova's in-process stack is part of every run.
+    pytest.mark.slow,
+]
 
 FLAVOR = {
     "hw:cpu_policy": "dedicated",
