@@ -1,0 +1,1 @@
+"""What every action of a server's life does to its devices, observed and tabled."""
