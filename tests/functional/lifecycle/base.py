@@ -68,6 +68,9 @@ class LifecycleTest(DriverTest):
         self._disks()
         self.book = book.Book()
         self.errors: list[str] = []
+        #: What is asked often and does not change: names of providers, ends of actions.
+        self.providers: dict[str, str] = {}
+        self.ended: dict[str, list[str]] = {}
 
     def _removed(self, connection: Any, uuid: str, alias: str) -> None:
         """Libvirt's event, from a thread of its own as in reality."""
@@ -153,7 +156,9 @@ class LifecycleTest(DriverTest):
     def _allocated(self, server: Mapping[str, Any]) -> dict[tuple[str, str], int]:
         found = {}
         for uuid, each in self._get_allocations_by_server_uuid(server["id"]).items():
-            name = self._get_resource_provider_by_uuid(uuid)["name"]
+            if uuid not in self.providers:
+                self.providers[uuid] = self._get_resource_provider_by_uuid(uuid)["name"]
+            name = self.providers[uuid]
             for resource, amount in each["resources"].items():
                 found[name, resource] = amount
         return found
@@ -257,13 +262,21 @@ class LifecycleTest(DriverTest):
     def _failures(self, server: Mapping[str, Any]) -> list[str]:
         """What failed, in the words of the actions' events, oldest first."""
         found = []
-        for action in reversed(self.api.get_instance_actions(server["id"])):
-            body = self.api.get_instance_action_details(server["id"], action["request_id"])
-            events = [each for each in reversed(body["events"]) if each["details"]]
-            # The reason is with the innermost, which begins last; a node's, if one was asked.
-            nodes = [each for each in events if each["event"].startswith("compute_")]
-            found += [each["details"] for each in (nodes or events)[-1:]]
-        return found
+        newest, *others = self.api.get_instance_actions(server["id"])
+        for action in reversed(others):
+            request = action["request_id"]
+            if request not in self.ended:
+                self.ended[request] = self._reason(server, request)
+            found += self.ended[request]
+        return found + self._reason(server, newest["request_id"])
+
+    def _reason(self, server: Mapping[str, Any], request: str) -> list[str]:
+        """Why one action failed; empty: it did not, so far."""
+        events = self.api.get_instance_action_details(server["id"], request)["events"]
+        failed = [each for each in reversed(events) if each["details"]]
+        # The reason is with the innermost, which begins last; a node's, if one was asked.
+        nodes = [each for each in failed if each["event"].startswith("compute_")]
+        return [each["details"] for each in (nodes or failed)[-1:]]
 
     def finish(self) -> None:
         """Fail with everything that is wrong."""
