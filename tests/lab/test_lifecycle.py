@@ -98,11 +98,20 @@ def server(lab):
         lab.openstack("flavor", "delete", name)
 
 
+def _reported(lab):
+    """When nova-compute last said that it is alive."""
+    words = ("compute", "service", "list", "--service", "nova-compute", "-f", "json")
+    (service,) = json.loads(lab.openstack(*words))
+    return service["Updated At"]
+
+
 def _restart_compute(lab):
     lab.inside(RESTART_COMPUTE)
+    # The old one is gone, so the next sign of life is the new one's. Until then an
+    # action must wait: Nova does not start beside a resize that has begun.
+    before = _reported(lab)
     deadline = time.monotonic() + LIMIT
-    time.sleep(5)
-    while not lab.status()["healthy"]:
+    while _reported(lab) == before:
         assert time.monotonic() < deadline
         time.sleep(3)
 

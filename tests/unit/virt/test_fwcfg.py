@@ -163,6 +163,7 @@ def test_the_document():
                 "link": None,
             }
         ],
+        "peer_to_peer": [],
     }
     assert entries[document.NCCL] == (
         '<system version="1">\n  <cpu numaid="0">\n'
