@@ -109,11 +109,6 @@ def load(name: str, settings: Settings, run: Run) -> Backend | None:
     """
     if name == NONE:
         return None
-    # Its own is there however the project was installed.
-    from nova_hpc.fabric.nvlink_fm import NAME, FabricManager
-
-    if name == NAME:
-        return FabricManager(settings, run)
     try:
         found: Any = driver.DriverManager(
             NAMESPACE, name, invoke_on_load=True, invoke_args=(settings, run)

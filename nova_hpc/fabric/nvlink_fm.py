@@ -28,7 +28,6 @@ from nova_hpc.fabric.nvlink_backend import (
 )
 from nova_hpc.topology.model import AddressError, normalise_address
 
-NAME: Final = "fabric-manager"
 
 _CALL: Final = str(Path(nvlink_fm_call.__file__))
 
