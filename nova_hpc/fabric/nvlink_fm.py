@@ -28,7 +28,6 @@ from nova_hpc.fabric.nvlink_backend import (
 )
 from nova_hpc.topology.model import AddressError, normalise_address
 
-
 _CALL: Final = str(Path(nvlink_fm_call.__file__))
 
 #: ``fmReturn_t``.
