@@ -18,9 +18,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     if call.excinfo.errisinstance(pytest.skip.Exception):
         reason = str(call.excinfo.value)
-        call.excinfo = pytest.ExceptionInfo.from_exception(
-            AssertionError(f"skipped where nothing may be skipped: {reason}")
-        )
+        error = AssertionError(f"skipped where nothing may be skipped: {reason}")
+        # With the traceback of the skip; an error that was never raised has none.
+        call.excinfo = pytest.ExceptionInfo.from_exc_info((AssertionError, error, call.excinfo.tb))
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 STEPS = ("libvirt: start the domain", "take_back > clean: file hygiene", "Placement: DELETE")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     (compat.nova_release() or 0) < 34, reason="Nova's fixtures keep databases in files from 34 on"
 )
