@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import attrs
-from stevedore import driver, exception
 
+from nova_hpc.conf import plugin
 from nova_hpc.fabric.nvlink import FabricError, Partition
 
 NAMESPACE: Final = "nova_hpc.nvlink_backends"
@@ -110,15 +110,7 @@ def load(name: str, settings: Settings, run: Run) -> Backend | None:
     if name == NONE:
         return None
     try:
-        found: Any = driver.DriverManager(
-            NAMESPACE, name, invoke_on_load=True, invoke_args=(settings, run)
-        )
-    except (exception.NoMatches, exception.MultipleMatches, ImportError, TypeError) as error:
-        raise BackendError(
-            f"[hpc]nvlink_backend: there is no backend {name!r} that can be loaded: {error}"
-        ) from error
-    if not isinstance(found.driver, Backend):
-        raise BackendError(
-            f"[hpc]nvlink_backend: {name!r} is no nova_hpc.fabric.nvlink_backend.Backend"
-        )
-    return found.driver
+        found: Backend = plugin.load("nvlink_backend", NAMESPACE, name, Backend, settings, run)
+    except plugin.PluginError as error:
+        raise BackendError(str(error)) from error
+    return found

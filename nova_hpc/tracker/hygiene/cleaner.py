@@ -11,11 +11,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
-from stevedore import driver, exception
 
+from nova_hpc.conf import plugin
 from nova_hpc.topology.model import Function
 from nova_hpc.tracker.health import is_vfio
 from nova_hpc.tracker.hygiene.reset import ResetError
@@ -127,18 +127,10 @@ def _find(name: str, tools: Tools) -> Cleaner:
     if own is not None:
         return own(tools)
     try:
-        found: Any = driver.DriverManager(
-            NAMESPACE, name, invoke_on_load=True, invoke_args=(tools,)
-        )
-    except (exception.NoMatches, exception.MultipleMatches, ImportError, TypeError) as error:
-        raise CleanerError(
-            f"[hpc]cleaners: there is no cleaner {name!r} that can be loaded: {error}"
-        ) from error
-    if not isinstance(found.driver, Cleaner):
-        raise CleanerError(
-            f"[hpc]cleaners: {name!r} is no nova_hpc.tracker.hygiene.cleaner.Cleaner"
-        )
-    return found.driver
+        found: Cleaner = plugin.load("cleaners", NAMESPACE, name, Cleaner, tools)
+    except plugin.PluginError as error:
+        raise CleanerError(str(error)) from error
+    return found
 
 
 __all__ = [

@@ -272,7 +272,7 @@ def test_none_is_nobody(options):
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"backend": "amd"}, "[hpc]nvlink_backend: there is no backend 'amd'"),
+        ({"backend": "amd"}, "[hpc]nvlink_backend: 'amd' cannot be loaded"),
         ({"address": "fabric:6666"}, "[hpc]nvlink_address is 'fabric:6666', not an IPv4"),
         ({"address": "127.0.0.1:66666"}, "not an IPv4 address with a port"),
         ({"address": "/" * 300}, "nor the path of a Unix socket"),
