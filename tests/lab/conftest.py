@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,9 @@ import pytest
 from nova_hpc.lab.process import MARKER
 
 BASE_PORT = 28700
+#: Seconds: emulation is slow, but nothing here may wait for ever.
+COMMAND = 1200
+STATE = 600
 
 
 @attrs.frozen
@@ -36,7 +40,7 @@ class Lab:
 
     def nova_hpc(self, *words, **options):
         argv = [sys.executable, "-m", "nova_hpc.cli.main", "lab", *words]
-        options = {"capture_output": True, "text": True, **options}
+        options = {"capture_output": True, "text": True, "timeout": COMMAND, **options}
         return subprocess.run(argv, env=self.environ, check=False, **options)
 
     def up(self, *words):
@@ -61,10 +65,30 @@ class Lab:
         }
         program = Path(sys.prefix, "bin", "openstack")
         done = subprocess.run(
-            [program, *words], env=environ, capture_output=True, text=True, check=False
+            [program, *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=COMMAND,
         )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
+
+    def until(self, condition, what, seconds=STATE):
+        """Wait until it is true, and return what it then is; else fail with what is missing."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {seconds} s: {what}\n{self.tail()}")
+            time.sleep(3)
+        return found
+
+    def tail(self, lines=40):
+        """What the lab's node says of itself, for a failure that is read elsewhere."""
+        log = self.state / "nodes" / "hpc1" / "nova-compute.log"
+        text = log.read_text(errors="replace") if log.exists() else "no log"
+        return "\n".join([json.dumps(self.status()), *text.splitlines()[-lines:]])
 
     def processes(self):
         """Everything that runs on behalf of this lab."""

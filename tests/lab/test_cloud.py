@@ -17,11 +17,6 @@ RESTART_COMPUTE = (
 )
 
 
-def _until(condition):
-    while not condition():
-        time.sleep(2)
-
-
 def test_everything_is_healthy(lab):
     found = lab.status()
     assert found["healthy"], found
@@ -65,7 +60,7 @@ def test_up_recovers_what_was_killed(lab):
         psutil.Process(pids[name]).send_signal(signal.SIGKILL)
     assert not lab.status()["healthy"]
     lab.up()
-    _until(lambda: lab.status()["healthy"])
+    lab.until(lambda: lab.status()["healthy"], "every service is healthy")
 
 
 def test_another_base_port_is_refused_while_the_lab_runs(lab):
@@ -124,6 +119,14 @@ def _offered(lab, address):
     return bool(found) and not found[0]["withheld"]
 
 
+def _driver_is(lab, stock):
+    """Wait until nova-compute runs with that driver: only stock Nova offers the VF."""
+    lab.until(
+        lambda: _offered(lab, "0000:24:00.0") == stock and lab.status()["healthy"],
+        f"stock Nova's driver is {'on' if stock else 'off'}",
+    )
+
+
 def _server(lab, name):
     lab.openstack(
         *("server", "create", "--flavor", "lab.vf3", "--image", "hpc-guest", "--nic", "none"),
@@ -142,7 +145,7 @@ def stock_compute(lab):
     )
     yield
     lab.inside(f"rm {conf}; {RESTART_COMPUTE}")
-    _until(lambda: not _offered(lab, "0000:24:00.0") and lab.status()["healthy"])
+    _driver_is(lab, stock=False)
 
 
 def test_a_vf_in_a_group_that_is_not_viable_is_never_offered(lab):
@@ -162,7 +165,7 @@ def test_a_vf_in_a_group_that_is_not_viable_is_never_offered(lab):
 @pytest.mark.usefixtures("stock_compute")
 def test_stock_nova_offers_that_vf_and_its_guest_dies(lab):
     log = lab.state / "nodes" / "hpc1" / "nova-compute.log"
-    _until(lambda: _offered(lab, "0000:24:00.0") and lab.status()["healthy"])
+    _driver_is(lab, stock=True)
     before = log.stat().st_size
     server = _server(lab, "stock")
     # Placement knows of the devices a moment before the scheduler does.

@@ -5,19 +5,11 @@ The kernel lets root take a device's ways to be reset away (an empty
 """
 
 import json
-import time
 
 import pytest
 
 FLAVOR = ("--vcpus", "1", "--ram", "256", "--disk", "1")
 DEVICE = "/opt/nova-hpc/venv/bin/nova-hpc device"
-
-
-def _until(condition, seconds=600):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(2)
 
 
 def _listed(lab):
@@ -47,7 +39,10 @@ def flavor(lab):
         *("--property", "pci_passthrough:alias=gpu:1", "--property", "hw:mem_page_size=2048"),
         *("--property", "hw:pci_numa_affinity_policy=preferred"),
     )
-    _until(lambda: all(row["State"] != "in use" for row in _listed(lab).values()))
+    lab.until(
+        lambda: all(row["State"] != "in use" for row in _listed(lab).values()),
+        "no device is in use",
+    )
     yield
     for name in ("first", "second", "third"):
         lab.openstack("server", "delete", "--wait", name, check=False)
@@ -66,12 +61,12 @@ def test_a_device_whose_reset_fails(lab):
         ' echo >reset_method; test -z "$(cat reset_method)"'
     )
     lab.openstack("server", "delete", "--wait", "first")
-    _until(lambda: _listed(lab)[mine]["State"] == "quarantined")
+    lab.until(lambda: _listed(lab)[mine]["State"] == "quarantined", f"{mine} is in quarantine")
     row = _listed(lab)[mine]
     print(f"RESULT: {row}")
     assert "reset" in row["Reason"]
     # Nova and Placement lose it, and no server gets it.
-    _until(lambda: mine not in _providers(lab))
+    lab.until(lambda: mine not in _providers(lab), f"Placement has lost {mine}")
     others = {
         a for a, row in _listed(lab).items() if row["Role"] == "gpu" and row["State"] == "free"
     }
@@ -96,7 +91,7 @@ def test_a_device_whose_reset_fails(lab):
     )
     print(f"RESULT: {released}")
     assert "back in service" in released
-    _until(lambda: mine in _providers(lab))
+    lab.until(lambda: mine in _providers(lab), f"Placement has {mine} again")
     assert _listed(lab)[mine]["State"] == "free"
     lab.openstack("server", "delete", "--wait", "second", check=False)
     lab.openstack("server", "delete", "--wait", "third", check=False)
@@ -110,7 +105,7 @@ def test_a_clean_device_is_free_at_once(lab):
     server = _create(lab, "first")
     (mine,) = (each for each, row in _listed(lab).items() if row["Server"] == server["id"])
     lab.openstack("server", "delete", "--wait", "first")
-    _until(lambda: _listed(lab)[mine]["State"] == "free")
+    lab.until(lambda: _listed(lab)[mine]["State"] == "free", f"{mine} is free")
     checked = lab.inside(f"{DEVICE} check {mine}")
     print(f"RESULT: {checked}")
     assert "as its baseline says" in checked

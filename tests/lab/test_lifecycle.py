@@ -5,7 +5,6 @@ might do it. What counts is libvirt's domain; at the end the guest speaks.
 """
 
 import json
-import time
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -28,8 +27,6 @@ FLAVOR = {
     "hpc:guest_topology": "mirror",
 }
 SERVER = "cycle"
-#: Seconds to a state; emulation is slow.
-LIMIT = 600
 
 
 def _flavor(lab, name, memory):
@@ -45,14 +42,13 @@ def _show(lab):
 
 def _becomes(lab, status):
     """Wait for a state without a task."""
-    deadline = time.monotonic() + LIMIT
-    while True:
+
+    def reached():
         found = _show(lab)
-        if found["status"] == status and not found["OS-EXT-STS:task_state"]:
-            return found
         assert found["status"] != "ERROR", found.get("fault")
-        assert time.monotonic() < deadline, found
-        time.sleep(3)
+        return found["status"] == status and not found["OS-EXT-STS:task_state"] and found
+
+    return lab.until(reached, f"{SERVER} is {status}")
 
 
 def _hardware(lab, server):
@@ -75,13 +71,10 @@ def _numa(lab, addresses):
 
 
 def _report(lab, server):
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        found = node.parse_report(lab.openstack("console", "log", "show", server, check=False))
-        if found is not None:
-            return found
-        time.sleep(5)
-    raise AssertionError("the guest says nothing")
+    def told():
+        return node.parse_report(lab.openstack("console", "log", "show", server, check=False))
+
+    return lab.until(told, "the guest's report")
 
 
 @pytest.fixture
@@ -110,10 +103,7 @@ def _restart_compute(lab):
     # The old one is gone, so the next sign of life is the new one's. Until then an
     # action must wait: Nova does not start beside a resize that has begun.
     before = _reported(lab)
-    deadline = time.monotonic() + LIMIT
-    while _reported(lab) == before:
-        assert time.monotonic() < deadline
-        time.sleep(3)
+    lab.until(lambda: _reported(lab) != before, "nova-compute is alive again")
 
 
 def test_every_action_keeps_the_hardware(lab, server):

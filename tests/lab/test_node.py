@@ -66,8 +66,7 @@ def test_a_node_that_freezes_is_noticed_and_started_again(lab):
         (node,) = found["nodes"]
         return node["restarts"] > before["restarts"] and found["healthy"]
 
-    while not back():
-        time.sleep(5)
+    lab.until(back, "the node was started again", seconds=1200)
     (after,) = lab.status()["nodes"]
     assert after["qemu_pid"] != before["qemu_pid"]
     assert not psutil.pid_exists(before["qemu_pid"])
