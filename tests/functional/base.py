@@ -99,10 +99,12 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
                 hpc_topology_filter, "YARDSTICKS", profile.Yardsticks()
             )
         )
-        # These tests must not depend on the sysfs of the machine they run on.
-        patch = fixtures.fixtures.MockPatch
-        self.useFixture(patch("nova.pci.utils.is_physical_function"))
-        self.useFixture(patch("nova.pci.utils.get_function_by_ifname", return_value=(None, False)))
+        # These tests must not depend on the sysfs of the machine they run on. Functions
+        # and no mocks: Nova copies what holds them for every candidate, and a mock
+        # grows with each call.
+        patch = fixtures.fixtures.MonkeyPatch
+        self.useFixture(patch("nova.pci.utils.is_physical_function", lambda *address: True))
+        self.useFixture(patch("nova.pci.utils.get_function_by_ifname", lambda name: (None, False)))
 
     def useFixture(self, fixture):
         """Remember Placement's fixture, which Nova 32 does not keep."""

@@ -140,9 +140,9 @@ def _server(lab, name):
 def stock_compute(lab):
     """Stock Nova's own driver in the node."""
     conf = "/etc/nova/nova.conf.d/zz-stock.conf"
-    lab.inside(
-        f"printf '[DEFAULT]\\ncompute_driver = libvirt.LibvirtDriver\\n' >{conf}; {RESTART_COMPUTE}"
-    )
+    # On the disk, in case that the emulated machine freezes and is started again.
+    setting = "[DEFAULT]\\ncompute_driver = libvirt.LibvirtDriver\\n"
+    lab.inside(f"printf '{setting}' >{conf}; sync; {RESTART_COMPUTE}")
     yield
     lab.inside(f"rm {conf}; {RESTART_COMPUTE}")
     _driver_is(lab, stock=False)
