@@ -81,7 +81,11 @@ def command(
         *("-smp", f"{shape.cpus},sockets={sockets},cores={shape.cpus // sockets},threads=1"),
         *("-m", f"{shape.memory_mib}M"),
         *_numa(shape),
-        *("-device", "intel-iommu,intremap=on,aw-bits=48"),
+        # eim: the kernel drives its interrupt controllers by registers of the processor
+        # (x2APIC) and not by memory. QEMU's threads may lead a write to memory astray while
+        # another processor moves a device's window: an end of interrupt that is lost leaves
+        # a processor deaf for ever, and one that lands in a device ends QEMU.
+        *("-device", "intel-iommu,intremap=on,eim=on,aw-bits=48"),
         *_services(files, number, ssh_port),
         *_trees(shape, number),
         *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
