@@ -104,7 +104,7 @@ def _layout(path: Path) -> Layout:
         node = lstopo.read(path)
     except InventoryError as error:
         raise ValueError(str(error)) from error
-    table = roles.strict(conf.hpc.DEFAULT_ROLES)
+    table = roles.strict(conf.roles.DEFAULT_ROLES)
     places = tuple(
         function.location for function in node.functions if table.role_of(function) == "gpu"
     )

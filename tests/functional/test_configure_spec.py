@@ -122,7 +122,7 @@ def test_nova_offers_exactly_what_was_meant(machine):
 def test_the_captures(captures):
     table = roles.strict(
         [
-            *hpc_conf.hpc.DEFAULT_ROLES,
+            *hpc_conf.roles.DEFAULT_ROLES,
             '{"role": "vf", "class": "02*", "dev_type": "type-VF"}',
             '{"role": "nic", "class": "02*"}',
         ]
@@ -138,7 +138,7 @@ def test_the_captures(captures):
 
 @pytest.mark.parametrize("offered", [False, True])
 def test_switches_go_to_a_server_only_where_that_is_asked_for(offered):
-    table = roles.strict(list(hpc_conf.hpc.DEFAULT_ROLES))
+    table = roles.strict(list(hpc_conf.roles.DEFAULT_ROLES))
     switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3")
     machine = node(gpu("0000:19:00.0"), switch)
     spec = device_spec.build(machine, table, offer_terms.Terms(switches=offered))

@@ -54,7 +54,7 @@ def examples():
             ),
         ),
     )
-    spec = device_spec.build(machine, roles.strict(conf.hpc.DEFAULT_ROLES))
+    spec = device_spec.build(machine, roles.strict(conf.roles.DEFAULT_ROLES))
     files = settings.render(machine, spec, settings.Options()).files
     return {settings.file_name(part): include_files.owned(text) for part, text in files.items()}
 

@@ -1,0 +1,87 @@
+"""Options of ``[hpc]``: the filter and the weigher."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oslo_config import cfg, types
+
+OPTS: Final[list[cfg.Opt]] = [
+    cfg.FloatOpt(
+        "packing_weight_multiplier",
+        default=10000.0,
+        help="""
+Multiplier of HpcPackingWeigher, which prefers, for a server with an ``hpc:``
+flavor, the host whose free devices fit the request most tightly, so that
+whole switches and whole hosts stay free for larger servers.
+
+A positive value packs, a negative value spreads, and 0 switches the weigher
+off. It has no effect on servers without ``hpc:`` keys in their flavor. Nova
+brings the weights of each weigher to the range from 0 to 1, so between hosts
+whose scores are next to each other there is the multiplier divided by the
+number of different scores. The default outweighs Nova's weighers of memory,
+CPUs, disk and PCI devices, with a multiplier of 1.0 each, up to some two
+thousand different scores, and is far below those of failed builds and of moves
+between cells. The value can be overridden for the hosts of an aggregate with
+the metadata key ``hpc_packing_weight_multiplier``.
+
+Related options:
+
+* ``[filter_scheduler]weight_classes``
+""",
+    ),
+    cfg.IntOpt(
+        "candidates_per_host",
+        default=8,
+        min=1,
+        max=64,
+        help="""
+How many ranked device sets HpcTopologyFilter tries on one host until one of
+them also satisfies Nova's own check of CPUs and memory pages. The best is tried
+first, and the others are only made where Nova would refuse it. Only the first
+set that passes is offered to the rest of the scheduler.
+""",
+    ),
+    cfg.Opt(
+        "flavor_weights",
+        type=types.Dict(value_type=types.Integer(min=0)),
+        default={},
+        help="""
+How much each flavor counts when HpcTopologyFilter measures what a placement
+takes away from later servers: a list of ``flavor name:weight``, for example
+``hpc.gpu8:4,hpc.gpu1:10``. Only the proportions matter, and the share of a
+flavor among the servers that are asked for is a good weight. A flavor that is
+not named has the weight 1, and one with the weight 0 is left out.
+
+The filter reads the flavors that ask for PCI devices from the API database, at
+most every five minutes. Where it cannot, or where there are none, servers with
+1, 2, 4, 8 and 16 GPUs are the measure.
+""",
+    ),
+    cfg.BoolOpt(
+        "spread_equal_sets",
+        default=True,
+        help="""
+Whether equally good device sets of a host are offered in an order that depends
+on the server. Schedulers that work at the same moment then mostly choose
+different devices; without it all but one of them would lose the host, because
+Nova tries only one set of devices of each host before it goes on to the next.
+
+Related options:
+
+* ``[filter_scheduler]shuffle_best_same_weighed_hosts``
+""",
+    ),
+    cfg.IntOpt(
+        "cache_size",
+        default=4096,
+        min=0,
+        help="""
+How many results of each kind the scheduler keeps: what a device's tags say,
+what a host with certain free devices has, and which of its devices are best
+for a request. Hosts with the same free devices, CPUs and pages share them. A
+host of 16 devices that is like no other takes some 20 kilobytes in all; the
+results used last are kept, and 0 keeps none.
+""",
+    ),
+]
