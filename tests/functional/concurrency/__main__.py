@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import provenance
 from tests.functional.concurrency.model import PLACED, VARIANTS, Cloud, Create, Tally
 from tests.functional.concurrency.race import Plan, runner
 from tests.functional.concurrency.stage import TRIES
 
+RESULTS = Path(__file__).with_name("RESULTS.rst")
 COLUMNS = (
     ("schedulers", "variant"),
     ("workers", "workers"),
@@ -59,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         rows = [attrs.asdict(each) | {"per_second": each.rate} for each in tallies]
         Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if options.write:
+        words = argv if argv is not None else sys.argv[1:]
+        where = provenance(" ".join(["python -m tests.functional.concurrency", *words]))
+        RESULTS.write_text(_rst(tallies, where))
     return 0 if all(holds(each) for each in tallies) else 1
 
 
@@ -87,16 +95,33 @@ def _line(tally: Tally) -> str:
     )
 
 
-def _table(tallies: Sequence[Tally]) -> Table:
-    table = Table(title="Several schedulers race for the last devices")
-    for title, name in COLUMNS:
-        table.add_column(title, justify="left" if name == "variant" else "right")
-    table.add_column("seconds", justify="right")
-    table.add_column("creates/s", justify="right")
+def _rows(tallies: Sequence[Tally]) -> Iterator[list[str]]:
+    """The cells of each race, the headings first."""
+    yield [*(title for title, _ in COLUMNS), "seconds", "creates/s"]
     for each in tallies:
         cells = [str(getattr(each, name)) for _, name in COLUMNS]
-        table.add_row(*cells, f"{each.seconds:.1f}", f"{each.rate:.2f}")
+        yield [*cells, f"{each.seconds:.1f}", f"{each.rate:.2f}"]
+
+
+def _table(tallies: Sequence[Tally]) -> Table:
+    headings, *rows = _rows(tallies)
+    table = Table(title="Several schedulers race for the last devices")
+    for title in headings:
+        table.add_column(title, justify="left" if title == "schedulers" else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _rst(tallies: Sequence[Tally], where: Mapping[str, str]) -> str:
+    """The page that the documentation includes: a line a column, as there are many."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(zip(*_rows(tallies), strict=True))
+    lines = [".. Written by: python -m tests.functional.concurrency --write. Do not edit.", ""]
+    lines += [f":{name}: {value}" for name, value in where.items()]
+    lines += ["", ".. csv-table::", "   :header-rows: 1", ""]
+    lines += [f"   {line}" for line in text.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -117,6 +142,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         help="[placement]allocation_conflict_retry_count (10 is its default)",
     )
     parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--logs", help="keep the logs of all processes in this folder")
     parser.add_argument("--width", type=int, default=200, help="columns of the table")
     return parser.parse_args(argv)
