@@ -84,6 +84,7 @@ def command(
         *("-smp", f"{shape.cpus},sockets={sockets},cores={shape.cpus // sockets},threads=1"),
         *("-m", f"{shape.memory_mib}M"),
         *_numa(shape),
+        # eim: interrupts by x2APIC, whose registers need no writes to memory.
         *("-device", "intel-iommu,intremap=on,eim=on,aw-bits=48"),
         *_services(files, number, ssh_port),
         *_trees(shape, number),
