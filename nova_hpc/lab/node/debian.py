@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,16 +61,9 @@ def bootstrap(target: Path, log: Path) -> None:
     :param log: where mmdebstrap's messages go.
     :raises LabError: mmdebstrap is missing or failed.
     """
-    program = shutil.which("mmdebstrap")
-    if program is None:
-        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
-    uri = mirror()
-    suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-backports")
-    sources = "".join(f"deb {uri} {suite} main\n" for suite in suites)
-    argv = [program, "--variant=minbase", "--mode=root", "--format=tar"]
-    argv += ['--aptopt=APT::Install-Recommends "false"', *_proxies()]
-    argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
-    argv += [
+    options = ["--variant=minbase", "--mode=root", "--format=tar"]
+    options += [f"--dpkgopt=path-exclude={pattern}" for pattern in _UNWANTED]
+    options += [
         '--setup-hook=mkdir -p "$1/etc/apt/preferences.d"; '
         f'printf "{_PIN}" >"$1/etc/apt/preferences.d/backports"',
         # The node boots from an archive of our own; Debian's takes half a minute to make.
@@ -78,8 +71,27 @@ def bootstrap(target: Path, log: Path) -> None:
         " --add /usr/sbin/update-initramfs",
         '--essential-hook=ln -s /bin/true "$1/usr/sbin/update-initramfs"',
         f"--include={','.join(PACKAGES)}",
-        *(SUITE, str(target), "-"),
     ]
+    suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-backports")
+    mmdebstrap(options, SUITE, suites, str(target), log)
+
+
+def mmdebstrap(
+    options: Sequence[str], suite: str, suites: Sequence[str], target: str, log: Path
+) -> None:
+    """Run mmdebstrap with this machine's mirror and way to it.
+
+    :param suites: whose packages may be taken.
+    :param log: where its messages go.
+    :raises LabError: it is missing or failed.
+    """
+    program = shutil.which("mmdebstrap")
+    if program is None:
+        raise LabError("mmdebstrap is not installed; run: apt-get install mmdebstrap")
+    uri = mirror()
+    sources = "".join(f"deb {uri} {one} main\n" for one in suites)
+    argv = [program, '--aptopt=APT::Install-Recommends "false"', *_proxies()]
+    argv += [*options, suite, target, "-"]
     with log.open("ab") as stream:
         done = subprocess.run(
             argv, input=sources.encode(), stdout=stream, stderr=stream, check=False
@@ -87,7 +99,7 @@ def bootstrap(target: Path, log: Path) -> None:
     if done.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
         raise LabError(
-            f"mmdebstrap could not make a Debian {SUITE} from {uri} (status {done.returncode});"
+            f"mmdebstrap could not take Debian {suite} from {uri} (status {done.returncode});"
             f" the end of {log}:\n{tail}"
         )
 

@@ -19,7 +19,7 @@ import attrs
 
 from nova_hpc.guest.build import single_file
 from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.node import cache, debian, guest_python, python_env
+from nova_hpc.lab.node import cache, debian, emulator, guest_python, python_env
 from nova_hpc.lab.node.contract import Progress
 from nova_hpc.lab.node.initramfs import module_files, plain_module
 from nova_hpc.lab.paths import Paths
@@ -71,7 +71,7 @@ class Image:
 
 
 def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
-    """Make sure that the node's root disk is in the cache.
+    """Make sure that the node's root disk and its emulator are in the cache.
 
     Needs root and ``mmdebstrap``. May be interrupted at any point and called
     again; what is complete is kept and checked against its checksum.
@@ -104,6 +104,7 @@ def prepare_image(paths: Paths, progress: Progress | None = None) -> Image:
         cache.entry(folder, image.name, disk)
         cache.remove_others(folder, "debian-", name)
         cache.remove_others(folder, "image-", image.name)
+    emulator.prepare(paths, tell)
     tell("node image ready", 1.0)
     return Image(image)
 

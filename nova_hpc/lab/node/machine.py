@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.lab.node import cache, confdisk, qemu, tsc
+from nova_hpc.lab.node import cache, confdisk, emulator, qemu, tsc
 from nova_hpc.lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, State
 from nova_hpc.lab.node.image import BOOT_MODULES, Image, find_image
 from nova_hpc.lab.node.initramfs import add_modules, base_archive
@@ -62,6 +62,7 @@ class Node:
             self.write_config(self._cloud.compute_files(self.name, HOST_ADDRESS))
         port = _free_port()
         files = qemu.Files(
+            emulator=emulator.find(self._paths).argv(),
             kernel=image.kernel,
             initramfs=self._initramfs(image),
             disk=self.folder / "disk.qcow2",

@@ -11,7 +11,7 @@ hugepages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +46,7 @@ _BUS_STEP: Final = 0x20
 class Files:
     """The files and sockets of one run of a node."""
 
+    emulator: Sequence[str]  #: the beginning of the command line
     kernel: Path
     initramfs: Path
     disk: Path  #: qcow2, written to
@@ -74,12 +75,9 @@ def command(
     tsc = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
     sockets = len({node.socket for node in shape.numa_nodes})
     return [
-        "qemu-system-x86_64",
+        *files.emulator,
         *("-name", name, "-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"),
-        # One thread for all processors: with one each, QEMU 10.0 leads writes to devices
-        # astray while another thread moves a device's window. An end of interrupt or the doorbell
-        # of a queue is lost and the node freezes, or it lands in another device and QEMU ends.
-        *("-machine", "q35,usb=off", "-accel", "tcg,thread=single,tb-size=512"),
+        *("-machine", "q35,usb=off", "-accel", "tcg,thread=multi,tb-size=512"),
         *("-cpu", "max,phys-bits=36", "-no-reboot"),
         *("-smp", f"{shape.cpus},sockets={sockets},cores={shape.cpus // sockets},threads=1"),
         *("-m", f"{shape.memory_mib}M"),

@@ -17,6 +17,7 @@ from nova_hpc.lab.node.tsc import frequency_khz
 
 def files(folder):
     return qemu.Files(
+        emulator=("qemu-system-x86_64",),
         kernel=Path("/boot/k"),
         initramfs=Path("/boot/i"),
         disk=folder / "disk",
