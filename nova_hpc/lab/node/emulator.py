@@ -3,7 +3,7 @@
 Up to 10.0, QEMU now and then leads a processor's write to a device astray while
 another thread moves a device's window (seen with Debian's 10.0.2 and 10.0.13). A
 lost end of interrupt or doorbell freezes the node, and a write that lands in
-another device ends QEMU: six of eight starts of the node of the shape
+another device ends QEMU: ten of fifteen starts of the node of the shape
 ``mirror``. With 11.1 none of eleven did. Debian has it for its next release only, so it is
 unpacked into the cache with the libraries that it needs, and started by its own
 loader; nothing of it is installed.
