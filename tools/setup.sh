@@ -15,6 +15,7 @@ _packages=(
     libvirt-dev libvirt-clients                           # libvirt-python, virsh
     rabbitmq-server mariadb-server                        # the control plane
     mmdebstrap e2fsprogs cpio zstd busybox-static openssh-client  # virtual nodes
+    debian-archive-keyring                                # the keys of the nodes' QEMU, too
     hwloc-nox                                             # lstopo, the oracle of the inventory
 )
 # The virtual node needs SR-IOV emulation, which came with QEMU 8.
