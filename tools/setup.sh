@@ -77,7 +77,7 @@ if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" \
-        wheel "setuptools<80" pbr tox pytest pytest-rerunfailures
+        wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7"
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" -e "$_top[lab]"
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 fi

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.lab import bootstrap, config, database, machines, node
+from nova_hpc.lab import bootstrap, config, database, ini, machines, node
 from nova_hpc.lab.errors import LabError
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import MARKER, Tools, end, strays
@@ -79,7 +79,7 @@ class Cloud:
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
         """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
-        return {"nova.conf": config.render(config.compute(self.settings, host, host_address))}
+        return {"nova.conf": ini.render(config.compute(self.settings, host, host_address))}
 
     # Up.
 

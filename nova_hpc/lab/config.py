@@ -1,12 +1,12 @@
-"""Configuration files of the lab's services, as data and as text."""
+"""Configuration files of the lab's services, as data."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
+from nova_hpc.lab.ini import Sections, Value, render
 from nova_hpc.lab.node import qemu
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.state import Settings, write
@@ -15,9 +15,8 @@ from nova_hpc.tracker import settings as plugin
 LOOPBACK: Final = "127.0.0.1"
 REGION: Final = "RegionOne"
 
-#: One option, or several values of an option that may be given several times.
-Value = str | int | bool | Path | Sequence[str]
-Sections = Mapping[str, Mapping[str, Value]]
+#: Seconds to the answer of a call between the parts of Nova.
+_ANSWER_LIMIT: Final = 60
 
 #: Databases, by the service that owns them.
 DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,31 +46,6 @@ DEVICE_ROLES: Final = (
     _role("vf", qemu.VF_IDS),
     _role("pf", qemu.PF_IDS),
 )
-
-
-def render(sections: Sections) -> str:
-    """The text of an oslo.config file.
-
-    A sequence becomes one line a value, as oslo.config's MultiStrOpt reads
-    them; ``$`` begins a substitution there, so it is escaped.
-    """
-    lines = []
-    for section, options in sections.items():
-        lines.append(f"[{section}]")
-        for name, value in options.items():
-            values = value if isinstance(value, list | tuple) else [value]
-            lines += [f"{name} = {_text(one)}" for one in values]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = str(value).replace("$", "$$")
-    if "\n" in text:
-        raise ValueError(f"an option cannot hold a line break: {text!r}")
-    return text
 
 
 def database_url(settings: Settings, database: str) -> str:
@@ -181,6 +155,10 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
             "periodic_fuzzy_delay": 0,
             # A lab may have one node only.
             "allow_resize_to_same_host": True,
+            # A report whose answer is lost with RabbitMQ blocks the next ones until it times
+            # out; meanwhile the node works, and must not count as down.
+            "rpc_response_timeout": _ANSWER_LIMIT,
+            "service_down_time": 2 * _ANSWER_LIMIT,
         },
         "placement": user("placement"),
         "glance": user("image"),
@@ -244,8 +222,6 @@ def compute(settings: Settings, host: str, address: str) -> Sections:
     # After one SIGTERM Nova 34 waits for three minutes for what is under way, and is
     # deaf to others meanwhile; the node's init starts it again at once.
     sections["DEFAULT"] |= {"graceful_shutdown_timeout": 15, "manager_shutdown_timeout": 10}
-    # Each request also waits for a driver that reads an emulated PCI bus.
-    sections["DEFAULT"]["rpc_response_timeout"] = 300
     # nova-compute runs as root there: no sudo in between.
     helper = "/usr/bin/env privsep-helper --config-file /etc/nova/nova.conf"
     for context in ("privsep", "nova_sys_admin", "vif_plug_ovs_privileged", "privsep_osbrick"):

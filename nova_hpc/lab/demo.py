@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import attrs
 from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
 from rich.console import Console
 
-from nova_hpc.lab import bootstrap, compare, evidence, node, observe, present
+from nova_hpc.lab import bootstrap, compare, evidence, observe, report
 from nova_hpc.lab.clients import OpenStack
 from nova_hpc.lab.cloud import Cloud
+from nova_hpc.lab.demo_servers import MEMORY_MIB, VCPUS, Servers
 from nova_hpc.lab.errors import LabError
 from nova_hpc.lab.node import qemu
 from nova_hpc.topology.level import Level, common_level
 
 FLAVOR: Final = "hpc.gpu1vf1"
 SERVER: Final = "hpc-demo"
-_VCPUS: Final = 1
-_MEMORY_MIB: Final = 512
 _PAGE_KIB: Final = 2048
-
-_BUILD_LIMIT: Final = 900.0
-#: To the first report; a kick of a virtual CPU is lost now and then in
-#: emulation, and then the guest waits for ever.
-_REPORT_LIMIT: Final = 240.0
-_ATTEMPTS: Final = 3
-_PAUSE: Final = 3.0
 
 Specs = Mapping[str, str]
 
@@ -49,146 +38,6 @@ def specs(level: Level, **devices: int) -> Specs:
         "hpc:affinity": level.word,
         "hpc:group": terms,
     }
-
-
-@attrs.define
-class Demo:
-    """One run of the demonstration."""
-
-    cloud: Cloud
-    console: Console
-    client: OpenStack
-    connection: Any
-
-    def say(self, text: str = "") -> None:
-        """Print a line as it is."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def title(self, text: str) -> None:
-        """Print the title of a part."""
-        self.console.print()
-        self.console.rule(f"[bold]{text}", align="left")
-
-    # The server.
-
-    def create(self, name: str, flavor: str, wanted: Specs) -> Any:
-        """Make the flavor and the server with the ``openstack`` command."""
-        self.remove(name)
-        if self.connection.compute.find_flavor(flavor) is not None:
-            self.client.run("flavor", "delete", flavor)
-        properties = itertools.chain.from_iterable(
-            ("--property", f"{key}={value}") for key, value in wanted.items()
-        )
-        self.client.run(
-            *("flavor", "create", flavor, "--vcpus", str(_VCPUS), "--ram", str(_MEMORY_MIB)),
-            *("--disk", "1", *properties, "-f", "json"),
-        )
-        made = self.client.run(
-            *("--os-compute-api-version", "2.37", "server", "create", "--flavor", flavor),
-            *("--image", bootstrap.GUEST_IMAGE, "--nic", "none", name, "-f", "json"),
-        )
-        return self._settled(made["id"])
-
-    def _settled(self, server: str) -> Any:
-        started = time.monotonic()
-        while True:
-            found = self.connection.compute.get_server(server)
-            seconds = time.monotonic() - started
-            if found.status in ("ACTIVE", "ERROR"):
-                self.say(f"{found.name} is {found.status} after {seconds:.0f} s")
-                return found
-            if seconds > _BUILD_LIMIT:
-                raise LabError(
-                    f"server {found.name} is still {found.status} ({found.task_state}) after"
-                    f" {seconds:.0f} s; see: nova-hpc lab logs {found.compute_host or 'hpc1'}"
-                )
-            time.sleep(_PAUSE)
-
-    def remove(self, name: str) -> None:
-        """Delete a server of an earlier run, and wait until its devices are free."""
-        for server in list(self.connection.compute.servers(name=f"^{name}$")):
-            self.connection.compute.delete_server(server, ignore_missing=True)
-            self.connection.compute.wait_for_delete(server, interval=2, wait=int(_BUILD_LIMIT))
-
-    def report(self, server: Any) -> node.GuestReport:
-        """What the guest says on its console; a silent one is started again.
-
-        :raises LabError: it says nothing, however often it is started.
-        """
-        for attempt in range(1, _ATTEMPTS + 1):
-            started = time.monotonic()
-            while time.monotonic() - started < _REPORT_LIMIT:
-                answer = self.connection.compute.get_server_console_output(server)
-                found = node.parse_report(str((answer or {}).get("output") or ""))
-                if found is not None:
-                    seconds = time.monotonic() - started
-                    self.say(
-                        f"The guest reports after {seconds:.0f} s (start {attempt} of at most"
-                        f" {_ATTEMPTS})."
-                    )
-                    return found
-                time.sleep(_PAUSE)
-            if attempt < _ATTEMPTS:
-                self.say("The guest is silent.")
-                self.client.run("server", "reboot", "--hard", server.id)
-                self._settled(server.id)
-        raise LabError(
-            f"the guest of {server.name} said nothing on its console in {_ATTEMPTS} starts; see:"
-            f" openstack console log show {server.id}"
-        )
-
-    def examine(self, server: Any, wanted: compare.Asked) -> bool:
-        """Compare all accounts of a server and show them; True if they agree."""
-        machine = self.cloud.machine(server.compute_host)
-        report = self.report(server)
-        found = evidence.collect(
-            self.cloud.settings, self.connection, machine, server, wanted, report
-        )
-        checks = compare.compare(found)
-        self.console.print(present.accounts(server.name, machine.name, found))
-        self.console.print(present.outcome(checks))
-        return all(check.agrees for check in checks)
-
-    # The refusals.
-
-    def refused(self, name: str, wanted: Specs, because: str) -> bool:
-        """Ask for what cannot be; True if that is refused, with the reason shown.
-
-        :param because: a word that the user's reason has to hold.
-        """
-        log = self.cloud.services()["nova-scheduler"].process.log
-        before = log.stat().st_size
-        flavor = name.replace("hpc-demo-", "hpc.")
-        server = self.create(name, flavor, wanted)
-        try:
-            if server.status != "ERROR":
-                self.console.print("[red]It was not refused.[/red]")
-                return False
-            reason = str((server.fault or {}).get("message") or "")
-            self.say(f"The user reads: {reason}")
-            known = self.connection.compute.find_flavor(flavor)
-            for line in operator_lines(log, before, known.id):
-                self.say(f"The operator reads: {line}")
-            if because not in reason:
-                self.console.print(f"[red]The reason does not say {because!r}.[/red]")
-                return False
-            return True
-        finally:
-            self.remove(name)
-            self.connection.compute.delete_flavor(flavor)
-
-
-def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
-    """What the scheduler's log says since *offset* of a request with *flavor*."""
-    found = []
-    with log.open(errors="replace") as stream:
-        stream.seek(offset)
-        for line in stream:
-            for mark in ("HpcTopologyFilter rejects ", "Got no allocation candidates "):
-                _, here, text = line.partition(mark)
-                if here and (f"flavor {flavor}:" in text or not mark.startswith("Hpc")):
-                    found.append(f"{here}{text.strip()}")
-    return found
 
 
 def tightest(devices: Iterable[compare.HostDevice], roles: Sequence[str]) -> Level | None:
@@ -217,7 +66,7 @@ def run(cloud: Cloud, console: Console, name: str | None, keep: bool) -> bool:
     """
     _require_up(cloud)
     try:
-        demo = Demo(
+        demo = Servers(
             cloud, console, OpenStack(cloud.paths, console), bootstrap.connect(cloud.settings)
         )
         return _compare_only(demo, name) if name is not None else _whole(demo, keep)
@@ -226,14 +75,8 @@ def run(cloud: Cloud, console: Console, name: str | None, keep: bool) -> bool:
 
 
 def _require_up(cloud: Cloud) -> None:
-    troubles = [f"{one.title}: {one.trouble}" for one in cloud.service_statuses() if one.trouble]
-    machines = cloud.nodes()
-    troubles += [
-        f"node {machine.name}: {status.state.value}"
-        for machine in machines
-        if (status := machine.status()).state is not node.State.UP
-    ]
-    if not machines:
+    troubles = report.gather(cloud).troubles
+    if not cloud.nodes():
         troubles.append("it has no virtual node")
     if troubles:
         raise LabError(
@@ -241,17 +84,19 @@ def _require_up(cloud: Cloud) -> None:
         )
 
 
-def _compare_only(demo: Demo, name: str) -> bool:
+def _compare_only(demo: Servers, name: str) -> bool:
     server = demo.connection.compute.find_server(name)
     if server is None:
         raise LabError(f"there is no server {name!r}")
     server = demo.connection.compute.get_server(server.id)
+    if server.compute_host is None:
+        raise LabError(f"server {name!r} is {server.status} and on no node")
     flavor = server.flavor
     wanted = evidence.asked(flavor.get("extra_specs") or {}, flavor["vcpus"], flavor["ram"])
     return demo.examine(server, wanted)
 
 
-def _whole(demo: Demo, keep: bool) -> bool:
+def _whole(demo: Servers, keep: bool) -> bool:
     for name in (SERVER, f"{SERVER}-pair", f"{SERVER}-many"):
         demo.remove(name)
     # The first node speaks for all: they have one shape.
@@ -266,12 +111,13 @@ def _whole(demo: Demo, keep: bool) -> bool:
         )
     demo.title(f"A GPU and a virtual function with affinity {level.word!r}")
     wanted = specs(level, gpu=1, vf=1)
+    before = demo.scheduler_log.stat().st_size
     server = demo.create(SERVER, FLAVOR, wanted)
     if server.status == "ERROR":
-        demo.console.print("[red]The server was refused:[/red]")
-        demo.say(str((server.fault or {}).get("message")))
+        demo.console.print("[red]The server was refused.[/red]")
+        demo.tell_why(server, FLAVOR, before)
         return False
-    good = demo.examine(server, evidence.asked(wanted, _VCPUS, _MEMORY_MIB))
+    good = demo.examine(server, evidence.asked(wanted, VCPUS, MEMORY_MIB))
     refusals: list[Callable[[], bool]] = []
     best = tightest(devices.values(), ("gpu", "vf"))
     if best is not None and best < level:
@@ -292,15 +138,15 @@ def _whole(demo: Demo, keep: bool) -> bool:
     return verdict
 
 
-def _pair(demo: Demo, level: Level) -> bool:
+def _pair(demo: Servers, level: Level) -> bool:
     demo.title(f"Refused: a pair at level {level.word!r}, which only withheld devices have")
     for host, reasons in observe.withheld(demo.cloud.settings).items():
         for address, reason in sorted(reasons.items()):
             demo.say(f"{host} withholds {address}: {reason}")
-    return demo.refused(f"{SERVER}-pair", specs(level, gpu=1, vf=1), because=level.word)
+    return _refused(demo, f"{SERVER}-pair", specs(level, gpu=1, vf=1), because=level.word)
 
 
-def _many(demo: Demo) -> bool:
+def _many(demo: Servers) -> bool:
     # Servers do not span hosts, so the host with the most free ones counts.
     free: dict[str, int] = {}
     gpu = "_".join(("CUSTOM_PCI", *qemu.GPU_IDS)).upper()
@@ -309,4 +155,28 @@ def _many(demo: Demo) -> bool:
             free[one.host] = free.get(one.host, 0) + one.total - one.used
     most = max(free.values(), default=0)
     demo.title(f"Refused: {most + 1} GPUs, where {most} are free")
-    return demo.refused(f"{SERVER}-many", specs(Level.HOST, gpu=most + 1), because="No valid host")
+    return _refused(
+        demo, f"{SERVER}-many", specs(Level.HOST, gpu=most + 1), because="No valid host"
+    )
+
+
+def _refused(demo: Servers, name: str, wanted: Specs, because: str) -> bool:
+    """Ask for what cannot be; True if that is refused, with the reason shown.
+
+    :param because: a word that the user's reason has to hold.
+    """
+    before = demo.scheduler_log.stat().st_size
+    flavor = name.replace("hpc-demo-", "hpc.")
+    server = demo.create(name, flavor, wanted)
+    try:
+        if server.status != "ERROR":
+            demo.console.print("[red]It was not refused.[/red]")
+            return False
+        reason = demo.tell_why(server, flavor, before)
+        if because not in reason:
+            demo.console.print(f"[red]The reason does not say {because!r}.[/red]")
+            return False
+        return True
+    finally:
+        demo.remove(name)
+        demo.connection.compute.delete_flavor(flavor)

@@ -53,9 +53,16 @@ class LabReport:
     @property
     def healthy(self) -> bool:
         """Whether all of it works."""
-        return not any(one.trouble for one in self.services) and all(
-            one.healthy for one in self.nodes
-        )
+        return not self.troubles
+
+    @property
+    def troubles(self) -> list[str]:
+        """What does not work, each with the name of the part."""
+        return [f"{one.title}: {one.trouble}" for one in self.services if one.trouble] + [
+            f"node {one.status.name}: {one.status.state.value}, its nova-compute: {one.compute}"
+            for one in self.nodes
+            if not one.healthy
+        ]
 
     def document(self) -> dict[str, Any]:
         """The report for machines; keys are only ever added."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 import pymysql
 
-from nova_hpc.lab import config, probes
+from nova_hpc.lab import config, ini, probes
 from nova_hpc.lab.database import prepare_server
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import Process, Tools
@@ -161,7 +161,7 @@ def _configure(made: Stage, tries: int) -> None:
         },
         "workarounds": {"optimize_for_wide_provider_trees": True},
     }
-    write(made.paths.config / "placement" / "placement.conf", config.render(placement), mode=0o600)
+    write(made.paths.config / "placement" / "placement.conf", ini.render(placement), mode=0o600)
     nova = {
         "DEFAULT": {
             "transport_url": "fake:/",
@@ -191,7 +191,7 @@ def _configure(made: Stage, tries: int) -> None:
         },
         "oslo_concurrency": {"lock_path": made.paths.run / "lock"},
     }
-    write(made.nova_conf, config.render(nova), mode=0o600)
+    write(made.nova_conf, ini.render(nova), mode=0o600)
 
 
 def _schemas(made: Stage, tools: Tools) -> None:
