@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.unit.topology.builder import Machine, config
 
+_BOARD = (0x10DE, 0x16C1)
 #: What the kernel shows of a GPU and of an adapter's function.
 _FILES = {
     "subsystem_vendor": "0x10de",
@@ -49,7 +50,12 @@ def build(root: Path, gpus: int, adapters: int, functions: int) -> tuple[list[st
             number = 0x100 * switch + 0x20 * slot
             if slot < 2 and switch * 2 + slot < gpus:
                 machine.function(
-                    place, files=_FILES, space=config(), node=node, driver="vfio-pci", group=number
+                    place,
+                    files=_FILES,
+                    space=config(subsystem=_BOARD),
+                    node=node,
+                    driver="vfio-pci",
+                    group=number,
                 )
                 cards.append(place.rpartition("/")[2])
             elif slot >= 2 and switch * 2 + slot - 2 < adapters:
@@ -61,7 +67,7 @@ def _adapter(
     machine: Machine, place: str, node: int, number: int, functions: int, virtual: list[str]
 ) -> None:
     files = {**_FILES, **_ADAPTER, "sriov_totalvfs": str(functions)}
-    space = config(0x15B3, 0x1021, 0x020700)
+    space = config(0x15B3, 0x1021, 0x020700, subsystem=_BOARD)
     pf = machine.function(
         place, files=files, space=space, node=node, driver="mlx5_core", group=number
     )
@@ -73,7 +79,7 @@ def _adapter(
         machine.function(
             place_of,
             files={**_FILES, **_ADAPTER, "device": "0x1022"},
-            space=config(0x15B3, 0x1022, 0x020700),
+            space=config(0x15B3, 0x1022, 0x020700, subsystem=_BOARD),
             node=node,
             driver="vfio-pci",
             group=number + 1 + index,

@@ -90,9 +90,8 @@ class _Device:
         class_code = self.code("class", 6) or config.class_code
         vendor = self.code("vendor", 4) or config.vendor_id
         product = self.code("device", 4) or config.product_id
-        subsystem = (self.code("subsystem_vendor", 4), self.code("subsystem_device", 4))
-        if subsystem[0] == "0000":  # the header of a bridge has no such ids
-            subsystem = (None, None)
+        # What the header has needs no file; ids and class it has not for all functions.
+        subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
         function = Function(
             address=normalise_address(self.name),
@@ -101,7 +100,7 @@ class _Device:
             subsystem_vendor_id=subsystem[0],
             subsystem_id=subsystem[1],
             class_code=class_code,
-            revision=self.code("revision", 2) or config.revision,
+            revision=config.revision or self.code("revision", 2),
             driver=self.link("driver"),
             root=place_of[0] if place_of else None,
             iommu_group=self._group(),
@@ -205,8 +204,8 @@ class _Device:
         if self.busy:
             raise FileError("its reset has not ended")
         if self.folder is not None:
-            return self.folder.read("config", confspace.SIZE) or b""
-        return self.tree.read(self.path("config"), confspace.SIZE) or b""
+            return self.folder.read("config", confspace.SIZE, confspace.skim) or b""
+        return self.tree.read(self.path("config"), confspace.SIZE, confspace.skim) or b""
 
     def _place(self) -> tuple[str, tuple[str, ...]] | None:
         """Root complex and the addresses above, from the device's real path.
@@ -218,6 +217,11 @@ class _Device:
         if found is None:
             raise FileError("its directory is missing")
         return _above(found.rpartition("/")[0])
+
+    def _subsystem(self) -> tuple[str | None, str | None]:
+        vendor, product = self.code("subsystem_vendor", 4), self.code("subsystem_device", 4)
+        # The header of a bridge has no such ids.
+        return (None, None) if vendor == "0000" else (vendor, product)
 
     def _buses(self, config: ConfigSpace) -> tuple[int, int] | None:
         if config.buses is not None:
@@ -290,7 +294,10 @@ class _Device:
         return tuple(bars)
 
     def _link(self, config: ConfigSpace) -> Link | None:
-        """The link, from files (Linux 4.13 and later) or registers."""
+        """The link, from registers, or files (Linux 4.13 and later) that say the same."""
+        known = config.link
+        if known is not None and None not in (known.bandwidth, known.max_speed, known.max_width):
+            return known
         speed, max_speed = self._speed("current_link_speed"), self._speed("max_link_speed")
         width, max_width = self._width("current_link_width"), self._width("max_link_width")
         if (speed, width, max_speed, max_width) == (None, None, None, None):

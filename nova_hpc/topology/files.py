@@ -14,14 +14,19 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
+
+#: Reads an open file: its handle and the most bytes -> what it holds.
+Take = Callable[[int, int], bytes]
 
 #: As many as the kernel follows (MAXSYMLINKS).
 MOST_LINKS: Final = 40
 #: No text file that is read here is longer than a few pages.
 LONGEST: Final = 1 << 18
+#: The least that a kernel hands out at once, but for the end of a file.
+_PAGE: Final = 4096
 
 # O_NONBLOCK: a pipe in the place of a file must not hang the reader.
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -57,11 +62,10 @@ class Tree:
     def _walk(self, path: str) -> str | None:
         # What is above is mostly known: every function has the same folders.
         head, _, tail = path.rpartition("/")
-        known = self._resolved.get(head) if head else None
-        if known is None:
-            left, place = path.split("/")[::-1], ""
-        else:
-            left, place = [tail], known.rstrip("/")
+        above = self.resolve(head) if head else "/"
+        if above is None:
+            return None
+        left, place = [tail], above.rstrip("/")
         links = 0
         while left:
             part = left.pop()
@@ -118,18 +122,22 @@ class Tree:
         found = self.resolve(path)
         return found if found is not None else os.path.normpath(f"{parent}/{text}")
 
-    def read(self, path: str, limit: int = LONGEST) -> bytes | None:
+    def read(self, path: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
         """The first *limit* bytes of a file; None: there is no such file.
 
+        :param take: reads the open file, where not all of it is wanted.
         :raises FileError: anything but a readable regular file.
         """
         folder, _, name = path.rpartition("/")
         parent = self.resolve(folder or "/")
         if parent is None:
             return None
-        return self.read_in(None, f"{self._root}{parent.rstrip('/')}/{name}", path, limit)
+        place = f"{self._root}{parent.rstrip('/')}/{name}"
+        return self.read_in(None, place, path, limit, take)
 
-    def read_in(self, folder: int | None, name: str, path: str, limit: int) -> bytes | None:
+    def read_in(
+        self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
+    ) -> bytes | None:
         """The same for *name* below an open *folder*, which is *path* in messages.
 
         :raises FileError: anything but a readable regular file.
@@ -147,7 +155,7 @@ class Tree:
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
                     raise FileError(f"{_show(path)}: not a file")
-                return _read(handle, limit)
+                return (take or _read)(handle, limit)
             finally:
                 os.close(handle)
         except (FileNotFoundError, NotADirectoryError):
@@ -223,11 +231,11 @@ class Folder:
         #: What it holds, whatever it is.
         self.names = names
 
-    def read(self, name: str, limit: int = LONGEST) -> bytes | None:
+    def read(self, name: str, limit: int = LONGEST, take: Take | None = None) -> bytes | None:
         """As :meth:`Tree.read`."""
         if name not in self.names:
             return None
-        return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit)
+        return self._tree.read_in(self._handle, name, f"{self._path}/{name}", limit, take)
 
     def link(self, name: str) -> str | None:
         """The text of a symbolic link; None: it is none, or cannot be read."""
@@ -250,7 +258,7 @@ def _text(data: bytes, path: str) -> str:
         text = data.rstrip(b"\0").decode("ascii").strip()
     except UnicodeDecodeError:
         text = "\0"
-    if not text.replace("\n", "").replace("\t", "").isprintable():
+    if not (text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable()):
         raise FileError(f"{_show(path)}: not text")
     return text
 
@@ -261,9 +269,10 @@ def show(path: Path) -> str:
 
 
 def _read(handle: int, limit: int) -> bytes:
-    data = b""
-    # sysfs hands out binary files in pieces.
-    while len(data) < limit and (piece := os.read(handle, limit - len(data))):
+    # A page at a time: sysfs hands out no more, and only the last is shorter.
+    data = piece = os.read(handle, min(_PAGE, limit))
+    while len(piece) == _PAGE and len(data) < limit:
+        piece = os.read(handle, min(_PAGE, limit - len(data)))
         data += piece
     return data
 

@@ -21,6 +21,7 @@ def config(
     flr: bool = False,
     acs: tuple[int, int] | None = None,
     link: tuple[int, int, int, int] = (4, 16, 5, 16),
+    subsystem: tuple[int, int] = (0, 0),
     size: int = 4096,
 ) -> bytes:
     """A configuration space.
@@ -28,12 +29,15 @@ def config(
     :param port: device/port type of the PCI Express capability; None: none.
     :param acs: capability and control register of ACS.
     :param link: current speed code and width, the same at most.
+    :param subsystem: vendor and id of the board.
     """
     data = bytearray(4096)
     struct.pack_into("<HH", data, 0, vendor, device)
     struct.pack_into("<I", data, 8, class_code << 8 | 0xA1)
     data[0x0E] = header
     data[0x19:0x1B] = bytes(buses)
+    if header == 0:
+        struct.pack_into("<HH", data, 0x2C, *subsystem)
     if port is not None:
         data[6] = 0x10
         data[0x34] = EXPRESS
