@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final
 
 import attrs
 
 from nova_hpc.topology import confspace, cpuset, rdma
+from nova_hpc.topology.attributes import Attributes
 from nova_hpc.topology.confspace import ConfigSpace
-from nova_hpc.topology.files import FileError, Folder, Tree
+from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import ADDRESS, Bar, Function, Link, RdmaDevice, normalise_address
 from nova_hpc.topology.place import BRIDGE_CLASS, Raw
 
@@ -24,8 +24,6 @@ from nova_hpc.topology.place import BRIDGE_CLASS, Raw
 DEVICES: Final = "/sys/bus/pci/devices"
 
 _ROOT: Final = re.compile(r"pci([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2})", re.ASCII)
-_INTEGER: Final = re.compile(r"-?\d{1,9}", re.ASCII)
-_HEX: Final = re.compile(r"0x([0-9a-fA-F]{1,8})", re.ASCII)
 _RESOURCE: Final = re.compile(r"0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})")
 _SPEED: Final = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s.*", re.ASCII)
 _VIRTUAL: Final = re.compile(r"virtfn\d{1,5}", re.ASCII)
@@ -38,8 +36,6 @@ _NO_RESOURCE: Final = " ".join(["0x0000000000000000"] * 3)
 #: The kernel's word for "the width is not known".
 _NO_WIDTH: Final = 255
 
-_T = TypeVar("_T")
-
 
 def read(tree: Tree, name: str, busy: bool = False) -> Raw:
     """The function that *name*, a PCI address, lists in :data:`DEVICES`.
@@ -47,7 +43,7 @@ def read(tree: Tree, name: str, busy: bool = False) -> Raw:
     :param busy: it is in a reset, so its configuration space is left alone.
     """
     with tree.folder(f"{DEVICES}/{name}") as folder:
-        return _Device(tree, name, folder, busy).read()
+        return _Device(tree, f"{DEVICES}/{name}", folder, busy=busy).read()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -66,24 +62,11 @@ def _above(folder: str) -> tuple[str, tuple[str, ...]] | None:
     return None if root is None else (root, tuple(above))
 
 
-@functools.lru_cache(maxsize=1024)
-def _code(text: str, digits: int) -> str | None:
-    match = _HEX.fullmatch(text)
-    if match is None or int(match[1], 16) >= 16**digits:
-        return None
-    return f"{int(match[1], 16):0{digits}x}"
-
-
 @attrs.define
-class _Device:
+class _Device(Attributes):
     """The directory of one function."""
 
-    tree: Tree
-    name: str
-    #: None: what it holds is not known.
-    folder: Folder | None
     busy: bool = False
-    reasons: list[str] = attrs.Factory(list)
 
     def read(self) -> Raw:
         config = confspace.parse(self.attempt(self._config, b""))
@@ -94,7 +77,7 @@ class _Device:
         subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
         function = Function(
-            address=normalise_address(self.name),
+            address=normalise_address(self.place.rpartition("/")[2]),
             vendor_id=vendor,
             product_id=product,
             subsystem_vendor_id=subsystem[0],
@@ -134,72 +117,6 @@ class _Device:
             reasons=self.reasons,
         )
 
-    def path(self, name: str) -> str:
-        return f"{DEVICES}/{self.name}/{name}"
-
-    def reason(self, text: str) -> None:
-        # The function is named anyway where the reason is shown.
-        short = text.removeprefix(f"{DEVICES}/{self.name}/")
-        if short not in self.reasons:
-            self.reasons.append(short)
-
-    def attempt(self, get: Callable[[], _T], default: _T) -> _T:
-        try:
-            return get()
-        except (FileError, ValueError) as error:
-            self.reason(str(error))
-            return default
-
-    def text(self, name: str) -> str | None:
-        try:
-            if self.folder is not None:
-                return self.folder.text(name)
-            return self.tree.text(self.path(name))
-        except FileError as error:
-            self.reason(str(error))
-            return None
-
-    def lacks(self, name: str) -> bool:
-        """Whether its directory is known not to hold *name*."""
-        return self.folder is not None and name not in self.folder.names
-
-    def names(self, name: str) -> list[str]:
-        nothing: list[str] = []
-        if self.lacks(name):
-            return nothing
-        return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
-
-    def number(self, name: str, least: int) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        if _INTEGER.fullmatch(text) is None or int(text) < least:
-            self.reason(f"{name}: {text[:40]!r} is no possible value")
-            return None
-        return int(text)
-
-    def code(self, name: str, digits: int) -> str | None:
-        """A file like ``0x10de``; hex digits without the prefix."""
-        text = self.text(name)
-        if text is None:
-            return None
-        found = _code(text, digits)
-        if found is None:
-            self.reason(f"{name}: {text[:40]!r} is no possible value")
-        return found
-
-    def link(self, name: str) -> str | None:
-        """The last part of what a link leads to."""
-        if self.lacks(name):
-            return None
-        text = None if self.folder is None else self.folder.link(name)
-        # The kernel's links say where they lead; others may be loops.
-        if text is not None and text.startswith("../") and text[-1] not in "./":
-            return text.rpartition("/")[2]
-        target = self.attempt(lambda: self.tree.target(self.path(name)), None)
-        last = target.rpartition("/")[2] if target else ""
-        return last or None
-
     def _config(self) -> bytes:
         if self.busy:
             raise FileError("its reset has not ended")
@@ -213,7 +130,7 @@ class _Device:
         None where the capture has the directory itself instead of a link into
         ``/sys/devices``: then only bus numbers can tell.
         """
-        found = self.tree.resolve(f"{DEVICES}/{self.name}")
+        found = self.tree.resolve(self.place)
         if found is None:
             raise FileError("its directory is missing")
         return _above(found.rpartition("/")[0])
