@@ -8,6 +8,7 @@ Express Base 5.0 chapter 7; names as in the kernel's ``pci_regs.h``.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Final
 
@@ -98,6 +99,8 @@ def _next(head: int) -> int:
     return 0 if head == 0xFFFFFFFF else head >> 20 & ~3
 
 
+# From one reading of a node to the next, nearly all spaces stay the same.
+@functools.lru_cache(maxsize=1024)
 def parse(data: bytes) -> ConfigSpace:
     """Read a configuration space; never raises, whatever the bytes are.
 

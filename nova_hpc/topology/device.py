@@ -62,6 +62,30 @@ def _above(folder: str) -> tuple[str, tuple[str, ...]] | None:
     return None if root is None else (root, tuple(above))
 
 
+@functools.lru_cache(maxsize=1024)
+def _bars(text: str) -> tuple[Bar, ...]:
+    """The BARs that the file ``resource`` tells of."""
+    bars = []
+    for index, line in enumerate(text.splitlines()[:_BARS]):
+        if line == _NO_RESOURCE:
+            continue
+        match = _RESOURCE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"resource: line {index + 1} is {line[:60]!r}")
+        start, end, flags = (int(part, 16) for part in match.groups())
+        if flags & (_IO | _MEMORY) and end >= start:
+            bars.append(
+                Bar(
+                    index=index,
+                    size=end - start + 1,
+                    io=bool(flags & _IO),
+                    prefetchable=bool(flags & _PREFETCH),
+                    wide=bool(flags & _WIDE),
+                )
+            )
+    return tuple(bars)
+
+
 @attrs.define
 class _Device(Attributes):
     """The directory of one function."""
@@ -185,30 +209,14 @@ class _Device(Attributes):
         return self.attempt(lambda: normalise_address(last), None)
 
     def _virtual_functions(self) -> tuple[str, ...]:
-        names = self.names("") if self.folder is None else sorted(self.folder.names)
+        held = self.names("") if self.folder is None else self.folder.names
+        # Few functions have any, so the pattern is for few names.
+        names = sorted(name for name in held if name.startswith("virtfn"))
         found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
         return tuple(address for address in found if address is not None)
 
     def _bars(self) -> tuple[Bar, ...]:
-        bars = []
-        for index, line in enumerate((self.text("resource") or "").splitlines()[:_BARS]):
-            if line == _NO_RESOURCE:
-                continue
-            match = _RESOURCE.fullmatch(line.strip())
-            if match is None:
-                raise ValueError(f"resource: line {index + 1} is {line[:60]!r}")
-            start, end, flags = (int(part, 16) for part in match.groups())
-            if flags & (_IO | _MEMORY) and end >= start:
-                bars.append(
-                    Bar(
-                        index=index,
-                        size=end - start + 1,
-                        io=bool(flags & _IO),
-                        prefetchable=bool(flags & _PREFETCH),
-                        wide=bool(flags & _WIDE),
-                    )
-                )
-        return tuple(bars)
+        return _bars(self.text("resource") or "")
 
     def _link(self, config: ConfigSpace) -> Link | None:
         """The link, from registers, or files (Linux 4.13 and later) that say the same."""
