@@ -10,7 +10,7 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
 from rich.console import Console
 
-from nova_hpc.lab import bootstrap, compare, evidence, observe, report
+from nova_hpc.lab import accounts, bootstrap, evidence, observe, report
 from nova_hpc.lab.clients import OpenStack
 from nova_hpc.lab.cloud import Cloud
 from nova_hpc.lab.demo_servers import MEMORY_MIB, VCPUS, Servers
@@ -40,7 +40,7 @@ def specs(level: Level, **devices: int) -> Specs:
     }
 
 
-def tightest(devices: Iterable[compare.HostDevice], roles: Sequence[str]) -> Level | None:
+def tightest(devices: Iterable[accounts.HostDevice], roles: Sequence[str]) -> Level | None:
     """The tightest level at which one device of each role can be had; None if not at all."""
     found = list(devices)
     choices = [[device for device in found if device.role == role] for role in roles]
@@ -51,8 +51,8 @@ def tightest(devices: Iterable[compare.HostDevice], roles: Sequence[str]) -> Lev
 
 
 def offered(
-    devices: Mapping[str, compare.HostDevice], providers: Iterable[observe.Provider]
-) -> list[compare.HostDevice]:
+    devices: Mapping[str, accounts.HostDevice], providers: Iterable[observe.Provider]
+) -> list[accounts.HostDevice]:
     """Those of a node's devices whose provider still has one to give."""
     free = {one.address for one in providers if one.used < one.total}
     return [device for device in devices.values() if device.provider in free]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 from rich.console import Console
 
-from nova_hpc.lab import bootstrap, compare, evidence, node, present
+from nova_hpc.lab import accounts, bootstrap, compare, evidence, node, present
 from nova_hpc.lab.clients import OpenStack
 from nova_hpc.lab.cloud import Cloud
 from nova_hpc.lab.errors import LabError
@@ -113,7 +113,7 @@ class Servers:
             f" openstack console log show {server.id}"
         )
 
-    def examine(self, server: Any, wanted: compare.Asked) -> bool:
+    def examine(self, server: Any, wanted: accounts.Asked) -> bool:
         """Compare all accounts of a server and show them; True if they agree."""
         machine = self.cloud.machine(server.compute_host)
         report = self.report(server)
@@ -121,7 +121,7 @@ class Servers:
             self.cloud.settings, self.connection, machine, server, wanted, report
         )
         checks = compare.compare(found)
-        self.console.print(present.accounts(server.name, machine.name, found))
+        self.console.print(present.comparison(server.name, machine.name, found))
         self.console.print(present.outcome(checks))
         return all(check.agrees for check in checks)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lxml import etree
 
-from nova_hpc.lab import compare, config, node, observe
+from nova_hpc.lab import accounts, config, node, observe
 from nova_hpc.lab.errors import LabError
 from nova_hpc.lab.node import python_env
 from nova_hpc.lab.node.shape import Gpu, Shape
@@ -49,14 +49,14 @@ def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
     return f"BAR of {max(bars, default=0) // _MIB} MiB"
 
 
-def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> compare.Asked:
+def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> accounts.Asked:
     """What a flavor of the lab says."""
     devices = {}
     for term in extra_specs.get("pci_passthrough:alias", "").split(","):
         name, _, count = term.partition(":")
         if name:
             devices[name] = int(count or 1)
-    return compare.Asked(
+    return accounts.Asked(
         devices=devices,
         level=Level.from_word(extra_specs.get("hpc:affinity", "host")),
         vcpus=vcpus,
@@ -78,7 +78,7 @@ def planned(shape: Shape, index: int) -> dict[str, int]:
 
 def host_devices(
     machine: node.Node,
-) -> tuple[dict[str, compare.HostDevice], dict[int, frozenset[int]]]:
+) -> tuple[dict[str, accounts.HostDevice], dict[int, frozenset[int]]]:
     """The assignable functions of a node, and the CPUs of its NUMA nodes.
 
     Read in the node itself, with the inventory and with ``ip``.
@@ -94,7 +94,7 @@ def host_devices(
 
 def devices_of(
     inventory: Mapping[str, Any], links: Sequence[Mapping[str, Any]]
-) -> dict[str, compare.HostDevice]:
+) -> dict[str, accounts.HostDevice]:
     """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows."""
     vf_macs = {
         (link["ifname"], vf["vf"]): vf.get("address", "")
@@ -116,7 +116,7 @@ def devices_of(
                 kind, _, name = device.partition(" ")
                 if kind == "net" and vf_macs.get((name, number)):
                     macs.append(vf_macs[name, number])
-        found[address] = compare.HostDevice(
+        found[address] = accounts.HostDevice(
             address=address,
             ids=ids,
             role=roles[ids],
@@ -139,12 +139,12 @@ _ROLES: Final = [
 ]
 
 
-def domain(machine: node.Node, server: str) -> compare.Domain:
+def domain(machine: node.Node, server: str) -> accounts.Domain:
     """Libvirt's domain of *server*."""
     return parse_domain(remote(machine, ["virsh", "-c", "qemu:///system", "dumpxml", server]))
 
 
-def parse_domain(text: str) -> compare.Domain:
+def parse_domain(text: str) -> accounts.Domain:
     """Read a domain's XML.
 
     :raises LabError: it is none.
@@ -165,7 +165,7 @@ def parse_domain(text: str) -> compare.Domain:
     memory = root.find("./numatune/memory[@mode='strict']")
     page = root.find("./memoryBacking/hugepages/page")
     unit = {"KiB": 1, "k": 1, "MiB": 1024, "M": 1024, "GiB": 1 << 20, "G": 1 << 20}
-    return compare.Domain(
+    return accounts.Domain(
         hostdevs=tuple(hostdevs),
         pins=pins,
         emulator=frozenset()
@@ -197,12 +197,12 @@ def parse_numa_maps(text: str, page_kib: int) -> dict[int, int]:
     return found
 
 
-def guest(report: node.GuestReport) -> compare.Guest:
+def guest(report: node.GuestReport) -> accounts.Guest:
     """What a guest's report says of passed-through devices and of its size."""
     ids = {f"{role['vendor_id']}:{role['product_id']}" for role in _ROLES}
-    return compare.Guest(
+    return accounts.Guest(
         devices=tuple(
-            compare.GuestDevice(
+            accounts.GuestDevice(
                 address=function.address,
                 ids=function.ids,
                 driver=function.driver,
@@ -223,9 +223,9 @@ def collect(
     cloud: Any,
     machine: node.Node,
     server: Any,
-    wanted: compare.Asked,
+    wanted: accounts.Asked,
     report: node.GuestReport,
-) -> compare.Evidence:
+) -> accounts.Evidence:
     """All accounts of *server* (of openstacksdk), which runs on *machine*."""
     devices, cpus = host_devices(machine)
     allocated: dict[str, int] = {}
@@ -234,13 +234,13 @@ def collect(
         if host == machine.name:
             allocated[address] = sum(resources.values())
     records = observe.pci_records(settings, server.id)
-    return compare.Evidence(
+    return accounts.Evidence(
         asked=wanted,
         planned=planned(machine.shape, machine.index),
         node=devices,
         cpus=cpus,
         allocation=allocated,
-        records=tuple(compare.Record(one.address, one.provider) for one in records),
+        records=tuple(accounts.Record(one.address, one.provider) for one in records),
         domain=domain(machine, server.id),
         pages=pages(machine, _domain_file(machine, server), wanted.page_kib),
         guest=guest(report),

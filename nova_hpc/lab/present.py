@@ -8,10 +8,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from nova_hpc.lab import compare
+from nova_hpc.lab import accounts, compare
 
 
-def accounts(server: str, host: str, found: compare.Evidence) -> Table:
+def comparison(server: str, host: str, found: accounts.Evidence) -> Table:
     """What was asked, chosen, attached and reported, side by side."""
     table = Table(title=f"Server {server} on node {host}", title_justify="left", show_lines=True)
     for column in (
@@ -47,18 +47,18 @@ def accounts(server: str, host: str, found: compare.Evidence) -> Table:
     return table
 
 
-def _described(address: str, device: compare.HostDevice | None) -> str:
+def _described(address: str, device: accounts.HostDevice | None) -> str:
     if device is None:
         return address
     place = device.location
     return f"{address}\n{device.ids}, {device.identity}\nNUMA {place.numa}, {place.root}"
 
 
-def _reported(device: compare.GuestDevice) -> str:
+def _reported(device: accounts.GuestDevice) -> str:
     return f"{device.address}\n{device.ids}, {device.identity}\ndriver {device.driver or 'none'}"
 
 
-def _size(found: compare.Evidence) -> tuple[str, ...]:
+def _size(found: accounts.Evidence) -> tuple[str, ...]:
     asked, domain, guest = found.asked, found.domain, found.guest
     pins = ", ".join(f"vCPU {vcpu} on {_set(cpus)}" for vcpu, cpus in sorted(domain.pins.items()))
     reached = found.decision

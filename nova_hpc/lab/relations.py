@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from nova_hpc.lab.compare import HostDevice
+from nova_hpc.lab.accounts import HostDevice
 from nova_hpc.lab.evidence import identity
 from nova_hpc.lab.node import GuestReport
 from nova_hpc.topology import place

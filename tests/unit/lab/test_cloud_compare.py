@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.lab.compare import (
+from nova_hpc.lab.accounts import (
     Asked,
     Domain,
     Evidence,
@@ -13,8 +13,8 @@ from nova_hpc.lab.compare import (
     GuestDevice,
     HostDevice,
     Record,
-    compare,
 )
+from nova_hpc.lab.compare import compare
 from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level, Location

@@ -3,7 +3,7 @@
 import pytest
 
 from nova_hpc.lab import evidence, node
-from nova_hpc.lab.compare import Asked
+from nova_hpc.lab.accounts import Asked
 from nova_hpc.lab.demo import offered, specs, tightest
 from nova_hpc.lab.errors import LabError
 from nova_hpc.lab.observe import PciRecord, Provider

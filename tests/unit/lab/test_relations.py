@@ -1,5 +1,5 @@
 from nova_hpc.lab import relations
-from nova_hpc.lab.compare import HostDevice
+from nova_hpc.lab.accounts import HostDevice
 from nova_hpc.lab.node import Shape, parse_report
 from nova_hpc.topology.level import Distance, Location
 
