@@ -79,7 +79,8 @@ def _adapter(
         machine.function(
             place_of,
             files={**_FILES, **_ADAPTER, "device": "0x1022"},
-            space=config(0x15B3, 0x1022, 0x020700, subsystem=_BOARD),
+            # Its ids and the state of the link are its physical function's alone.
+            space=config(0xFFFF, 0xFFFF, 0x020700, subsystem=_BOARD, link=(0, 0, 5, 16)),
             node=node,
             driver="vfio-pci",
             group=number + 1 + index,

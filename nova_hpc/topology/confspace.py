@@ -72,8 +72,8 @@ class ConfigSpace:
 def skim(handle: int, limit: int = SIZE) -> bytes:
     """What :func:`parse` looks at, from an open file; the rest is zeros.
 
-    A device answers every four bytes with a round trip of about a microsecond,
-    so its whole space costs a millisecond, and most of that is empty.
+    A device answers every four bytes with a round trip of their own, and most of
+    its space is empty.
 
     :raises OSError: it cannot be read.
     """

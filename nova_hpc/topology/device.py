@@ -220,13 +220,12 @@ class _Device(Attributes):
 
     def _link(self, config: ConfigSpace) -> Link | None:
         """The link, from registers, or files (Linux 4.13 and later) that say the same."""
-        known = config.link
-        if known is not None and None not in (known.bandwidth, known.max_speed, known.max_width):
-            return known
+        if config.link is not None:
+            return config.link
         speed, max_speed = self._speed("current_link_speed"), self._speed("max_link_speed")
         width, max_width = self._width("current_link_width"), self._width("max_link_width")
         if (speed, width, max_speed, max_width) == (None, None, None, None):
-            return config.link
+            return None
         rate = confspace.bandwidth(speed, width) if speed and width else None
         return Link(speed, width, max_speed, max_width, rate)
 
