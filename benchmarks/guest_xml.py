@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from nova.virt.libvirt import config as vconfig
 
 from benchmarks import measure
-from nova_hpc.topology.guest import Abi, Device, Mode, plan, windows
+from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
-from virt_driver_patches import mirror
+from virt_driver_patches.domain import mirror
 
 PART = "guest tree"
 _RULES = Abi(Mode.MIRROR)

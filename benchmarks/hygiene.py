@@ -75,7 +75,7 @@ def measured(switches: int, servers: int) -> dict[str, list[float]]:
     from tests.functional import conftest  # noqa: F401, I001
     from tests.functional import driver_base, fixtures
     from nova.virt.libvirt.driver import LibvirtDriver
-    from virt_driver_patches.driver import HpcLibvirtDriver
+    from virt_driver_patches.driver.hpc_libvirt import HpcLibvirtDriver
 
     times: dict[str, list[float]] = defaultdict(list)
     inside = threading.local()

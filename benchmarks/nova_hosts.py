@@ -22,7 +22,7 @@ from nova.virt import hardware
 from oslo_config import cfg
 
 from benchmarks.hosts import place
-from nova_hpc.topology.tags import Tags
+from nova_hpc.wire.tags import Tags
 
 CONF = cfg.CONF
 

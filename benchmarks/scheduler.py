@@ -18,15 +18,10 @@ from oslo_config import cfg
 
 from benchmarks import measure, nova_hosts
 from nova_hpc import conf as hpc_conf
-from nova_hpc.tracker import settings as plugin
-from scheduler_filters import (
-    fit,
-    hpc_packing_weigher,
-    hpc_topology_filter,
-    offer,
-    pools,
-    reader,
-)
+from nova_hpc.from_nova import hosts as reader
+from nova_hpc.from_nova import pools
+from nova_hpc.offer import settings as plugin
+from scheduler_filters import choice, fit, hpc_packing_weigher, hpc_topology_filter
 
 CONF = cfg.CONF
 PART = "filters and weigher"
@@ -153,10 +148,10 @@ def forget() -> None:
         pools.KNOWN,
         reader._PATTERNS,
         reader._NODES,
-        offer._REDUCED,
-        offer._ANSWERS,
-        offer._TURNED,
-        offer._JUDGED,
+        choice._REDUCED,
+        choice._ANSWERS,
+        choice._TURNED,
+        choice._JUDGED,
         fit._FITS,
     ):
         known.clear()

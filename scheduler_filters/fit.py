@@ -19,7 +19,7 @@ from nova.pci import stats as pci_stats
 from nova.virt import hardware
 from oslo_serialization import jsonutils
 
-from scheduler_filters.cache import Cache
+from nova_hpc.from_nova.cache import Cache
 
 
 @attrs.frozen

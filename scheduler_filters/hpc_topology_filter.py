@@ -21,12 +21,14 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import contract, providers
+from nova_hpc.from_nova import hosts as reader
+from nova_hpc.from_nova import request as requests
+from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.profile import YARDSTICKS
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement.model import Miss
-from scheduler_filters import contract, offer, providers, reader
-from scheduler_filters import request as requests
-from scheduler_filters.once import Once
-from scheduler_filters.profile import YARDSTICKS
+from scheduler_filters import choice
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -100,13 +102,13 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         except hpc_flavor.FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
-        order = offer.Order.of(spec, task, request, YARDSTICKS.current())
+        order = choice.Order.of(spec, task, request, YARDSTICKS.current())
         passed = []
         for host in hosts:
             view = views.get(host)
             if view is None:
                 continue
-            outcome = _guarded(host, offer.place, host, order, view)
+            outcome = _guarded(host, choice.place, host, order, view)
             if outcome is None:
                 passed.append(host)
             else:

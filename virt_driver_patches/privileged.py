@@ -7,12 +7,12 @@ from pathlib import Path
 
 from oslo_privsep import capabilities, priv_context
 
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.reset import ResetError
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker.hygiene import reset as hygiene_reset
-from nova_hpc.tracker.hygiene.reset import ResetError
 
 default = priv_context.PrivContext(
     "virt_driver_patches",
@@ -52,7 +52,7 @@ def _read_configs(root: str, addresses: list[str]) -> dict[str, bytes]:
 
 
 def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
-    """As :func:`nova_hpc.tracker.hygiene.reset.reset`."""
+    """As :func:`nova_hpc.tenancy.hygiene.reset.reset`."""
     why = _reset(str(root), address, timeout, str(folder))
     if why is not None:
         raise ResetError(why)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
-from nova_hpc.placement.snapshot import Snapshot, SnapshotError
-from nova_hpc.placement.snapshot import document as snapshot_document
+from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
 
 READERS: Final = "nova_hpc.readers"
 

@@ -15,10 +15,10 @@ from oslo_config import cfg
 
 from nova_hpc import conf
 from nova_hpc.cli import include_files, values
+from nova_hpc.offer import device_spec, nvlink_sets, roles, settings
+from nova_hpc.offer.declaration import Terms, TermsError
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import InventoryError, Node
-from nova_hpc.tracker import device_spec, nvlink, roles, settings
-from nova_hpc.tracker.terms import Terms, TermsError
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
@@ -198,7 +198,7 @@ class Configure(Command):
             InventoryError,
             include_files.IncludeError,
             roles.RoleError,
-            nvlink.NvlinkError,
+            nvlink_sets.NvlinkError,
             TermsError,
         ) as error:
             print(f"nova-hpc configure: {error}", file=sys.stderr)
@@ -209,7 +209,7 @@ class Configure(Command):
             raise values.UsageError("--dry-run needs --write: without it nothing is written anyway")
         configured_roles, configured_sets = _configured(args.config_file)
         table = roles.strict(args.device_role or configured_roles)
-        sets = nvlink.strict(args.nvlink_set or configured_sets)
+        sets = nvlink_sets.strict(args.nvlink_set or configured_sets)
         terms = Terms(
             whole=frozenset(values.whole(args.whole_pf)),
             resource_classes=values.resource_classes(args.resource_class),

@@ -15,11 +15,11 @@ from cliff.show import ShowOne
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.device_place import DeviceError, Place
+from nova_hpc.tenancy import quarantine
+from nova_hpc.tenancy.hygiene import operator as hygiene_operator
+from nova_hpc.tenancy.locked_file import StateError
+from nova_hpc.tenancy.quarantine import QuarantineError
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import quarantine
-from nova_hpc.tracker.hygiene import operator as hygiene_operator
-from nova_hpc.tracker.locked_file import StateError
-from nova_hpc.tracker.quarantine import QuarantineError
 
 _FAILED: Final = 1
 #: Exit status of bad input; argparse uses the same for bad options.

@@ -9,17 +9,18 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.cli import node_config
+from nova_hpc.offer import device_spec, roles
+from nova_hpc.tenancy import health, locked_file, quarantine
+from nova_hpc.tenancy.health import Kind, Offer
+from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.hygiene import operator as hygiene_operator
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene import state as hygiene_state
+from nova_hpc.tenancy.hygiene.bench import Bench, Candidate
+from nova_hpc.tenancy.hygiene.state import State
+from nova_hpc.tenancy.quarantine import Quarantine
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, address_key
-from nova_hpc.tracker import device_spec, health, locked_file, quarantine, roles
-from nova_hpc.tracker.health import Kind, Offer
-from nova_hpc.tracker.hygiene import cleaner
-from nova_hpc.tracker.hygiene import operator as hygiene_operator
-from nova_hpc.tracker.hygiene import reset as hygiene_reset
-from nova_hpc.tracker.hygiene import state as hygiene_state
-from nova_hpc.tracker.hygiene.bench import Bench, Candidate
-from nova_hpc.tracker.hygiene.state import State
-from nova_hpc.tracker.quarantine import Quarantine
 
 #: Options that are used here.
 _NEEDED: Final = ("hygiene_file", "quarantine_file", "reset_timeout", "cleaners", "sysfs_root")

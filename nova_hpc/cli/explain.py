@@ -10,11 +10,11 @@ from typing import Final
 from cliff.command import Command
 
 from nova_hpc.cli import cloud, explain_show, values
-from nova_hpc.placement.explain import document as explain_document
-from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain.model import Past, Question, Report
-from nova_hpc.placement.explain.past import explain_server
-from nova_hpc.placement.snapshot import SnapshotError
+from nova_hpc.cloud.explain import document as explain_document
+from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain.model import Past, Question, Report
+from nova_hpc.cloud.explain.past import explain_server
+from nova_hpc.cloud.snapshot import SnapshotError
 
 _MISS: Final = 1
 #: Exit status of bad input; argparse uses the same for bad options.

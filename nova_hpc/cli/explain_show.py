@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.placement.explain.model import Choice, Given, Past, Placed, Report, Verdict
+from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Report, Verdict
+from nova_hpc.cloud.snapshot import Device, Node
 from nova_hpc.placement.model import Request
-from nova_hpc.placement.snapshot import Device, Node
 
 #: Hosts that one line names; the others are counted.
 _NAMED = 8

@@ -16,9 +16,10 @@ from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc import conf
-from nova_hpc.topology import document, live, lstopo, nccl, sysfs, text
+from nova_hpc.topology import live, lstopo, nccl, sysfs, text
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import InventoryError, Node
+from nova_hpc.wire import inventory
 
 NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
@@ -97,7 +98,7 @@ class Inventory(Command):
             if parsed_args.format == "tree":
                 _draw(node, parsed_args.all)
             elif parsed_args.format == "json":
-                sys.stdout.write(document.dumps(node))
+                sys.stdout.write(inventory.dumps(node))
             elif parsed_args.format == "nccl":
                 sys.stdout.write(nccl.from_node(node, _processor(parsed_args)))
             else:
@@ -149,8 +150,8 @@ def _draw(node: Node, everything: bool) -> None:
 
 
 def _device_spec(node: Node, files: Sequence[Path] | None) -> Iterator[str]:
-    from nova_hpc.tracker import device_spec, nvlink, roles
-    from nova_hpc.tracker.terms import Terms
+    from nova_hpc.offer import device_spec, nvlink_sets, roles
+    from nova_hpc.offer.declaration import Terms
 
     try:
         names, sets = _configured(files)
@@ -159,9 +160,9 @@ def _device_spec(node: Node, files: Sequence[Path] | None) -> Iterator[str]:
         detail = " ".join(str(error).split())
         raise InventoryError(f"[hpc]device_role cannot be used: {detail}") from error
     try:
-        links = nvlink.strict(sets)
-        nvlink.check(links, node, table)
-    except nvlink.NvlinkError as error:
+        links = nvlink_sets.strict(sets)
+        nvlink_sets.check(links, node, table)
+    except nvlink_sets.NvlinkError as error:
         raise InventoryError(str(error)) from error
     spec = device_spec.build(node, table, Terms(nvlink=links or None))
     for item in spec.omitted:

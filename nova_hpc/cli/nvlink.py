@@ -13,15 +13,15 @@ from cliff.command import Command
 from cliff.lister import Lister
 
 from nova_hpc.cli import node_config
-from nova_hpc.fabric import nvlink
-from nova_hpc.fabric.nvlink import FabricError
-from nova_hpc.fabric.nvlink_backend import BackendError
+from nova_hpc.offer import nvlink_sets as sets
+from nova_hpc.offer import roles
+from nova_hpc.tenancy.locked_file import StateError
+from nova_hpc.tenancy.nvlink import partitions as nvlink
+from nova_hpc.tenancy.nvlink.backend import BackendError
+from nova_hpc.tenancy.nvlink.keeper import Keeper
+from nova_hpc.tenancy.nvlink.partitions import FabricError
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import address_key
-from nova_hpc.tracker import nvlink as sets
-from nova_hpc.tracker import roles
-from nova_hpc.tracker.locked_file import StateError
-from nova_hpc.tracker.nvlink_keeper import Keeper
 
 #: Options that are used here.
 _NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "nvlink_file", "nvlink_set")

@@ -14,7 +14,7 @@ from cliff.command import Command
 from nova_hpc.cli.values import Count
 
 if TYPE_CHECKING:
-    from nova_hpc.placement.simulation.scenario import Scenario
+    from nova_hpc.cloud.simulate.scenario import Scenario
 
 #: Exit status of bad input; argparse uses the same for bad options.
 _BAD_INPUT: Final = 2
@@ -177,8 +177,8 @@ def _percent(text: str) -> int:
 
 def _simulate(args: argparse.Namespace) -> int:
     from nova_hpc.cli import simulate_output, simulate_run
-    from nova_hpc.placement.simulation import policies
-    from nova_hpc.placement.simulation.scenario import document, summarise
+    from nova_hpc.cloud.simulate import policies
+    from nova_hpc.cloud.simulate.scenario import document, summarise
 
     try:
         names = [policies.check(name) for name in dict.fromkeys(args.policy or policies.DEFAULT)]
@@ -205,8 +205,8 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _scenario(args: argparse.Namespace) -> Scenario:
     from nova_hpc.cli import simulate_input
-    from nova_hpc.placement.simulation import nodes
-    from nova_hpc.placement.simulation.scenario import prepare
+    from nova_hpc.cloud.simulate import nodes
+    from nova_hpc.cloud.simulate.scenario import prepare
 
     if args.snapshot is None and (args.nodes is None or args.requests is None):
         raise ValueError("give --nodes and --requests, or --snapshot")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc import conf
-from nova_hpc.placement.simulation import nodes, snapshots, traces
-from nova_hpc.placement.simulation.nodes import Layout, Machine
-from nova_hpc.placement.simulation.workload import Task
-from nova_hpc.placement.snapshot import SnapshotError
-from nova_hpc.placement.snapshot import document as snapshot_document
+from nova_hpc.cloud.simulate import nodes, snapshots, traces
+from nova_hpc.cloud.simulate.nodes import Layout, Machine
+from nova_hpc.cloud.simulate.workload import Task
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.offer import roles
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.model import InventoryError
-from nova_hpc.tracker import roles
 
 BUILT_IN: Final = "dgx"
 #: Unpacked, a file is at most so long: a bomb is no trace.

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from nova_hpc.placement.simulation.scenario import Scenario, Spread, Summary
+from nova_hpc.cloud.simulate.scenario import Scenario, Spread, Summary
 
 #: Header of each figure of the table.
 _HEADERS: Final = {

@@ -10,8 +10,8 @@ from typing import Final
 from cliff.command import Command
 
 from nova_hpc.cli import cloud
-from nova_hpc.placement.snapshot import SnapshotError
-from nova_hpc.placement.snapshot import document as snapshot_document
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
 
 #: Exit status of bad input; argparse uses the same for bad options.
 _BAD_INPUT: Final = 2

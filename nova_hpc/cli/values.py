@@ -8,8 +8,8 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.offer import declaration, settings
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.tracker import settings, terms
 
 MOST: Final = 1_000_000
 
@@ -22,7 +22,7 @@ def whole(values: Iterable[str]) -> Iterable[str]:
     """Addresses of --whole-pf, normalised; or ``all``."""
     for value in values:
         try:
-            yield value if value == terms.EVERY else normalise_address(value)
+            yield value if value == declaration.EVERY else normalise_address(value)
         except AddressError as error:
             raise UsageError(f"--whole-pf: {error}") from error
 
@@ -47,7 +47,7 @@ def resource_classes(values: Sequence[str]) -> dict[str, str]:
     """Role -> resource class, of --resource-class."""
     found: dict[str, str] = {}
     for role, name in _pairs("--resource-class", values):
-        if found.setdefault(role, terms.check_resource_class(name)) != name:
+        if found.setdefault(role, declaration.check_resource_class(name)) != name:
             raise UsageError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
     return found
 
@@ -56,7 +56,7 @@ def traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
     """Role -> traits, of --trait."""
     found: dict[str, frozenset[str]] = {}
     for role, name in _pairs("--trait", values):
-        found[role] = found.get(role, frozenset()) | {terms.check_trait(name)}
+        found[role] = found.get(role, frozenset()) | {declaration.check_trait(name)}
     return found
 
 

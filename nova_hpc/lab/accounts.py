@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
-from nova_hpc.placement.decision import Decision
 from nova_hpc.topology.level import Level, Location
+from nova_hpc.wire.decision import Decision
 
 
 @attrs.frozen

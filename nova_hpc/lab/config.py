@@ -10,7 +10,7 @@ from nova_hpc.lab.ini import Sections, Value, render
 from nova_hpc.lab.node import qemu
 from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.state import Settings, write
-from nova_hpc.tracker import settings as plugin
+from nova_hpc.offer import settings as plugin
 
 LOOPBACK: Final = "127.0.0.1"
 REGION: Final = "RegionOne"

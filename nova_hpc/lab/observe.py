@@ -11,8 +11,7 @@ import attrs
 from nova_hpc.lab import bootstrap
 from nova_hpc.lab.probes import connect
 from nova_hpc.lab.state import Settings
-from nova_hpc.placement import decision
-from nova_hpc.tracker import stats
+from nova_hpc.wire import decision, stats
 
 _HEADERS: Final = {"OpenStack-API-Version": f"placement {bootstrap.PLACEMENT_MICROVERSION}"}
 

@@ -25,8 +25,9 @@ from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import profile
 from nova_hpc.topology.level import Level, Location, common_level
-from scheduler_filters import hpc_topology_filter, profile
+from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
 
 CONF = cfg.CONF

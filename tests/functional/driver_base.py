@@ -13,11 +13,11 @@ from nova import context as nova_context
 from nova import objects, utils
 from nova.tests.functional.libvirt import base as libvirt_base
 
-from nova_hpc.placement import decision
-from nova_hpc.tracker import quarantine, stats
+from nova_hpc.tenancy import quarantine
+from nova_hpc.wire import decision, stats
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
-from virt_driver_patches import compat
+from virt_driver_patches.patches import compat
 
 
 class DriverTest(base.HpcServersTest):

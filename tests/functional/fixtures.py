@@ -16,7 +16,7 @@ import fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from nova_hpc.topology.level import Location
-from nova_hpc.topology.tags import Tags
+from nova_hpc.wire.tags import Tags
 
 GPU_VENDOR, GPU_PRODUCT = "10de", "20b2"
 NIC_VENDOR, PF_PRODUCT, VF_PRODUCT = "15b3", "101d", "101e"

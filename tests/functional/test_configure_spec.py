@@ -25,10 +25,11 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.topology import lstopo, sysfs, tags
-from nova_hpc.tracker import device_spec, roles, settings
-from nova_hpc.tracker import terms as offer_terms
-from tests.unit.tracker.machines import ROLES, adapter, gpu, machines, node
+from nova_hpc.offer import declaration as offer_terms
+from nova_hpc.offer import device_spec, roles, settings
+from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.wire import tags
+from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
 
 CONF = nova.conf.CONF
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.tracker import adapter_state, quarantine
+from nova_hpc.tenancy import quarantine
+from nova_hpc.tenancy.adapters import state
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
-from tests.unit.fabric import cards
-from tests.unit.fabric.kernel import Kernel
+from tests.unit.tenancy import cards
+from tests.unit.tenancy.kernel import Kernel
 
 SHAPE = fixtures.Shape((fixtures.Switch(gpus=0, pfs=1),))
 PF = "0000:40:00.0"
@@ -45,8 +46,8 @@ class AdaptersTest(DriverTest):
         """Of every function that has been given GUIDs."""
         return [found for each in range(4) if (found := self.guids(name, each)) != NONE]
 
-    def records(self, name: str) -> dict[str, adapter_state.Record]:
-        return adapter_state.load(self.root(name) / "adapters")
+    def records(self, name: str) -> dict[str, state.Record]:
+        return state.load(self.root(name) / "adapters")
 
     def vfs(self, count: int):
         return self.make_flavor({"pci_passthrough:alias": f"vf:{count}"})
@@ -161,7 +162,7 @@ class AdaptersTest(DriverTest):
     def test_ethernet(self) -> None:
         kernel = Kernel(4)
         self.useFixture(
-            fixtures.fixtures.MockPatch("nova_hpc.fabric.adapter_netlink._open", kernel)
+            fixtures.fixtures.MockPatch("nova_hpc.tenancy.adapters.netlink._open", kernel)
         )
         kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:01"
         for each in kernel.functions:
@@ -194,11 +195,12 @@ import os, sys
 from pathlib import Path
 from oslo_config import cfg
 from oslo_privsep import priv_context
-from nova_hpc.fabric.address import Prefix
-from nova_hpc.fabric.adapter import AdapterError, Layer, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.addresses import Prefix
+from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Step, VirtualFunction
 from nova_hpc.topology import sysfs
-from nova_hpc.tracker.adapter_keeper import Keeper
-from virt_driver_patches import adapters_privileged, privileged
+from nova_hpc.tenancy.adapters.keeper import Keeper
+from virt_driver_patches import privileged
+from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
 cfg.CONF([], project="nova")
@@ -242,8 +244,8 @@ import os, sys
 import nova.conf
 from nova import exception
 from nova_hpc import conf as hpc_conf
-from virt_driver_patches import adapters
-from virt_driver_patches.reading import Source
+from virt_driver_patches.driver import adapters
+from virt_driver_patches.driver.reading import Source
 
 CONF = nova.conf.CONF
 hpc_conf.register(CONF)

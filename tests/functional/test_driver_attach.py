@@ -6,7 +6,7 @@ import pytest
 from lxml import etree
 from nova import exception
 
-from virt_driver_patches import attach
+from virt_driver_patches.domain import attach
 
 ALIASES = {"0000:41:00.0": "ua-hpc-0", "0000:42:00.0": "ua-hpc-1"}
 

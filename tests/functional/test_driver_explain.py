@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain.model import Question
-from nova_hpc.placement.explain.past import explain_server
+from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain.model import Question
+from nova_hpc.cloud.explain.past import explain_server
+from nova_hpc.from_nova import snapshot
 from nova_hpc.topology.level import Distance, Level
-from scheduler_filters import cloud
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -16,7 +16,7 @@ FIRST = "0000:40:00.0"
 
 class ExplainTest(DriverTest):
     def remedies(self, flavor: str) -> dict[str, list[str]]:
-        report = explain(cloud.take(), Question(flavor))
+        report = explain(snapshot.take(), Question(flavor))
         self.assertFalse(report.fits)
         found: dict[str, list[str]] = {}
         for remedy in report.remedies:
@@ -54,7 +54,7 @@ class ExplainTest(DriverTest):
         self.quarantine("alpha", FIRST, "it fell silent")
         self.update("alpha")
         self.assertEqual({}, self.remedies(pair))
-        past = explain_server(cloud.take(), server["id"])
+        past = explain_server(snapshot.take(), server["id"])
         self.assertTrue(any(FIRST in note and "it fell silent" in note for note in past.notes))
 
     def test_a_withheld_device_is_named(self) -> None:
@@ -62,14 +62,14 @@ class ExplainTest(DriverTest):
         self.quarantine("alpha", FIRST, "it fell silent")
         self.update("alpha")
         flavor = self.make_flavor(PAIR)
-        (verdict,) = explain(cloud.take(), Question(flavor)).verdicts
+        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
         self.assertEqual("1 gpu free (needs 2)", verdict.reason)
         self.assertTrue(any(FIRST in note and "it fell silent" in note for note in verdict.notes))
 
     def test_a_decision_and_where_the_devices_sit(self) -> None:
         self.host("alpha", fixtures.two_switches(gpus=1, numa=(0, 1)))
         server = self.boot(self.make_flavor(PAIR | {"hpc:affinity_policy": "preferred"}))
-        past = explain_server(cloud.take(), server["id"])
+        past = explain_server(snapshot.take(), server["id"])
         self.assertEqual(self.decision(server), past.decision)
         self.assertEqual(
             [device.address for device in self.devices_of(server)],

@@ -8,10 +8,10 @@ import threading
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.tracker import quarantine
-from nova_hpc.tracker.hygiene import operator as hygiene_operator
-from nova_hpc.tracker.hygiene import state as hygiene_state
-from nova_hpc.tracker.hygiene.bench import Candidate
+from nova_hpc.tenancy import quarantine
+from nova_hpc.tenancy.hygiene import operator as hygiene_operator
+from nova_hpc.tenancy.hygiene import state as hygiene_state
+from nova_hpc.tenancy.hygiene.bench import Candidate
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

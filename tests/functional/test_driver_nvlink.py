@@ -10,7 +10,7 @@ from nova import exception
 from tests.fabric_manager import FabricManager, library
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
-from virt_driver_patches.nvlink import Links
+from virt_driver_patches.driver.nvlink import Links
 
 GPU = {"pci_passthrough:alias": "gpu:1"}
 PAIR = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tracker.hygiene_node import GPU, OTHER, config, make
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, config, make
 
 # In a process of its own: the daemon is a fork of it.
 SCRIPT = f"""\
@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 from oslo_config import cfg
 from oslo_privsep import priv_context
-from nova_hpc.tracker.hygiene.reset import ResetError
+from nova_hpc.tenancy.hygiene.reset import ResetError
 from virt_driver_patches import privileged
 
 root = Path(sys.argv[1])
@@ -54,7 +54,8 @@ import os
 from oslo_config import cfg
 from nova import exception
 from nova_hpc import conf as hpc_conf
-from virt_driver_patches import hygiene, privileged
+from virt_driver_patches import privileged
+from virt_driver_patches.driver import hygiene
 
 cfg.CONF([], project="nova")
 hpc_conf.register(cfg.CONF)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.placement import decision
-from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
+from nova_hpc.wire import decision
+from nova_hpc.wire.decision import Decision
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 

@@ -7,7 +7,7 @@ from unittest import mock
 from nova import exception
 from nova.virt.libvirt import driver as libvirt_driver
 
-from nova_hpc.tracker import stats
+from nova_hpc.wire import stats
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -171,7 +171,7 @@ class OverriddenTest(DriverTest):
     """Everything that the driver overrides exists in this Nova."""
 
     def test_the_methods(self) -> None:
-        from virt_driver_patches.driver import HpcLibvirtDriver
+        from virt_driver_patches.driver.hpc_libvirt import HpcLibvirtDriver
 
         own = {
             name

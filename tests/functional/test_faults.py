@@ -8,8 +8,8 @@ import json
 from lxml import etree
 from nova.tests.fixtures import libvirt as fakelibvirt
 
-from nova_hpc.tracker import quarantine
-from nova_hpc.tracker.hygiene import state as hygiene_state
+from nova_hpc.tenancy import quarantine
+from nova_hpc.tenancy.hygiene import state as hygiene_state
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.functional.kills import verdict
 from tests.functional.kills.hypervisor import Hypervisor
-from virt_driver_patches import compat
+from virt_driver_patches.patches import compat
 
 ONE, OTHER = "0000:40:00.0", "0000:40:01.0"
 DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>

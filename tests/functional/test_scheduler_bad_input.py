@@ -8,8 +8,9 @@ from unittest import mock
 from nova import context as nova_context
 from nova import objects
 
+from nova_hpc.from_nova import providers
 from nova_hpc.topology.level import Level
-from scheduler_filters import hpc_topology_filter, offer, providers
+from scheduler_filters import choice, hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 
@@ -159,7 +160,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_one_host_fails(self) -> None:
         self.start_host("bad", Shape((Switch(gpus=2),)))
         self.start_host("good", Shape((Switch(gpus=6),)))
-        plain = offer.choose
+        plain = choice.choose
 
         def broken(request, host, *arguments, **keywords):
             if len(host.pools) == 2:
@@ -167,7 +168,7 @@ class UnexpectedTest(base.HpcServersTest):
             return plain(request, host, *arguments, **keywords)
 
         flavor = self.make_flavor(PAIR)
-        with mock.patch.object(offer, "choose", broken):
+        with mock.patch.object(choice, "choose", broken):
             servers = [self.boot(flavor) for _ in range(2)]
         self.assertEqual(["good", "good"], [self.host_of(each) for each in servers])
         output = self.stdlog.logger.output

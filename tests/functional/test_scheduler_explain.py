@@ -12,13 +12,13 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain.model import Past, Question, Report
-from nova_hpc.placement.explain.past import explain_server
-from nova_hpc.placement.snapshot import Snapshot, SnapshotError
-from nova_hpc.placement.snapshot import document as snapshot_document
+from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain.model import Past, Question, Report
+from nova_hpc.cloud.explain.past import explain_server
+from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.from_nova import snapshot
 from nova_hpc.topology.level import Level
-from scheduler_filters import cloud
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 
@@ -56,7 +56,7 @@ class ExplainBase(base.HpcServersTest):
 
     def cloud(self) -> Snapshot:
         """The cloud now, by way of the text of a file."""
-        return snapshot_document.loads(snapshot_document.dumps(cloud.take()))
+        return snapshot_document.loads(snapshot_document.dumps(snapshot.take()))
 
     def explain(self, flavor: str, **question: object) -> Report:
         return explain(self.cloud(), Question(flavor, **question))
@@ -217,7 +217,7 @@ class ExplainTest(ExplainBase):
             vcpu=2,
         )
         for image in ("two-cells", uuids.cells):
-            taken = cloud.take(image)
+            taken = snapshot.take(image)
             with_image = explain(taken, Question(flavor, image))
             self.assertEqual({0: 0, 1: 1}, dict(with_image.placed[0].choice.devices.cells))
             self.assertEqual(2, len(with_image.request.groups))
@@ -229,10 +229,10 @@ class ExplainTest(ExplainBase):
             ("twin", "2 images are called 'twin'; give an ID"),
             ("broken", "Glance answered 503"),
         ):
-            error = self.assertRaises(SnapshotError, cloud.take, image)
+            error = self.assertRaises(SnapshotError, snapshot.take, image)
             self.assertIn(text, str(error))
         base.CONF.clear_override("auth_type", group="glance")
-        error = self.assertRaises(SnapshotError, cloud.take, "two-cells")
+        error = self.assertRaises(SnapshotError, snapshot.take, "two-cells")
         self.assertIn("no credentials to read images with", str(error))
 
     def test_server(self) -> None:

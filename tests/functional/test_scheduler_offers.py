@@ -17,8 +17,9 @@ from nova.scheduler.filters import numa_topology_filter, pci_passthrough_filter
 from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
-from scheduler_filters import contract, fit, hpc_topology_filter, providers
-from scheduler_filters import request as requests
+from nova_hpc.from_nova import contract, providers
+from nova_hpc.from_nova import request as requests
+from scheduler_filters import fit, hpc_topology_filter
 
 CONF = nova.conf.CONF
 GPU, VF = "CUSTOM_HPC_GPU", "CUSTOM_HPC_VF"

@@ -9,9 +9,9 @@ from oslo_config import cfg
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import profile, roles
 from nova_hpc.placement.profile import DEFAULT, Shape
 from nova_hpc.topology.level import Level
-from scheduler_filters import profile, roles
 from tests.functional import fixtures
 
 CONF = cfg.CONF

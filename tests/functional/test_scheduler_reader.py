@@ -12,12 +12,14 @@ from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import contract, request
+from nova_hpc.from_nova import hosts as reader
+from nova_hpc.from_nova.profile import Yardstick
+from nova_hpc.from_nova.providers import Free, Kind
 from nova_hpc.placement.model import DeviceSet, Group, Policy, Request
 from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Distance, Level
-from scheduler_filters import contract, fit, hpc_packing_weigher, offer, reader, request
-from scheduler_filters.profile import Yardstick
-from scheduler_filters.providers import Free, Kind
+from scheduler_filters import choice, fit, hpc_packing_weigher
 from tests.functional import fixtures
 
 CONF = cfg.CONF
@@ -353,7 +355,7 @@ class WeigherTest(test.NoDBTestCase):
         host = SimpleNamespace(host=name, nodename=name, aggregates=[])
         if score is not None:
             devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
-            host.hpc_choice = offer.Choice((key,), devices, rank=score)
+            host.hpc_choice = choice.Choice((key,), devices, rank=score)
         return nova_weights.WeighedHost(host, 0.0)
 
     def test_order(self) -> None:
@@ -400,7 +402,7 @@ class SpreadTest(test.NoDBTestCase):
         task = request.read_task(asked)
         group = Group({"0": 1})
         wanted = Request(task.wants, (group,), Level.NUMA, Policy.REQUIRED)
-        return offer.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
+        return choice.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
 
     def test_servers_differ(self) -> None:
         turns = [self.turn(f"server{number}") for number in range(32)]

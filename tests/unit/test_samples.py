@@ -12,9 +12,9 @@ from oslo_config import cfg, generator
 
 from nova_hpc import conf
 from nova_hpc.cli import include_files
+from nova_hpc.offer import device_spec, roles, settings
 from nova_hpc.topology.model import NumaNode
-from nova_hpc.tracker import device_spec, roles, settings
-from tests.unit.tracker.machines import adapter, gpu, node
+from tests.unit.offer.machines import adapter, gpu, node
 
 ETC = Path(__file__).resolve().parents[2] / "etc"
 

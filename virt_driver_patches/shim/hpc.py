@@ -4,6 +4,6 @@ Nova looks drivers up below ``nova.virt``, which is no namespace package; this
 file is all that nova-hpc places there. ``nova-hpc install-shim`` manages it.
 """
 
-from virt_driver_patches.driver import HpcLibvirtDriver
+from virt_driver_patches.driver.hpc_libvirt import HpcLibvirtDriver
 
 __all__ = ["HpcLibvirtDriver"]

@@ -16,7 +16,7 @@ from concurrent import futures
 from typing import Any
 
 from nova_hpc.topology.level import Location
-from nova_hpc.topology.tags import Tags
+from nova_hpc.wire.tags import Tags
 from tests.functional.concurrency import nova_process
 from tests.functional.concurrency.model import Cloud
 

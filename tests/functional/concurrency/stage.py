@@ -22,7 +22,7 @@ from nova_hpc.lab.paths import Paths
 from nova_hpc.lab.process import Process, Tools
 from nova_hpc.lab.services import Service, mariadb_argv, script
 from nova_hpc.lab.state import Settings, write
-from nova_hpc.tracker import settings as plugin
+from nova_hpc.offer import settings as plugin
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
 #: One try, and Nova itself begins anew after a conflict. Placement tries again

@@ -30,8 +30,8 @@ AT: Final = "NOVA_HPC_KILL_AT"
 _MANAGER: Final = "nova.compute.manager:ComputeManager"
 _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
 _LIBVIRT: Final = "nova.virt.libvirt.driver:LibvirtDriver"
-_DRIVER: Final = "virt_driver_patches.driver:HpcLibvirtDriver"
-_KEEPER: Final = "nova_hpc.tracker.hygiene:Keeper"
+_DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
+_KEEPER: Final = "nova_hpc.tenancy.hygiene:Keeper"
 
 #: Where the threads that are killed begin.
 ROOTS: Final = (
@@ -62,12 +62,12 @@ TRACED: Final = (
     f"{_DRIVER}.spawn",
     f"{_DRIVER}._hpc_check",
     f"{_DRIVER}.destroy",
-    "virt_driver_patches.tenancy:Tenancy.give",
-    "virt_driver_patches.tenancy:Tenancy.take_back",
+    "virt_driver_patches.driver.tenancy:Tenancy.give",
+    "virt_driver_patches.driver.tenancy:Tenancy.take_back",
     f"{_KEEPER}.give",
     f"{_KEEPER}.take_back",
-    "nova_hpc.tracker.hygiene.bench:Bench.clean",
-    "nova_hpc.tracker.hygiene.bench:Bench.put",
+    "nova_hpc.tenancy.hygiene.bench:Bench.clean",
+    "nova_hpc.tenancy.hygiene.bench:Bench.put",
     f"{_LIBVIRT}._create_guest_with_network",
     f"{_LIBVIRT}._destroy",
     f"{_LIBVIRT}.cleanup",
@@ -79,10 +79,10 @@ DURABLE: Final = {
     "nova.tests.fixtures.libvirt:Domain.createWithFlags": "libvirt: start the domain",
     "nova.tests.fixtures.libvirt:Domain.destroy": "libvirt: destroy the domain",
     "nova.tests.fixtures.libvirt:Connection._undefine": "libvirt: undefine the domain",
-    "nova_hpc.tracker.locked_file:_replace": "file {0}",
+    "nova_hpc.tenancy.locked_file:_replace": "file {0}",
     # The write itself is another process's: it may outlive this one.
-    "nova_hpc.tracker.hygiene.reset:reset": "reset a device",
-    "nova_hpc.tracker.hygiene.reset:_ended": "a device is being reset",
+    "nova_hpc.tenancy.hygiene.reset:reset": "reset a device",
+    "nova_hpc.tenancy.hygiene.reset:_ended": "a device is being reset",
     f"{_LIBVIRT}.delete_instance_files": "files of the instance",
     "nova.scheduler.client.report:SchedulerReportClient.put": "Placement: PUT {1}",
     "nova.scheduler.client.report:SchedulerReportClient.post": "Placement: POST {1}",

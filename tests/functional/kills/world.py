@@ -27,8 +27,8 @@ from nova.tests.functional.api import client as api_client
 from oslo_db.sqlalchemy import engines
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.tracker import locked_file, quarantine
-from nova_hpc.tracker.hygiene import state as hygiene_state
+from nova_hpc.tenancy import locked_file, quarantine
+from nova_hpc.tenancy.hygiene import state as hygiene_state
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs

@@ -7,7 +7,7 @@ import pytest
 
 from nova_hpc.cli import include_files
 from nova_hpc.cli.configure import Configure
-from nova_hpc.tracker import settings
+from nova_hpc.offer import settings
 
 GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'
 NAMES = [settings.file_name(part) for part in settings.PARTS]

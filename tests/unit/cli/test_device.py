@@ -6,8 +6,8 @@ import pytest
 
 from nova_hpc.cli import device
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.tracker import quarantine
-from tests.unit.tracker.hygiene_node import GPU, OTHER, make
+from nova_hpc.tenancy import quarantine
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {

@@ -12,11 +12,11 @@ import pytest
 
 from nova_hpc.cli import cloud, explain_show
 from nova_hpc.cli.main import main
-from nova_hpc.placement.explain import explain
-from nova_hpc.placement.explain.model import Question
+from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain.model import Question
+from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell
-from nova_hpc.placement.snapshot import document as snapshot_document
-from tests.unit.placement import clouds
+from tests.unit.cloud import clouds
 
 
 def a_cloud():

@@ -6,8 +6,8 @@ import pytest
 
 from nova_hpc.cli import nvlink
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.fabric.nvlink_backend import Settings, load
-from nova_hpc.tracker import nvlink_keeper
+from nova_hpc.tenancy.nvlink import keeper as nvlink_keeper
+from nova_hpc.tenancy.nvlink.backend import Settings, load
 from tests.fabric_manager import FabricManager, library
 
 COMMANDS = {"list": nvlink.List, "check": nvlink.Check, "restore": nvlink.Restore}

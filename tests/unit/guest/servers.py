@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from nova_hpc.guest import command, document
-from nova_hpc.topology.promise import Cell
+from nova_hpc.guest_tree.guest_document import Cell
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
-from virt_driver_patches import fwcfg
+from virt_driver_patches.domain import fwcfg
 
 CELLS = (Cell(8, 1 << 24, 1048576, 1), Cell(8, 1 << 24, 1048576, 0))
 #: The host's node 0 is the guest's cell 1: numbers must not be mixed up.

@@ -14,7 +14,7 @@ from lxml import etree
 from nova_hpc.guest import command, compare, document
 from tests.unit.guest.servers import CELLS, HOME, fewer, fw_cfg_of, run, servers, start
 from tests.unit.guest.worlds import domain_of
-from virt_driver_patches import fwcfg
+from virt_driver_patches.domain import fwcfg
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.guest import document
-from nova_hpc.topology.guest import Abi, Device, Mode, plan
+from nova_hpc.guest_tree import Abi, Device, Mode, plan
 from nova_hpc.topology.level import distance
 from tests.unit.guest.servers import CELLS, HOME, MEMORY, fewer, remove, run, servers, start
 from tests.unit.guest.worlds import boot, domain_of
 from tests.unit.topology import nccl_reader
-from virt_driver_patches import fwcfg, mirror
+from virt_driver_patches.domain import fwcfg, mirror
 
 
 @fewer

@@ -15,9 +15,9 @@ from nova_hpc.lab.accounts import (
     Record,
 )
 from nova_hpc.lab.compare import compare
-from nova_hpc.placement.decision import Decision
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level, Location
+from nova_hpc.wire.decision import Decision
 
 GPU, VF = "1234:1111", "8086:10ca"
 

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.topology import document, lstopo, sysfs, text, xmlfile
+from nova_hpc.topology import lstopo, sysfs, text, xmlfile
 from nova_hpc.topology.model import ADDRESS, InventoryError, Node, address_key
+from nova_hpc.wire import inventory
 from tests.unit.topology import damage
 from tests.unit.topology.builder import Machine, config
 
@@ -53,7 +54,7 @@ def check(node: Node) -> None:
     for numa in node.numa_nodes:
         assert frozenset().union(*numa.smt_siblings) == numa.cpus
     assert all(problem.isprintable() for problem in node.problems)
-    document.dumps(node)
+    inventory.dumps(node)
     for everything in (False, True):
         for line in text.lines(node, everything=everything):
             line.encode()

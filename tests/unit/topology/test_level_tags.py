@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
-from nova_hpc.topology.tags import ALL, TagError, Tags, parse
+from nova_hpc.wire.tags import ALL, TagError, Tags, parse
 
 PLACES = st.builds(
     Location,

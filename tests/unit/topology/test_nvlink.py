@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology import nvlink, tags
+from nova_hpc.topology import nvlink
+from nova_hpc.wire import tags
 
 
 def test_sets_are_put_together_from_their_members():

@@ -15,8 +15,9 @@ import attrs
 import pytest
 
 from nova_hpc.cli.inventory import Inventory
-from nova_hpc.topology import document, lstopo, sysfs, text
+from nova_hpc.topology import lstopo, sysfs, text
 from nova_hpc.topology.model import HugePages, Link, Node
+from nova_hpc.wire import inventory
 from tests.unit.topology.builder import Machine
 
 TREE = """\
@@ -137,7 +138,7 @@ def test_many_problems_are_cut_short(virtual_node: Path) -> None:
 
 def test_the_document_has_everything(virtual_node: Path) -> None:
     node = sysfs.read(virtual_node)
-    found = json.loads(document.dumps(node))
+    found = json.loads(inventory.dumps(node))
     assert (found["schema"], found["version"]) == ("nova-hpc/inventory", 1)
     assert [f["address"] for f in found["functions"]] == [f.address for f in node.functions]
     vf = next(f for f in found["functions"] if f["address"] == "0000:82:10.0")
@@ -185,7 +186,7 @@ def attrs_of(*names: str) -> list[type]:
 def test_documents_of_captures_have_only_described_keys(capture: Path) -> None:
     guide = Path(__file__).parents[3] / "docs/source/contributor/inventory-schema.rst"
     described = set(re.findall(r"^   \* - ``(\w+)``$", guide.read_text(), re.MULTILINE))
-    assert keys(document.build(sysfs.read(capture))) <= described
+    assert keys(inventory.build(sysfs.read(capture))) <= described
 
 
 def test_the_command_draws(virtual_node: Path) -> None:
@@ -226,7 +227,7 @@ def test_the_command_writes_json(virtual_node: Path) -> None:
 def test_the_command_reads_xml(captures: Path) -> None:
     path = captures / "hwloc/nvidiaDGX2.xml"
     done = run("--xml", path, "--format", "json")
-    assert json.loads(done.stdout) == document.build(lstopo.read(path))
+    assert json.loads(done.stdout) == inventory.build(lstopo.read(path))
 
 
 def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 from nova_hpc.guest import compare, show
 from nova_hpc.guest import document as told
 from nova_hpc.guest.machine import Machine as Guest
-from nova_hpc.topology import confspace, document, peer, promise, text
+from nova_hpc.guest_tree import guest_document
+from nova_hpc.topology import confspace, peer, text
 from nova_hpc.topology.model import BridgeKind, Function, Node
 from nova_hpc.topology.peer import Pair, Peer, Why
 from nova_hpc.topology.sysfs import read
+from nova_hpc.wire import inventory
 from tests.unit.topology.builder import Machine
 
 REDIRECT = 0x1D  # as the kernel sets it
@@ -62,7 +64,7 @@ def test_a_switch(ports, ats, found):
     assert peer.path(node, one, other) is found
     assert peer.path(node, other, one) is found
     assert peer.switches(node) == {"0000:11:00.0": found}
-    functions = json.loads(document.dumps(node))["functions"]
+    functions = json.loads(inventory.dumps(node))["functions"]
     said = {each["address"]: each["peer_to_peer"] for each in functions if each["peer_to_peer"]}
     assert said == ({} if found is Peer.UNKNOWN else {"0000:11:00.0": found.value})
     drawn = "\n".join(text.lines(node))
@@ -120,7 +122,7 @@ def with_card(ports, gpu=(None, None), card=(None, None), vf=(None, None)):
 )
 def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
     node = with_card(ports, gpu=(gpu, gpu), card=(vf, vf), vf=(vf, vf))
-    (found,) = json.loads(document.dumps(node))["peer_pairs"]
+    (found,) = json.loads(inventory.dumps(node))["peer_pairs"]
     both = False if False in (gpu, vf) else None if None in (gpu, vf) else True
     assert found == {
         "gpu": GPU,
@@ -135,8 +137,12 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
     assert peer.redirected(node, [GPU]) is None
     assert ("P2P?" in "\n".join(text.lines(node))) == (path is None)
     # The same in the document for a guest with the GPU and the VF, without addresses.
-    given = [promise.Given(GPU), promise.Given("0000:14:00.1"), promise.Given("0000:10:00.0")]
-    data = promise.documents(node, "flat", (), given)[told.DOCUMENT]
+    given = [
+        guest_document.Given(GPU),
+        guest_document.Given("0000:14:00.1"),
+        guest_document.Given("0000:10:00.0"),
+    ]
+    data = guest_document.documents(node, "flat", (), given)[told.DOCUMENT]
     (said,) = json.loads(data)["peer_to_peer"]
     assert said == {"device": 0, "with": [1], "path": path, "why": why}
     read_back = told.parse(data)
@@ -160,8 +166,8 @@ def test_functions_of_one_adapter_that_differ():
 
 def test_a_document_that_says_nothing_of_it_or_nonsense():
     node = with_card((NOTHING, NOTHING))
-    given = [promise.Given(GPU), promise.Given(CARD)]
-    found = json.loads(promise.documents(node, "flat", (), given)[told.DOCUMENT])
+    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
+    found = json.loads(guest_document.documents(node, "flat", (), given)[told.DOCUMENT])
     said = found.pop("peer_to_peer")[0]
     assert told.parse(json.dumps(found).encode()).peers == ()
     found["peer_to_peer"] = [said | {"why": "of-a-later-cloud"}]

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from nova_hpc.topology.guest import Device
-from nova_hpc.topology.guest.windows import Span
+from nova_hpc.guest_tree import Device
+from nova_hpc.guest_tree.windows import Span
 from nova_hpc.topology.level import Location
 
 #: As Nova 34 writes it, shortened.

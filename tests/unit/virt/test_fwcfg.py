@@ -6,9 +6,9 @@ import pytest
 from lxml import etree
 
 from nova_hpc.guest import document
+from nova_hpc.guest_tree.guest_document import Cell
 from nova_hpc.topology.model import Function, Node
-from nova_hpc.topology.promise import Cell
-from virt_driver_patches.fwcfg import add_documents, cells_of, guest_paths, tell
+from virt_driver_patches.domain.fwcfg import add_documents, cells_of, guest_paths, tell
 
 DOMAIN = """<domain type='kvm'><name>x</name><memory>1024</memory>
 <sysinfo type='smbios'><system><entry name='product'>OpenStack Nova</entry></system></sysinfo>

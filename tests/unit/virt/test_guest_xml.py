@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from virt_driver_patches.guest_xml import housekeeping, keep_emulator_off
+from virt_driver_patches.domain.guest_xml import housekeeping, keep_emulator_off
 
 DOMAIN = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>x</name><!-- kept -->

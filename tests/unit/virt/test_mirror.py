@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology.guest import Abi, Device, Mode, PlanError, plan
+from nova_hpc.guest_tree import Abi, Device, Mode, PlanError, plan
 from nova_hpc.topology.level import Distance, Location, distance
 from tests.unit.virt import mirror_reader
 from tests.unit.virt.mirror_worlds import domain, hosts
-from virt_driver_patches import mirror
+from virt_driver_patches.domain import mirror
 
 MIRROR = Abi(Mode.MIRROR)
 NUMA = Abi(Mode.NUMA)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc.guest_tree import Abi, Device, Mode, picture, plan, windows
 from nova_hpc.topology import lstopo
-from nova_hpc.topology.guest import Abi, Device, Mode, picture, plan, windows
 from nova_hpc.topology.level import Location, distance
 from nova_hpc.topology.model import Bar
 from tests.unit.virt import mirror_reader
 from tests.unit.virt.mirror_worlds import UEFI, domain
-from virt_driver_patches import mirror
+from virt_driver_patches.domain import mirror
 
 TOP = Path(__file__).parents[3]
 GOLDEN = TOP / "tests/data/golden"

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.topology.guest import Abi, AbiError, Device, Mode, abi, plan, windows
-from nova_hpc.topology.guest.windows import GIB, Span
+from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, plan, windows
+from nova_hpc.guest_tree.windows import GIB, Span
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
+from nova_hpc.wire import guest_abi
 from tests.unit.virt.mirror_worlds import UEFI, domain
-from virt_driver_patches import mirror
+from virt_driver_patches.domain import mirror
 
 #: A GPU of 80 GiB: 128 GiB, and 32 MiB beside it.
 GPU = (
@@ -168,10 +169,10 @@ def test_the_record():
     for mode in Mode:
         for clique in (False, True):
             text = Abi(mode, clique).dumps()
-            assert len(text.encode()) <= abi.MAX_BYTES
-            assert abi.loads(text) == Abi(mode, clique)
+            assert len(text.encode()) <= guest_abi.MAX_BYTES
+            assert guest_abi.loads(text) == Abi(mode, clique)
     assert Abi(Mode.MIRROR).dumps() == '{"v":1,"mode":"mirror","clique":0}'
-    assert abi.loads(None) is None
+    assert guest_abi.loads(None) is None
 
 
 @pytest.mark.parametrize(
@@ -185,9 +186,9 @@ def test_the_record():
 )
 def test_a_damaged_record_is_not_acted_on(text):
     with pytest.raises(AbiError, match="is damaged"):
-        abi.loads(text)
+        guest_abi.loads(text)
 
 
 def test_a_newer_record_is_not_acted_on():
     with pytest.raises(AbiError, match="of version 2, and this release of nova-hpc makes 1"):
-        abi.loads('{"v":2,"mode":"mirror","clique":0,"more":"x"}')
+        guest_abi.loads('{"v":2,"mode":"mirror","clique":0,"more":"x"}')

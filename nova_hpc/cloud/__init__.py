@@ -1,0 +1,1 @@
+"""A whole cloud as data: snapshots, explanations, simulations."""

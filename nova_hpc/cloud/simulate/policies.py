@@ -1,0 +1,128 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.cloud.simulate import published
+from nova_hpc.cloud.simulate.cluster import Cluster
+from nova_hpc.cloud.simulate.nova import Multipliers, Nova
+from nova_hpc.cloud.simulate.ours import Ours
+from nova_hpc.cloud.simulate.policy import Policy
+from nova_hpc.cloud.simulate.workload import Typical
+
+Workload = tuple[Typical, ...]
+_Make = Callable[[Cluster, random.Random, Workload], Policy]
+
+#: Prefix of a policy with its own multipliers, e.g. ``nova:ram=-1,pci=5``.
+NOVA: Final = "nova:"
+
+
+@attrs.frozen
+class Entry:
+    """A policy that has a name."""
+
+    help: str
+    make: _Make
+    #: Whether its workload tells shapes apart that differ in memory alone.
+    memory: bool = False
+
+
+def _nova(multipliers: Multipliers) -> _Make:
+    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+        return Nova(cluster, rng, workload, multipliers)
+
+    return make
+
+
+def _by_score(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    return Ours(cluster, rng, workload, by_damage=False)
+
+
+POLICIES: Final[Mapping[str, Entry]] = {
+    "nova-random": Entry(
+        "stock Nova, all weighers off: any host that passes the filters",
+        _nova(Multipliers(ram=0, cpu=0, pci=0)),
+    ),
+    "nova-spread": Entry(
+        "stock Nova with its default weighers: most free RAM and CPUs, fewest PCI devices",
+        _nova(Multipliers()),
+    ),
+    "nova-pack": Entry(
+        "stock Nova, RAM and CPU weighers turned round (-1): the fullest host",
+        _nova(Multipliers(ram=-1, cpu=-1, pci=1)),
+    ),
+    "random": Entry("any node that fits", published.Random),
+    "first-fit": Entry("the first node that fits", published.FirstFit),
+    "best-fit": Entry("the least CPU and GPU left", published.BestFit),
+    "dot-product": Entry("the least free, in the request's proportions", published.DotProduct),
+    "clustering": Entry("together with requests of the same size", published.Clustering),
+    "packing": Entry("used GPUs first, then used nodes", published.Packing),
+    "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", published.Fgd),
+    "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours, True),
+    "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score, True),
+}
+
+#: What is compared where nothing is said.
+DEFAULT: Final = tuple(name for name in POLICIES if name != "nova-hpc-score")
+
+
+def check(name: str) -> str:
+    """The name, if there is such a policy.
+
+    :raises ValueError: there is not; the text names all.
+    """
+    _entry(name)
+    return name
+
+
+def build(name: str, cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    """A policy on a cluster.
+
+    :raises ValueError: there is no such policy
+    """
+    return _entry(name)(cluster, rng, workload)
+
+
+def counts_memory(name: str) -> bool:
+    """Whether the policy's workload has the memory of the requests."""
+    return name in POLICIES and POLICIES[name].memory
+
+
+def _entry(name: str) -> _Make:
+    if name.startswith(NOVA):
+        return _nova(_multipliers(name))
+    if name not in POLICIES:
+        raise ValueError(
+            f"no policy {name!r}; there are {', '.join(POLICIES)}, and "
+            f"{NOVA}ram=N,cpu=N,pci=N,subset=N with Nova's own options"
+        )
+    return POLICIES[name].make
+
+
+def _multipliers(name: str) -> Multipliers:
+    values: dict[str, float] = {}
+    for pair in name.removeprefix(NOVA).split(","):
+        key, equals, text = pair.partition("=")
+        try:
+            value = float(text)
+            if not equals or key not in ("ram", "cpu", "pci", "subset") or not abs(value) < 1e9:
+                raise ValueError
+            if key == "subset" and (value < 0 or value != int(value)):
+                raise ValueError
+        except ValueError:
+            raise ValueError(
+                f"policy {name!r}: {pair!r} is none of ram=NUMBER, cpu=NUMBER, pci=NUMBER "
+                "and subset=COUNT (0: all hosts)"
+            ) from None
+        values[key] = value
+    return Multipliers(
+        ram=values.get("ram", 1.0),
+        cpu=values.get("cpu", 1.0),
+        pci=values.get("pci", 1.0),
+        subset=int(values.get("subset", 1)),
+    )

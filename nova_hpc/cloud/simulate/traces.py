@@ -1,0 +1,248 @@
+"""Nodes and requests from CSV: the openb trace, and a simple form of our own.
+
+Which of the two it is, the header says. Every error names the file and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.cloud.simulate.nodes import Machine
+from nova_hpc.cloud.simulate.workload import WHOLE, Shape, Task
+from nova_hpc.topology.level import Level
+
+#: More than any machine or request has; a larger number is a slip.
+MOST: Final = 1_000_000_000
+MOST_GPUS: Final = 64
+MOST_LINES: Final = 100_000
+_SHOWN: Final = 60
+
+_OPENB_NODES: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+_OPENB_TASKS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+_OPENB_MORE: Final = (
+    "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time",
+)  # fmt: skip
+_NODES: Final = ("name", "cpus", "memory_mib", "gpus")
+_NODES_MORE: Final = ("type", "count")
+_TASKS: Final = ("name", "cpus", "memory_mib", "gpus")
+_TASKS_MORE: Final = ("share", "level", "group", "count", "arrives", "leaves")
+
+
+class TraceError(ValueError):
+    """A file that cannot be used; the text names it, the line and the cure."""
+
+
+@attrs.frozen
+class _Row:
+    where: str
+    values: Mapping[str, str]
+
+    def error(self, text: str) -> TraceError:
+        return TraceError(f"{self.where}: {text}")
+
+    def text(self, key: str, default: str = "") -> str:
+        return (self.values.get(key) or "").strip() or default
+
+    def whole(self, key: str, least: int, most: int = MOST, default: int | None = None) -> int:
+        text = self.text(key)
+        if not text and default is not None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise self.error(
+                f"{key} is {_quote(text)}, but must be a whole number from {least} to {most}"
+            )
+        return value
+
+    def number(self, key: str, scale: int = 1) -> float:
+        text = self.text(key)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= MOST:
+            raise self.error(f"{key} is {_quote(text)}, but must be a number from 0 to {MOST}")
+        return value * scale
+
+    def milli(self, key: str) -> int:
+        return round(self.number(key, WHOLE))
+
+
+def machines(lines: Iterable[str], source: str) -> list[Machine]:
+    """Read nodes.
+
+    :raises TraceError: a line makes no sense, a name occurs twice, or there is
+        no node.
+    """
+    found: list[Machine] = []
+    names: set[str] = set()
+    for openb, row in _rows(lines, source, (_OPENB_NODES, ()), (_NODES, _NODES_MORE)):
+        if openb:
+            name, count = row.text("sn"), 1
+            model = Machine(
+                name=name,
+                kind=row.text("model", "node"),
+                cpu_milli=row.whole("cpu_milli", 0),
+                memory_mib=row.whole("memory_mib", 0),
+                gpus=row.whole("gpu", 0, MOST_GPUS),
+            )
+        else:
+            name, count = row.text("name"), row.whole("count", 1, MOST_LINES, 1)
+            model = Machine(
+                name=name,
+                kind=row.text("type", "node"),
+                cpu_milli=row.milli("cpus"),
+                memory_mib=row.whole("memory_mib", 0),
+                gpus=row.whole("gpus", 0, MOST_GPUS),
+            )
+        if not name:
+            raise row.error("the node has no name")
+        if len(found) + count > MOST_LINES:
+            raise row.error(f"more than {MOST_LINES} nodes")
+        for number in range(count):
+            each = name if count == 1 else f"{name}-{number + 1}"
+            if each in names:
+                raise row.error(f"there is a node {_quote(each)} already")
+            names.add(each)
+            found.append(attrs.evolve(model, name=each))
+    if not found:
+        raise TraceError(f"{source}: there is no node in it")
+    return found
+
+
+def tasks(lines: Iterable[str], source: str) -> list[Task]:
+    """Read requests.
+
+    :raises TraceError: a line makes no sense, or there is no request.
+    """
+    found: list[Task] = []
+    for openb, row in _rows(lines, source, (_OPENB_TASKS, _OPENB_MORE), (_TASKS, _TASKS_MORE)):
+        task = _openb_task(row) if openb else _task(row)
+        if not task.name:
+            raise row.error("the request has no name")
+        count = 1 if openb else row.whole("count", 1, MOST_LINES, 1)
+        if len(found) + count > MOST_LINES:
+            raise row.error(f"more than {MOST_LINES} requests")
+        found.extend([task] * count)
+    if not found:
+        raise TraceError(f"{source}: there is no request in it")
+    return found
+
+
+def _openb_task(row: _Row) -> Task:
+    if row.text("gpu_spec"):
+        raise row.error(
+            f"gpu_spec is {_quote(row.text('gpu_spec'))}, but requests for a model of GPU "
+            "are not simulated; use a list without them"
+        )
+    gpus = row.whole("num_gpu", 0, MOST_GPUS)
+    milli = row.whole("gpu_milli", 0, WHOLE)
+    shape = Shape(
+        cpu_milli=row.whole("cpu_milli", 0),
+        memory_mib=row.whole("memory_mib", 0),
+        gpus=gpus,
+        gpu_milli=_share(row, gpus, milli),
+    )
+    return _timed(row, shape, "creation_time", "deletion_time")
+
+
+def _task(row: _Row) -> Task:
+    gpus = row.whole("gpus", 0, MOST_GPUS)
+    milli = row.milli("share") if row.text("share") else WHOLE
+    if not 0 <= milli <= WHOLE:
+        raise row.error(f"share is {_quote(row.text('share'))}, but must be above 0, at most 1")
+    try:
+        level = Level.from_word(row.text("level", Level.HOST.word))
+    except ValueError as error:
+        raise row.error(f"level {error}") from None
+    group = row.whole("group", 0, MOST_GPUS, 0)
+    if group and (not gpus or gpus % group):
+        raise row.error(f"groups of {group} do not divide {gpus} GPUs")
+    shape = Shape(
+        cpu_milli=row.milli("cpus"),
+        memory_mib=row.whole("memory_mib", 0),
+        gpus=gpus,
+        gpu_milli=_share(row, gpus, milli),
+        level=level,
+        group=group,
+    )
+    return _timed(row, shape, "arrives", "leaves")
+
+
+def _share(row: _Row, gpus: int, milli: int) -> int:
+    if not gpus:
+        return WHOLE
+    if not milli:
+        raise row.error(f"{gpus} GPUs are asked for, but nothing of each")
+    if gpus > 1 and milli != WHOLE:
+        raise row.error(
+            f"{gpus} GPUs are asked for, but only a part of each; that is not simulated"
+        )
+    return milli
+
+
+def _timed(row: _Row, shape: Shape, arrives: str, leaves: str) -> Task:
+    start = row.number(arrives) if row.text(arrives) else 0.0
+    end = row.number(leaves) if row.text(leaves) else None
+    if end is not None and end < start:
+        raise row.error(f"{leaves} is {end:g}, before {arrives}, {start:g}")
+    return Task(row.text("name"), shape, start, end)
+
+
+_Header = tuple[Sequence[str], Sequence[str]]
+
+
+def _rows(
+    lines: Iterable[str], source: str, openb: _Header, simple: _Header
+) -> Iterator[tuple[bool, _Row]]:
+    """The rows, each with whether it is openb's form."""
+    reader = csv.reader(lines, strict=True)
+    header: list[str] = []
+    is_openb = False
+    try:
+        for values in reader:
+            where = f"{source}, line {reader.line_num}"
+            if not values or (len(values) == 1 and not values[0].strip()):
+                continue
+            if not header:
+                header = [value.strip().lstrip("\ufeff") for value in values]
+                is_openb = set(openb[0]) <= set(header)
+                _check(header, openb if is_openb else simple, openb, where)
+                continue
+            if len(values) != len(header):
+                raise TraceError(
+                    f"{where}: {len(values)} values, but the header has {len(header)} names"
+                )
+            yield is_openb, _Row(where, dict(zip(header, values, strict=True)))
+    except csv.Error as error:
+        raise TraceError(f"{source}, line {reader.line_num}: {error}") from error
+
+
+def _check(header: Sequence[str], form: _Header, openb: _Header, where: str) -> None:
+    required, more = form
+    missing = [name for name in required if name not in header]
+    unknown = [name for name in header if name not in required and name not in more]
+    if missing:
+        raise TraceError(
+            f"{where}: the header lacks {', '.join(missing)}; it must have "
+            f"{', '.join(required)} (or, of the openb trace, {', '.join(openb[0])})"
+        )
+    if unknown:
+        raise TraceError(
+            f"{where}: unknown column {_quote(unknown[0])}; known are "
+            f"{', '.join((*required, *more))}"
+        )
+    if len(set(header)) != len(header):
+        raise TraceError(f"{where}: a column occurs twice")
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

@@ -1,0 +1,310 @@
+"""A cloud at one moment, as far as placement is concerned. Data only.
+
+A snapshot is the only form in which this package knows a cloud: ``explain``
+and ``simulate`` take one, whether it was read a moment ago or comes from a
+file. What Nova derives from flavors and aliases is derived by Nova's own
+functions when the snapshot is taken, so nothing here knows Nova.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.placement import flavor as flavors
+from nova_hpc.placement import profile as profiles
+from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
+from nova_hpc.topology.level import Location
+from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.decision import loads as read_decision
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be read, made or used; the text is for operators."""
+
+
+def printable(text: str) -> str:
+    """A text of users or nodes as it may be shown in a terminal; never empty."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or "?"
+
+
+def _sorted(values: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(values.items()))
+
+
+@attrs.frozen
+class Alias:
+    """One PCI alias, as Nova understands it."""
+
+    name: str
+    #: What Placement counts its devices as; None where Nova refuses the alias.
+    resource_class: str | None = None
+    traits: frozenset[str] = frozenset()
+    #: Why Nova refuses it; None: it does not.
+    problem: str | None = None
+
+
+@attrs.frozen
+class FlavorWant:
+    """Devices of one alias that a flavor asks for."""
+
+    alias: str
+    count: int
+
+
+@attrs.frozen
+class Flavor:
+    """A flavor, alone or with an image, and what Nova derives from it."""
+
+    name: str
+    id: str
+    #: The image whose properties were taken into account; None: none.
+    image: str | None = None
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    wants: tuple[FlavorWant, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    #: The PCI NUMA policy that Nova follows.
+    numa_policy: str | None = None
+    vcpus: int = 0
+    memory_mb: int = 0
+    #: Why Nova refuses to create servers of it; None: it does not.
+    problem: str | None = None
+
+    def engine_wants(self) -> tuple[Want, ...]:
+        """The devices in the engine's words; the keys name the position."""
+        return tuple(
+            Want(key=f"{number}:{want.alias}", name=want.alias, count=want.count)
+            for number, want in enumerate(self.wants)
+        )
+
+
+@attrs.frozen
+class Use:
+    """One function that a server has."""
+
+    address: str
+    server: str  # UUID
+
+
+@attrs.frozen
+class Device:
+    """Devices that are one provider to Placement, and one pool to Nova.
+
+    A physical device, or all virtual functions of one physical function.
+    """
+
+    provider: str
+    #: PCI address; of virtual functions that of their physical function.
+    address: str
+    #: How many are free, by Nova and by Placement.
+    free: int
+    location: Location = attrs.field(factory=Location)
+    #: Aliases whose requests Nova and Placement would serve with it.
+    aliases: frozenset[str] = frozenset()
+    role: str | None = None
+    #: IOMMU unit that is given whole or not at all.
+    unit: str | None = None
+    resource_class: str | None = None
+    traits: frozenset[str] = frozenset()
+    used: tuple[Use, ...] = ()
+
+
+@attrs.frozen
+class Node:
+    """One compute node."""
+
+    host: str
+    node: str
+    zone: str | None = None
+    #: aggregate -> metadata
+    aggregates: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict, hash=False)
+    #: Why the scheduler gives it no servers at all; None: it does.
+    out: str | None = None
+    devices: tuple[Device, ...] = ()
+    numa: tuple[HostNode, ...] = ()
+    #: All NVLink sets, free or not, by provider.
+    nvlink: tuple[frozenset[str], ...] = ()
+    #: Devices that are reported but cannot be used, each with the reason.
+    unusable: tuple[str, ...] = ()
+    #: PCI address -> why the node withholds it from every server.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    #: PCI address -> what ails a device that a server has; it will be
+    #: withheld when that server leaves.
+    ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+
+    @property
+    def name(self) -> str:
+        """What people call it: the host, and the node where that differs."""
+        return self.host if self.host == self.node else f"{self.host}, {self.node}"
+
+
+@attrs.frozen
+class ServerCell:
+    """What a server holds of one host NUMA node."""
+
+    numa: int
+    dedicated_cpus: int = 0
+    memory_kib: int = 0
+    page_kib: int | None = None
+
+
+@attrs.frozen
+class Server:
+    """A server that has PCI devices, or a decision of this project."""
+
+    uuid: str
+    name: str
+    host: str
+    node: str
+    flavor: str
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    #: The text of ``system_metadata['hpc_decision']``.
+    decision: str | None = None
+    cells: tuple[ServerCell, ...] = ()
+
+    @property
+    def decided(self) -> Decision | None:
+        """The decision, where this release understands it."""
+        return read_decision(self.decision)
+
+
+@attrs.frozen
+class Snapshot:
+    """A cloud at one moment."""
+
+    #: When it was taken: ISO 8601, UTC.
+    taken: str
+    #: Version of Nova that it was taken with.
+    nova: str
+    hosts: tuple[Node, ...] = ()
+    flavors: tuple[Flavor, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    servers: tuple[Server, ...] = ()
+    #: By what the scheduler measures the damage of a placement.
+    profile: profiles.Profile = profiles.DEFAULT
+    #: What could not be read or will not work, for operators.
+    problems: tuple[str, ...] = ()
+
+
+def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
+    """The flavor as a request to the engine, as the scheduler builds it.
+
+    :param hosts: their devices tell which role an alias plays.
+    :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
+    """
+    wants = flavor.engine_wants()
+    return flavors.build_request(
+        flavor.extra_specs, wants, flavor.cells, roles(hosts, wants), flavor.numa_policy
+    )
+
+
+def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
+    """Want.key -> role; where devices or hosts differ the majority decides."""
+    total: dict[str, collections.Counter[str]] = {}
+    for host in hosts:
+        mine: dict[str, collections.Counter[str]] = {}
+        for device in host.devices:
+            if device.role is not None and device.free:
+                for alias in device.aliases:
+                    mine.setdefault(alias, collections.Counter())[device.role] += 1
+        for alias, counter in mine.items():
+            total.setdefault(alias, collections.Counter())[_most_common(counter)] += 1
+    return {want.key: _most_common(total[want.name]) for want in wants if want.name in total}
+
+
+def engine_host(node: Node, wants: Sequence[Want]) -> Host:
+    """What is free on one node, in the engine's words."""
+    free = {device.provider for device in node.devices if device.free}
+    pools = [
+        Pool(
+            id=device.provider,
+            name=device.address,
+            location=device.location,
+            free=device.free,
+            serves=frozenset(want.key for want in wants if want.name in device.aliases),
+            unit=device.unit,
+            role=device.role,
+        )
+        for device in node.devices
+        if device.free
+    ]
+    return Host(
+        name=node.host,
+        pools=tuple(sorted(pools, key=lambda pool: (pool.name, pool.id))),
+        nodes=node.numa,
+        nvlink=tuple(each for each in node.nvlink if each <= free),
+    )
+
+
+def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> Node:
+    """The node after *server* got these devices, CPUs and pages."""
+    taken = collections.Counter(pick.pool for pick in devices.picks)
+    return attrs.evolve(
+        node,
+        devices=tuple(
+            attrs.evolve(
+                device,
+                free=device.free - taken[device.provider],
+                used=device.used + (Use(device.address, server),) * taken[device.provider],
+            )
+            for device in node.devices
+        ),
+        numa=_changed(
+            node.numa,
+            [
+                ServerCell(
+                    devices.cells[cell.id], cell.dedicated_cpus, cell.memory_kib, cell.page_kib
+                )
+                for cell in cells
+                if cell.id in devices.cells
+            ],
+            -1,
+        ),
+    )
+
+
+def release(node: Node, server: Server) -> Node:
+    """The node after *server* left; a device that ails does not become free."""
+    devices = []
+    # A server that is being moved holds CPUs there, and devices here, too.
+    home = (server.host, server.node) == (node.host, node.node)
+    for device in node.devices:
+        back = sum(
+            use.server == server.uuid and not _ails(node, device, use) for use in device.used
+        )
+        left = tuple(use for use in device.used if use.server != server.uuid)
+        devices.append(attrs.evolve(device, free=device.free + back, used=left))
+    return attrs.evolve(
+        node, devices=tuple(devices), numa=_changed(node.numa, server.cells if home else (), +1)
+    )
+
+
+def _ails(node: Node, device: Device, use: Use) -> bool:
+    return use.address in node.ailing or device.address in node.ailing
+
+
+def _changed(
+    numa: Iterable[HostNode], cells: Iterable[ServerCell], sign: int
+) -> tuple[HostNode, ...]:
+    """Give back (+1) or take away (-1) what the cells hold."""
+    nodes = {node.id: node for node in numa}
+    for cell in cells:
+        node = nodes.get(cell.numa)
+        if node is None:
+            continue
+        cpus = node.dedicated_cpus
+        if cpus is not None:
+            cpus = max(0, cpus + sign * cell.dedicated_cpus)
+        pages = node.pages
+        if pages is not None and cell.page_kib is not None and cell.page_kib in pages:
+            count = -(-cell.memory_kib // cell.page_kib)
+            pages = {**pages, cell.page_kib: max(0, pages[cell.page_kib] + sign * count)}
+        nodes[cell.numa] = attrs.evolve(node, dedicated_cpus=cpus, pages=pages)
+    return tuple(nodes.values())
+
+
+def _most_common(counter: collections.Counter[str]) -> str:
+    # Ties go to the first in the alphabet, as in the scheduler.
+    return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]

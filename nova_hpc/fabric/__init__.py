@@ -1,1 +1,0 @@
-"""The fabric: what adapters carry between a server and the network."""

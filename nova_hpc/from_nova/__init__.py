@@ -1,0 +1,1 @@
+"""Nova's objects turned into ours, once: the only room of the core that imports nova."""

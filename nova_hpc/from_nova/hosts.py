@@ -1,0 +1,252 @@
+"""Reads Nova's host states into the words of the placement engine.
+
+The only place that knows how Nova keeps pools and NUMA cells. Hosts that have
+the same free share one :class:`Pattern`, in which devices have names of their
+own instead of the UUIDs of their providers: what is found out about one of
+these hosts holds for all of them.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import cache, pools
+from nova_hpc.from_nova.cache import Cache
+from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.pools import Seen
+from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.request import Task
+from nova_hpc.placement.model import Host, HostNode
+from nova_hpc.topology import nvlink
+from nova_hpc.wire import stats as hpc_stats
+from nova_hpc.wire import tags as hpc_tags
+
+LOG = logging.getLogger(__name__)
+
+_ONCE: Final = Once()
+
+
+@attrs.frozen(eq=False)
+class Pattern:
+    """What hosts with the same free devices, CPUs and pages have in common."""
+
+    #: Without a name; its pools' ids are keys of View.providers.
+    host: Host
+    #: want -> role, from the tags of the pools that can serve it
+    roles: Mapping[str, str]
+    #: NVLink sets that cannot be used, each with the reason.
+    faults: tuple[str, ...]
+    #: NUMA node of each pool, as Nova has it.
+    numa: Mapping[str, int | None]
+    #: Equal for patterns with the same devices.
+    devices: Hashable = ()
+    number: int = attrs.field(factory=cache.number)
+
+
+@attrs.frozen
+class View:
+    """What one host has, and what is wrong with its devices."""
+
+    name: str
+    pattern: Pattern
+    #: id of a pool in the pattern -> resource provider
+    providers: Mapping[str, str]
+    #: Equal for hosts whose pools are alike to Nova, the unusable included.
+    pools: Hashable = ()
+    #: Pools that matched but cannot be used, each with the reason.
+    unusable: tuple[str, ...] = ()
+    #: PCI address -> why the node withholds it.
+    withheld: Mapping[str, str] = attrs.field(factory=dict)
+    #: Whether Nova cannot tell some of the host's pools apart.
+    ambiguous: bool = False
+
+    @property
+    def host(self) -> Host:
+        """The host by its name, its pools by their providers."""
+        real = self.providers
+        plain = self.pattern.host
+        return attrs.evolve(
+            plain,
+            name=self.name,
+            pools=tuple(attrs.evolve(pool, id=real[pool.id]) for pool in plain.pools),
+            nvlink=tuple(frozenset(real[each] for each in one) for one in plain.nvlink),
+        )
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """want -> role, from the tags of the pools that can serve it."""
+        return self.pattern.roles
+
+
+_PATTERNS: Final[Cache[Pattern]] = Cache()
+_NODES: Final[Cache[HostNode]] = Cache()
+
+
+def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> View:
+    """Read one host state: every device with tags, and all that is wanted.
+
+    :param free: what Placement says is free; None for a kind if unknown.
+    """
+    unusable: list[str] = []
+    found: list[tuple[str, str, Seen]] = []
+    stats = host_state.pci_stats
+    listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
+    shared = collections.Counter(pool.get("rp_uuid") for pool in listed)
+    shared.pop(None, None)
+    ambiguous = any(count > 1 for count in shared.values())
+    sockets = _sockets(host_state)
+    alike: list[tuple[int, int]] = []
+    for pool in listed:
+        known = pools.know(stats, pool, task, sockets)
+        alike.append((known.number, pool["count"]))
+        provider = pool.get("rp_uuid")
+        try:
+            seen = pools.see(known, provider, int(pool["count"]), free)
+            if seen is not None and ambiguous and shared[provider] > 1:
+                raise hpc_tags.TagError(
+                    "its adapter's functions carry different tags, so Nova cannot tell them apart"
+                )
+        except hpc_tags.TagError as error:
+            if known.matches:
+                unusable.append(f"{known.name}: {error}")
+            _say(host_state, f"device {known.name}", error)
+            continue
+        if seen is not None:
+            found.append((known.name, provider or f"{known.name} without a provider", seen))
+    nodes = _nodes(host_state)
+    found.sort(key=_by_name)
+    key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
+    pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
+    for fault in pattern.faults:
+        _say(host_state, "an NVLink set", fault)
+    return View(
+        name=host_state.host,
+        pattern=pattern,
+        providers={
+            pool.id: provider
+            for pool, (_, provider, _) in zip(pattern.host.pools, found, strict=True)
+        },
+        pools=tuple(alike),
+        unusable=(*unusable, *pattern.faults),
+        withheld=_withheld(host_state),
+        ambiguous=ambiguous,
+    )
+
+
+def _by_name(entry: tuple[str, str, Seen]) -> tuple[str, str]:
+    return entry[0], entry[1]
+
+
+def _say(host_state: Any, what: str, why: object) -> None:
+    first = _ONCE.first((host_state.host, what, str(why)))
+    level = logging.WARNING if first else logging.DEBUG
+    LOG.log(level, "%s: %s is not used: %s", host_state.host, what, why)
+
+
+def on_host(pattern: Pattern, host: Host) -> Pattern:
+    """The pattern with the devices of *pattern*, and with the CPUs and pages of *host*."""
+    if host is pattern.host:
+        return pattern
+    nodes = tuple(
+        [
+            (
+                node.id,
+                node.socket,
+                node.dedicated_cpus,
+                None if node.pages is None else tuple(sorted(node.pages.items())),
+            )
+            for node in host.nodes
+        ]
+    )
+    return _PATTERNS.get(
+        (pattern.devices, nodes),
+        lambda: attrs.evolve(pattern, host=host, number=cache.number()),
+    )
+
+
+def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashable = ()) -> Pattern:
+    names = collections.Counter(seen.known.name for seen in found)
+    ids = [
+        seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
+        for index, seen in enumerate(found)
+    ]
+    roles: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    linked: dict[str, str] = {}
+    for identifier, seen in zip(ids, found, strict=True):
+        tags = seen.known.tags
+        if tags is not None and tags.role:
+            for want in seen.serves:
+                roles[want][tags.role] += 1
+        if tags is not None and tags.nvlink:
+            linked[identifier] = tags.nvlink
+    table = nvlink.rebuild(
+        linked, shared=[each for each, seen in zip(ids, found, strict=True) if seen.known.several]
+    )
+    return Pattern(
+        host=Host(
+            name="",
+            pools=tuple(seen.pool(each) for each, seen in zip(ids, found, strict=True)),
+            nodes=nodes,
+            nvlink=table.sets,
+        ),
+        roles={want: _most_common(counter) for want, counter in roles.items()},
+        faults=table.faults,
+        numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
+        devices=devices,
+    )
+
+
+def _sockets(host_state: Any) -> dict[int, int | None]:
+    if not host_state.numa_topology:
+        return {}
+    return {cell.id: getattr(cell, "socket", None) for cell in host_state.numa_topology.cells}
+
+
+def _nodes(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
+    """Free dedicated CPUs and pages of every NUMA node of the host, with a key."""
+    if not host_state.numa_topology:
+        return (), ()
+    keys = tuple(
+        (
+            cell.id,
+            getattr(cell, "socket", None),
+            cell.avail_pcpus,
+            tuple([(page.size_kb, max(0, page.free)) for page in cell.mempages]),
+        )
+        for cell in host_state.numa_topology.cells
+    )
+    return keys, tuple(_NODES.get(key, lambda key=key: _node(*key)) for key in keys)
+
+
+def _node(
+    number: int, socket: int | None, cpus: int, pages: tuple[tuple[int, int], ...]
+) -> HostNode:
+    return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
+
+
+def _withheld(host_state: Any) -> dict[str, str]:
+    """What the node says it withholds; {} where it says nothing readable."""
+    # ``stats`` is unset until the compute node has reported for the first time.
+    values = getattr(host_state, "stats", None) or {}
+    document = hpc_stats.loads(values.get(hpc_stats.KEY))
+    return {} if document is None else dict(document.withheld)
+
+
+def _most_common(counter: collections.Counter[str]) -> str:
+    # Ties go to the first in the alphabet, so that the answer is the same
+    # in every process.
+    return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]
+
+
+def merge_roles(views: Iterable[View]) -> dict[str, str]:
+    """want -> role over all hosts; where they differ the majority decides."""
+    counters: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for view in views:
+        for key, role in view.roles.items():
+            counters[key][role] += 1
+    return {key: _most_common(counter) for key, counter in counters.items()}

@@ -1,0 +1,214 @@
+"""Reads one of Nova's PCI pools: the same wherever the same device sits.
+
+Nodes of one kind have the same devices at the same addresses. What a pool says,
+apart from its provider and its count, is therefore read once and kept; the
+nodes of a cloud share the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+from nova.compute import pci_placement_translator as translator
+from oslo_utils import strutils
+
+from nova_hpc.from_nova import cache
+from nova_hpc.from_nova.cache import Cache
+from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.request import Task
+from nova_hpc.from_nova.roles import SAMPLES
+from nova_hpc.placement.model import Pool
+from nova_hpc.topology.level import Location
+from nova_hpc.wire import tags as hpc_tags
+
+#: Nova gives these two to every device, so they are not in the tags.
+_EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
+
+#: What differs between devices that are otherwise alike.
+_OWN: Final = frozenset({"rp_uuid", "count"})
+
+
+@attrs.frozen
+class Match:
+    """One want whose alias a pool matches."""
+
+    want: str
+    kind: Kind
+    #: Its tags and ids say that it is of that kind.
+    is_kind: bool
+    #: Set if it claims another resource class: then Placement must not agree.
+    contradiction: str | None
+
+
+@attrs.frozen(eq=False)
+class Known:
+    """What is the same for all pools that say the same."""
+
+    name: str
+    tags: hpc_tags.Tags | None
+    location: Location
+    #: Why its tags cannot be used.
+    fault: str | None
+    matches: tuple[Match, ...]
+    #: Several functions share one provider, however many of them are free.
+    several: bool
+    #: NUMA node as Nova knows it; None: Nova does not.
+    node: int | None
+    number: int = attrs.field(factory=cache.number)
+
+
+@attrs.frozen
+class Seen:
+    """One pool of a host that is free and can be used."""
+
+    known: Known
+    serves: frozenset[str]
+    free: int
+
+    def pool(self, identifier: str) -> Pool:
+        """The same in the engine's words."""
+        tags = self.known.tags
+        return Pool(
+            id=identifier,
+            name=self.known.name,
+            location=self.known.location,
+            free=self.free,
+            serves=self.serves,
+            unit=None if tags is None else tags.group,
+            role=None if tags is None else tags.role,
+        )
+
+
+KNOWN: Final[Cache[Known]] = Cache()
+
+
+def know(
+    stats: Any, pool: Mapping[str, Any], task: Task, sockets: Mapping[int, int | None]
+) -> Known:
+    """What *pool* says, for the wants of *task*.
+
+    :param stats: Nova's statistics of the host, whose own functions decide
+        which alias a pool matches.
+    """
+    socket = sockets.get(pool["numa_node"]) if pool.get("numa_node") is not None else None
+    said = tuple([item for item in pool.items() if item[0] not in _OWN])
+    key = (task.matching, socket, pool["count"] > 1, said)
+    try:
+        hash(key)
+    except TypeError:
+        # Something in it is no string or number: not Nova's doing.
+        return _read(stats, pool, task, socket)
+    return KNOWN.get(key, lambda: _read(stats, pool, task, socket))
+
+
+def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -> Known:
+    tags, fault = None, None
+    location = Location()
+    matched = [
+        device for device in task.devices if stats._filter_pools([pool], device.probe, None, [])
+    ]
+    matches: tuple[Match, ...] = ()
+    try:
+        tags = hpc_tags.parse(pool)
+        location = _location(pool, tags, socket)
+        own_class, own_traits = _class_of(pool, tags)
+        if tags is not None and tags.role is not None:
+            SAMPLES.learn(pool, own_class, own_traits, tags.role)
+        matches = tuple(
+            Match(
+                want=device.want.key,
+                kind=device.kind,
+                is_kind=own_class == device.kind.resource_class
+                and device.kind.traits <= own_traits | _EVERYWHERE,
+                contradiction=_contradiction(tags, own_class, device.kind),
+            )
+            for device in matched
+        )
+    except hpc_tags.TagError as error:
+        fault = str(error)
+        # Only that it was wanted matters for a device that cannot be used.
+        matches = tuple(Match(device.want.key, device.kind, False, None) for device in matched)
+    return Known(
+        name=str(pool.get("address", "?")),
+        tags=tags,
+        location=location,
+        fault=fault,
+        matches=matches,
+        several=pool["count"] > 1 or pool.get("dev_type") in ("type-VF", "vdpa"),
+        node=pool.get("numa_node"),
+    )
+
+
+def _location(pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None) -> Location:
+    """Where a pool sits: the tags, and Nova's own NUMA node.
+
+    :raises hpc_tags.TagError: the two contradict each other.
+    """
+    node = pool.get("numa_node")
+    location = Location() if tags is None else tags.location
+    if node is None:
+        return location
+    if location.numa is not None and location.numa != node:
+        raise hpc_tags.TagError(
+            f"tag {hpc_tags.NUMA} is {location.numa}, but Nova says NUMA node {node}"
+        )
+    return attrs.evolve(location, numa=node, socket=location.socket if socket is None else socket)
+
+
+def _class_of(pool: Mapping[str, Any], tags: hpc_tags.Tags | None) -> tuple[str, frozenset[str]]:
+    """Resource class and traits, as the node reports them to Placement."""
+    claimed = tags.resource_class if tags is not None else None
+    own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])
+    own_traits = translator.get_traits(",".join(tags.traits) if tags is not None else "")
+    if strutils.bool_from_string(pool.get("live_migratable", "false")):
+        own_traits = own_traits | {"HW_PCI_LIVE_MIGRATABLE"}
+    return own_class, frozenset(own_traits)
+
+
+def _contradiction(tags: hpc_tags.Tags | None, own_class: str, kind: Kind) -> str | None:
+    if tags is None or tags.resource_class is None or own_class == kind.resource_class:
+        return None
+    return (
+        f"tag {hpc_tags.RESOURCE_CLASS} is {tags.resource_class}, but Placement "
+        f"says {kind.resource_class}"
+    )
+
+
+def see(
+    known: Known, provider: str | None, count: int, free: Mapping[Kind, Free | None]
+) -> Seen | None:
+    """What of a pool can be used at this moment.
+
+    :param count: free functions, as the pools count them.
+    :param free: what Placement says is free; None for a kind if unknown.
+    :returns: None where nothing is free, or where the device is neither wanted
+        nor tagged.
+    :raises hpc_tags.TagError: it cannot be used; the text says why.
+    """
+    if known.fault is not None:
+        raise hpc_tags.TagError(known.fault)
+    serves: list[str] = []
+    amount, taken = count, False
+    if known.matches and not provider:
+        raise hpc_tags.TagError(
+            "it is not in Placement; set [pci]report_in_placement = True on the node"
+        )
+    for match in known.matches:
+        asked = free.get(match.kind)
+        if asked is None:
+            if match.is_kind:
+                serves.append(match.want)
+        elif provider in asked.amounts:
+            if match.contradiction is not None:
+                raise hpc_tags.TagError(match.contradiction)
+            serves.append(match.want)
+            amount = min(amount, asked.of(provider, count))
+        elif match.is_kind:
+            # Of this kind, but not among the free ones: a server that is
+            # being built has it.
+            taken = True
+    if amount <= 0 or (not serves and (taken or known.tags is None)):
+        return None
+    return Seen(known, frozenset(serves), amount)

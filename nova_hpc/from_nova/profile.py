@@ -1,0 +1,202 @@
+"""The cloud's own flavors as the yardstick of damage.
+
+Of two device sets that serve a server equally well, the better one leaves more
+room for what this cloud sells. What that is stands in its flavors: each that
+asks for devices is a shape, weighted by ``[hpc]flavor_weights``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+from nova import context as nova_context
+from nova import exception, objects
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import cache
+from nova_hpc.from_nova import request as requests
+from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.roles import SAMPLES, Samples
+from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement import profile as profiles
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.topology.level import Level
+
+CONF = cfg.CONF
+LOG = logging.getLogger(__name__)
+
+_ONCE: Final = Once()
+
+#: Seconds for which the flavors are not read again.
+_KEEP: Final = 300.0
+
+#: The time of a choice grows with the number of shapes.
+_MOST: Final = 32
+
+
+@attrs.frozen(eq=False)
+class Yardstick:
+    """A profile, and a number that names it in the keys of caches."""
+
+    profile: Profile
+    number: int = attrs.field(factory=cache.number)
+
+
+@attrs.frozen
+class _Sold:
+    """One flavor with devices."""
+
+    name: str
+    task: requests.Task
+
+
+class Yardsticks:
+    """Keeps the profile of the cloud; safe between threads."""
+
+    def __init__(self, samples: Samples = SAMPLES) -> None:
+        self._samples = samples
+        self._lock = threading.Lock()
+        self._made = Yardstick(profiles.DEFAULT)
+        self._made_of: object = None
+        self._sold: tuple[_Sold, ...] | None = None
+        self._until = 0.0
+        self._reading = False
+
+    def current(self) -> Yardstick:
+        """The profile of the flavors that there are, at most minutes old."""
+        with self._lock:
+            reader = not self._reading and time.monotonic() >= self._until
+            self._reading = self._reading or reader
+        if reader:
+            # The others go on with what is known while one thread reads.
+            sold = _read()
+            with self._lock:
+                self._reading = False
+                self._until = time.monotonic() + _KEEP
+                self._sold = self._sold if sold is None else sold
+        with self._lock:
+            weights: Mapping[str, int] = CONF.hpc.flavor_weights
+            made_of = (self._sold, self._samples.version, tuple(sorted(weights.items())))
+            if made_of != self._made_of:
+                profile = _built(self._sold or (), weights, self._samples)
+                if profile != self._made.profile:
+                    self._made = Yardstick(profile)
+                self._made_of = made_of
+            return self._made
+
+
+def _read() -> tuple[_Sold, ...] | None:
+    """The flavors of the API database that ask for devices; None: unreadable."""
+    try:
+        flavors = objects.FlavorList.get_all(nova_context.get_admin_context())
+    except Exception as error:
+        # Whatever it is: the choice of devices only loses its finest point.
+        if _ONCE.first(("flavors", type(error).__name__)):
+            LOG.warning(
+                "The flavors cannot be read (%s: %s); until they can, the damage of a placement "
+                "is measured by GPUs in powers of two, or by the flavors read before",
+                type(error).__name__,
+                error,
+            )
+        return None
+    sold = []
+    for flavor in flavors:
+        if "pci_passthrough:alias" not in (flavor.extra_specs or {}):
+            continue
+        try:
+            sold.append(_Sold(flavor.name, requests.read_flavor(flavor)))
+        except (exception.NovaException, requests.RequestError, ValueError) as error:
+            # Nobody can build a server with it either.
+            LOG.debug("Flavor %s is no part of the profile: %s", flavor.name, error)
+    return tuple(sold)
+
+
+def _built(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
+    try:
+        return build(sold, weights, samples)
+    except Exception as error:
+        # Never a reason to refuse a server.
+        if _ONCE.first(("profile", str(error))):
+            LOG.exception("The flavors are no measure of the damage of a placement")
+        return profiles.DEFAULT
+
+
+def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:
+    """The profile of these flavors; the engine's default where there are none.
+
+    :param weights: flavor name -> weight; 1 where it is not named.
+    """
+    found: dict[object, Shape] = {}
+    names = set()
+    for each in sold:
+        names.add(each.name)
+        weight = weights.get(each.name, 1)
+        shape = _shape(each.task, weight, samples) if weight > 0 else None
+        if shape is None:
+            continue
+        key = (
+            tuple(shape.counts.items()),
+            shape.groups,
+            shape.level,
+            shape.cpus,
+            shape.memory_kib,
+            shape.page_kib,
+        )
+        if key in found:
+            shape = attrs.evolve(shape, weight=shape.weight + found[key].weight)
+        found[key] = shape
+    for name in sorted(set(weights) - names):
+        if names and _ONCE.first(("no flavor", name)):
+            LOG.warning("[hpc]flavor_weights names %s, which is no flavor with devices", name)
+    shapes = sorted(
+        found.values(),
+        key=lambda one: (-one.weight, tuple(one.counts.items()), one.groups, one.level, one.cpus),
+    )
+    if len(shapes) > _MOST and _ONCE.first(("shapes", len(shapes))):
+        LOG.warning(
+            "%d flavors ask for different devices; only the %d with the largest "
+            "[hpc]flavor_weights count for the damage of a placement",
+            len(shapes),
+            _MOST,
+        )
+    return Profile(tuple(shapes[:_MOST])) if shapes else profiles.DEFAULT
+
+
+def _shape(task: requests.Task, weight: int, samples: Samples) -> Shape | None:
+    """One flavor as later requests would ask for it; None for a broken one."""
+    roles = {
+        device.want.key: samples.role_of(device) or device.want.name for device in task.devices
+    }
+    level, groups = Level.HOST, 1
+    counts = {want.key: want.count for want in task.wants}
+    if hpc_flavor.has_hpc_keys(task.extra_specs):
+        try:
+            request = hpc_flavor.build_request(
+                task.extra_specs, task.wants, task.cells, roles, task.numa_policy
+            )
+        except hpc_flavor.FlavorError:
+            return None
+        level, groups, counts = request.level, len(request.groups), dict(request.groups[0].counts)
+    per_role: dict[str, int] = {}
+    for key, count in counts.items():
+        per_role[roles[key]] = per_role.get(roles[key], 0) + count
+    sizes = {cell.page_kib for cell in task.cells}
+    page = next(iter(sizes)) if len(sizes) == 1 else None
+    return Shape(
+        counts=per_role,
+        groups=groups,
+        level=level,
+        weight=weight,
+        cpus=sum(cell.dedicated_cpus for cell in task.cells),
+        memory_kib=sum(cell.memory_kib for cell in task.cells) if page else 0,
+        page_kib=page,
+    )
+
+
+#: The profile of this process's cloud.
+YARDSTICKS: Final = Yardsticks()

@@ -1,0 +1,175 @@
+"""Reads a whole cloud as the scheduler does, into a snapshot.
+
+The entry point ``nova_hpc.readers``: the commands of nova-hpc find it there.
+Host states are built by Nova's own HostManager, flavors and aliases go through
+Nova's own functions, and devices through the filter's own reader, so that a
+snapshot says what the scheduler would be told at this moment.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import nova.conf
+from keystoneauth1 import exceptions as keystone_exceptions
+from nova import config, exception, objects, servicegroup, version
+from nova import context as nova_context
+from nova.scheduler import host_manager
+from oslo_config import cfg
+from oslo_db import exception as db_exception
+from sqlalchemy import exc as sqlalchemy_exceptions
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.cloud.snapshot import Node, Server, Snapshot, SnapshotError, printable
+from nova_hpc.from_nova import contract, snapshot_flavors, snapshot_hosts
+from nova_hpc.from_nova.profile import YARDSTICKS
+
+CONF = nova.conf.CONF
+
+hpc_conf.register(CONF)
+
+_CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
+
+
+class _Hosts(host_manager.HostManager):
+    """Nova's host manager without filters, weighers and records of instances.
+
+    A filter that cannot be loaded is a matter of the scheduler, and what
+    servers a host has is read with their devices.
+    """
+
+    def __init__(self) -> None:
+        self.refresh_cells_caches()
+        self.aggs_by_id: dict[int, objects.Aggregate] = {}
+        self.host_aggregates_map: dict[str, set[int]] = collections.defaultdict(set)
+        self._init_aggregates()
+
+    def _get_instance_info(self, context: Any, compute: Any) -> dict[str, Any]:
+        return {}
+
+
+def read(config_files: Sequence[str] = (), image: str | None = None) -> Snapshot:
+    """Read the cloud that Nova's configuration names.
+
+    :param config_files: none: where Nova's own commands look.
+    :param image: name or ID of an image with whose properties flavors are
+        read once more.
+    :raises SnapshotError: it cannot be read; the text names the cure.
+    """
+    _configure(config_files)
+    try:
+        return take(image)
+    except (db_exception.DBError, sqlalchemy_exceptions.SQLAlchemyError) as error:
+        raise SnapshotError(
+            f"Nova's database cannot be read ({_first_line(error)}); check [api_database] and "
+            f"[database] connection in {_named()}"
+        ) from error
+    except exception.NovaException as error:
+        raise SnapshotError(f"the cloud cannot be read: {_first_line(error)}") from error
+    except keystone_exceptions.ClientException as error:
+        raise SnapshotError(
+            f"Nova's credentials are not accepted ({_first_line(error)}); check [placement] in "
+            f"{_named()}"
+        ) from error
+
+
+def _configure(config_files: Sequence[str]) -> None:
+    """Read Nova's configuration, as its own commands do.
+
+    :raises SnapshotError: there is none, or it is not that of a scheduler.
+    """
+    arguments = ["nova-hpc"]
+    for each in config_files:
+        arguments += ["--config-file", each]
+    try:
+        config.parse_args(arguments)
+        connection = CONF.api_database.connection
+    except cfg.Error as error:
+        raise SnapshotError(f"Nova's configuration cannot be read: {_first_line(error)}") from error
+    if not connection:
+        raise SnapshotError(
+            f"[api_database]connection is not set in {_named()}; run this where nova-manage runs, "
+            "or give the configuration of Nova's scheduler with --config-file"
+        )
+    objects.register_all()
+
+
+def take(image: str | None = None) -> Snapshot:
+    """Take a snapshot with the configuration that is in force.
+
+    :raises SnapshotError: Nova is not set up for flavors with ``hpc:`` keys.
+    """
+    if not CONF.filter_scheduler.pci_in_placement:
+        raise SnapshotError(
+            f"[filter_scheduler]pci_in_placement is not True in {_named()}; set it for the "
+            "scheduler, the conductor and the API, or name the scheduler's configuration with "
+            "--config-file"
+        )
+    context = nova_context.get_admin_context()
+    problems = [f"hpc: flavors will be refused: {text}" for text in contract.problems(CONF)]
+    if contract.FILTER not in CONF.filter_scheduler.enabled_filters:
+        problems.append(
+            f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
+            "is so, Nova alone decides, and not as explained"
+        )
+    aliases, task = snapshot_flavors.aliases()
+    free, unknown = snapshot_hosts.free_devices(task)
+    problems += unknown
+    manager = _Hosts()
+    computes, services = manager._get_computes_for_cells(context, manager.enabled_cells, None)
+    nodes: list[Node] = []
+    # By UUID: a server that is being moved has devices on two nodes.
+    servers: dict[str, Server] = {}
+    for cell in manager.enabled_cells:
+        if cell.uuid not in computes:
+            problems.append(_CELL_OFF.format(cell.identity))
+    states = {
+        (state.host, state.nodename): state
+        for state in manager._get_host_states(context, computes, services)
+    }
+    for cell in manager.enabled_cells:
+        with nova_context.target_cell(context, cell) as cell_context:
+            for compute in computes.get(cell.uuid, ()):
+                state = states.get((compute.host, compute.hypervisor_hostname))
+                if state is None:
+                    continue  # Nova has no service for it, and says so in the log
+                node, its_servers = snapshot_hosts.read(
+                    cell_context, compute, state, _out(services[compute.host]), task, free
+                )
+                nodes.append(node)
+                servers |= {server.uuid: server for server in its_servers}
+    return Snapshot(
+        taken=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        nova=version.version_string(),
+        hosts=tuple(sorted(nodes, key=lambda each: (each.host, each.node))),
+        flavors=snapshot_flavors.flavors(context, image),
+        aliases=aliases,
+        servers=tuple(servers[uuid] for uuid in sorted(servers)),
+        # The devices that were just read tell which role an alias plays.
+        profile=YARDSTICKS.current().profile,
+        problems=tuple(problems),
+    )
+
+
+def _out(service: objects.Service) -> str | None:
+    """Why the scheduler gives a host no servers."""
+    if service.disabled:
+        why = f" ({printable(service.disabled_reason)})" if service.disabled_reason else ""
+        return f"its nova-compute is disabled{why}"
+    if not servicegroup.API().service_is_up(service):
+        return "its nova-compute is down"
+    return None
+
+
+def _named() -> str:
+    """The configuration files that were read, for people."""
+    files: Iterable[str] = CONF.config_file or ()
+    return ", ".join(files) or "nova.conf (none was found)"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return printable(text.splitlines()[0][:300])

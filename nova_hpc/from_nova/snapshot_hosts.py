@@ -1,0 +1,241 @@
+"""One compute node for a snapshot: what is free, and what servers have."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import nova.conf
+from nova import objects
+from nova.compute import pci_placement_translator as translator
+from nova.objects import fields
+from nova.pci import stats as pci_stats
+from nova.scheduler import host_manager
+
+from nova_hpc.cloud.snapshot import Device, Node, Server, ServerCell, Use, printable
+from nova_hpc.from_nova import hosts, providers
+from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.request import Task
+from nova_hpc.placement.model import Pool
+from nova_hpc.wire import device_record as hpc_record
+from nova_hpc.wire import stats as hpc_stats
+from nova_hpc.wire import tags as hpc_tags
+
+CONF = nova.conf.CONF
+
+_DECISION: Final = "hpc_decision"
+_TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
+#: Free functions of one adapter that Placement is asked about at most.
+_MOST: Final = 8
+
+
+def free_devices(task: Task) -> tuple[dict[Kind, Free | None], list[str]]:
+    """What Placement says is free, for every alias; and what it does not say."""
+    free: dict[Kind, Free | None] = {}
+    problems = []
+    for kind in dict.fromkeys(device.kind for device in task.devices):
+        free[kind] = providers.free_providers(kind, _MOST)
+        if free[kind] is None:
+            problems.append(
+                f"Placement could not be asked which {kind.resource_class} are free; going by "
+                "the hosts' own pools"
+            )
+    return free, problems
+
+
+def read(
+    context: Any,
+    compute: objects.ComputeNode,
+    state: host_manager.HostState,
+    out: str | None,
+    task: Task,
+    free: Mapping[Kind, Free | None],
+) -> tuple[Node, list[Server]]:
+    """Read one node.
+
+    :param context: targeted at the node's cell.
+    :param out: why the scheduler gives it no servers.
+    """
+    records = [
+        record
+        for record in objects.PciDeviceList.get_by_compute_node(context, compute.id)
+        if record.status in _TAKEN and record.instance_uuid
+    ]
+    now = hosts.read_host(state, task, free)
+    whole = hosts.read_host(_as_if_free(state, records), task, {})
+    pools = {pool["rp_uuid"]: pool for pool in _pools(state, records) if pool.get("rp_uuid")}
+    document = hpc_stats.loads((getattr(state, "stats", None) or {}).get(hpc_stats.KEY))
+    node = Node(
+        host=state.host,
+        node=state.nodename,
+        zone=_zone(state.aggregates),
+        aggregates={printable(each.name): dict(each.metadata) for each in state.aggregates},
+        out=out,
+        devices=_devices(now.host.pools, whole.host.pools, records, pools),
+        numa=now.host.nodes,
+        nvlink=tuple(dict.fromkeys([*now.host.nvlink, *whole.host.nvlink])),
+        unusable=tuple(printable(text) for text in now.unusable),
+        withheld=now.withheld,
+        ailing={} if document is None else document.in_use,
+    )
+    known = {device.provider for device in node.devices}
+    node = attrs.evolve(node, nvlink=tuple(each for each in node.nvlink if each <= known))
+    return node, _servers(context, state, records)
+
+
+def _as_if_free(
+    state: host_manager.HostState, records: Sequence[objects.PciDevice]
+) -> host_manager.HostState:
+    """The same node with all its devices free, for the filter's reader.
+
+    The pools of devices in use are gone from what a node reports. They are
+    made again from Nova's records, which carry the tags of the device as long
+    as this project's driver runs on the node.
+    """
+    empty = host_manager.HostState(state.host, state.nodename, state.cell_uuid)
+    empty.numa_topology = state.numa_topology
+    empty.pci_stats = pci_stats.PciDeviceStats(state.numa_topology)
+    empty.pci_stats.pools = _pools(state, records)
+    empty.stats = {}
+    return empty
+
+
+def _pools(
+    state: host_manager.HostState, records: Iterable[objects.PciDevice]
+) -> list[dict[str, Any]]:
+    """The node's pools with the devices in use among them."""
+    reported = state.pci_stats.pools if state.pci_stats else []
+    pools = {pool.get("rp_uuid") or id(pool): dict(pool) for pool in reported}
+    for record in records:
+        provider = record.extra_info.get("rp_uuid")
+        if not provider:
+            continue
+        if provider not in pools:
+            pools[provider] = {
+                "vendor_id": record.vendor_id,
+                "product_id": record.product_id,
+                "numa_node": record.numa_node,
+                "dev_type": record.dev_type,
+                "address": record.parent_addr or record.address,
+                "rp_uuid": provider,
+                "count": 0,
+                **hpc_record.loads(record.extra_info.get(hpc_record.KEY)),
+            }
+        pools[provider]["count"] += 1
+    return list(pools.values())
+
+
+def _devices(
+    now: Iterable[Pool],
+    whole: Iterable[Pool],
+    records: Iterable[objects.PciDevice],
+    pools: Mapping[str, Mapping[str, Any]],
+) -> tuple[Device, ...]:
+    """Free and used devices, by provider."""
+    free = {pool.id: pool for pool in now}
+    full = {pool.id: pool for pool in whole}
+    used: dict[str, list[Use]] = collections.defaultdict(list)
+    bare: dict[str, objects.PciDevice] = {}
+    for record in records:
+        provider = record.extra_info.get("rp_uuid") or f"not in Placement: {record.address}"
+        used[provider].append(Use(record.address, record.instance_uuid))
+        if provider not in full and provider not in free:
+            bare[provider] = record
+    found = []
+    for provider in sorted({*free, *full}):
+        pool = free.get(provider) or full[provider]
+        resource_class, traits = _class_of(pools.get(provider))
+        found.append(
+            Device(
+                provider=provider,
+                address=pool.name,
+                free=free[provider].free if provider in free else 0,
+                location=pool.location,
+                aliases=pool.serves,
+                role=pool.role or (_role(pools.get(provider))),
+                unit=pool.unit,
+                resource_class=resource_class,
+                traits=traits,
+                used=tuple(sorted(used[provider], key=lambda use: use.address)),
+            )
+        )
+    for provider, record in bare.items():
+        found.append(
+            Device(
+                provider=provider,
+                address=record.address,
+                free=0,
+                location=hosts.Location(numa=record.numa_node),
+                used=tuple(sorted(used[provider], key=lambda use: use.address)),
+            )
+        )
+    return tuple(sorted(found, key=lambda device: (device.address, device.provider)))
+
+
+def _class_of(pool: Mapping[str, Any] | None) -> tuple[str | None, frozenset[str]]:
+    if pool is None:
+        return None, frozenset()
+    claimed = pool.get(hpc_tags.RESOURCE_CLASS)
+    traits = frozenset(filter(None, str(pool.get(hpc_tags.TRAITS, "")).split(",")))
+    return (
+        translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"]),
+        traits,
+    )
+
+
+def _role(pool: Mapping[str, Any] | None) -> str | None:
+    value = (pool or {}).get(hpc_tags.ROLE)
+    return str(value) if value else None
+
+
+def _zone(aggregates: Iterable[objects.Aggregate]) -> str:
+    zones = (each.metadata.get("availability_zone") for each in aggregates)
+    return next((zone for zone in zones if zone), CONF.default_availability_zone)
+
+
+def _servers(
+    context: Any, state: host_manager.HostState, records: Sequence[objects.PciDevice]
+) -> list[Server]:
+    """The servers that have devices of the node."""
+    owners = {record.instance_uuid for record in records}
+    if not owners:
+        return []
+    instances = objects.InstanceList.get_by_filters(
+        context,
+        {"uuid": sorted(owners), "deleted": False},
+        expected_attrs=["flavor", "system_metadata", "numa_topology"],
+    )
+    found = {instance.uuid: _server(instance, state) for instance in instances}
+    for uuid in owners - found.keys():
+        # The record of the device outlives the server for a moment.
+        found[uuid] = Server(
+            uuid=uuid, name=uuid, host=state.host, node=state.nodename, flavor="unknown"
+        )
+    return list(found.values())
+
+
+def _server(instance: objects.Instance, state: host_manager.HostState) -> Server:
+    flavor = instance.flavor
+    cells = instance.numa_topology.cells if instance.numa_topology else ()
+    # A server that is being moved has devices on both nodes; here it is where
+    # Nova says that it is, or on its way to this one.
+    return Server(
+        uuid=instance.uuid,
+        name=printable(instance.display_name or instance.uuid),
+        host=instance.host or state.host,
+        node=instance.node or state.nodename,
+        flavor=printable(flavor.name),
+        extra_specs=dict(flavor.extra_specs or {}),
+        decision=instance.system_metadata.get(_DECISION),
+        cells=tuple(
+            ServerCell(
+                numa=cell.id,
+                dedicated_cpus=len(cell.pcpuset or ()),
+                memory_kib=cell.memory * 1024,
+                page_kib=cell.pagesize if "pagesize" in cell and cell.pagesize else None,
+            )
+            for cell in cells
+        ),
+    )

@@ -1,0 +1,1 @@
+"""From the inventory of a node to what Nova is told to offer."""

@@ -1,0 +1,123 @@
+"""What the operator wants of a node's offer that its inventory cannot know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.offer import nvlink_sets
+from nova_hpc.offer.nvlink_sets import NvlinkSet
+from nova_hpc.offer.roles import Roles
+from nova_hpc.topology.model import Function, Node
+
+#: Value of :attr:`Terms.whole` that means every adapter.
+EVERY: Final = "all"
+
+#: Resource classes that Nova takes as they are, without ``CUSTOM_``.
+STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
+
+_CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
+
+
+class TermsError(ValueError):
+    """The operator's terms make no sense; the text says which and the cure."""
+
+
+def check_resource_class(name: str) -> str:
+    """Return *name* if Nova and Placement take it exactly as it is written.
+
+    :raises TermsError: Nova would change it, and the tag would not match.
+    """
+    if name in STANDARD_CLASSES or _CUSTOM.fullmatch(name):
+        return name
+    raise TermsError(
+        f"{name!r} is no resource class: write CUSTOM_ and capital letters, digits and _, "
+        f"or one of {', '.join(sorted(STANDARD_CLASSES))}"
+    )
+
+
+def check_trait(name: str) -> str:
+    """Return *name* if Nova and Placement take it exactly as it is written.
+
+    :raises TermsError: it is no custom trait.
+    """
+    if _CUSTOM.fullmatch(name):
+        return name
+    raise TermsError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
+
+
+@attrs.frozen
+class Terms:
+    """What the operator wants that the inventory cannot know."""
+
+    #: Addresses of physical functions that are given whole although virtual
+    #: functions are switched on, which are then not offered; or EVERY.
+    whole: frozenset[str] = frozenset()
+    #: Role -> resource class; Nova's own, made of the ids, where there is none.
+    resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Role -> traits of the device's resource provider.
+    traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
+    #: Roles whose devices Nova reserves once they were used, until they are clean.
+    one_time_use: frozenset[str] = frozenset()
+    #: Offer NVSwitches, too: whoever has them decides which GPUs are linked,
+    #: also those of other servers.
+    switches: bool = False
+    #: Addresses of functions that are not offered although they have a role,
+    #: and neither are their virtual functions.
+    left_out: frozenset[str] = frozenset()
+    #: The node's NVLink sets; None: those that its inventory can tell.
+    nvlink: tuple[NvlinkSet, ...] | None = None
+
+    def gives_whole(self, address: str) -> bool:
+        """Whether the physical function at *address* is given as a whole."""
+        return EVERY in self.whole or address in self.whole
+
+    def refuses(self, function: Function, role: str) -> str | None:
+        """Why a *function* of this role is not offered; None: it may be."""
+        if {function.address, function.physical_function} & self.left_out:
+            return "it is left out (--leave-out)"
+        if role == nvlink_sets.SWITCH_ROLE and not self.switches:
+            return (
+                "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
+                "them)"
+            )
+        return None
+
+    def check(self, node: Node, roles: Roles) -> None:
+        """See whether every term has something to act on.
+
+        :raises TermsError: a role that no entry of ``[hpc]device_role``
+            names, or an address that is no function of the node, or no
+            physical one with a role where that is needed.
+        :raises nova_hpc.offer.nvlink_sets.NvlinkError: a set of GPUs that the
+            node does not have like that.
+        """
+        nvlink_sets.check(self.nvlink or (), node, roles)
+        for role in sorted({*self.resource_classes, *self.traits, *self.one_time_use}):
+            if role not in roles.names:
+                raise TermsError(
+                    f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
+                )
+        for one in node.functions:
+            role = roles.role_of(one) or ""
+            if one.physical_function and role in self.one_time_use:
+                raise TermsError(
+                    f"role {role!r} has virtual functions ({one.address}), which Nova does not "
+                    "allow to be used one time only"
+                )
+        for address in sorted(self.left_out):
+            if node.function(address) is None:
+                raise TermsError(f"{address}, which is left out, is no function of this node")
+        for address in sorted(self.whole - {EVERY}):
+            function = node.function(address)
+            if function is None or function.dev_type != "type-PF":
+                raise TermsError(f"{address} is no physical function of this node")
+            if roles.role_of(function) is None:
+                raise TermsError(
+                    f"{address} has no role; add an entry to [hpc]device_role that matches "
+                    f"vendor {function.vendor_id}, product {function.product_id}, "
+                    f"class {(function.class_code or '')[:4]}, {function.dev_type}"
+                )

@@ -1,0 +1,260 @@
+"""From the inventory of a node to its entries of ``[pci]device_spec``.
+
+One entry offers one physical device, or the virtual functions of one physical
+function; :mod:`nova_hpc.offer.spec_address` says how it names them.
+
+Whether a device may be given right now is none of this module's business:
+the tracker judges that afresh at every update and withholds what may not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.offer import nvlink_sets, spec_address
+from nova_hpc.offer.declaration import Terms
+from nova_hpc.offer.roles import Roles
+from nova_hpc.topology.level import Location
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.wire.tags import Tags
+
+_LONGEST_TAG: Final = 255
+
+
+@attrs.frozen
+class Offer:
+    """One resource provider: a physical device, or all VFs of one."""
+
+    provider: str  # its address; that of the physical function for VFs
+    functions: tuple[str, ...]  # what can be given, in order
+    vendor_id: str
+    product_id: str
+    dev_type: str
+    tags: Tags
+    entries: tuple[Mapping[str, object], ...] = attrs.field(hash=False)
+
+
+@attrs.frozen
+class Omitted:
+    """A function that has a role but is not offered."""
+
+    address: str
+    role: str
+    reason: str
+
+
+@attrs.frozen
+class DeviceSpec:
+    """``[pci]device_spec`` of one node."""
+
+    offers: tuple[Offer, ...] = ()
+    omitted: tuple[Omitted, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """The values of the option, one JSON object each."""
+        for offer in self.offers:
+            for entry in offer.entries:
+                yield json.dumps(entry)
+
+
+@attrs.frozen
+class _Pool:
+    """An offer in the making."""
+
+    role: str
+    provider: str
+    functions: tuple[Function, ...]
+
+
+def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
+    """Decide what *node* offers to servers, by role.
+
+    Deterministic: offers and omissions come in the order of addresses.
+
+    :param node: from any reader of :mod:`nova_hpc.topology`.
+    :param roles: what is a device for servers, and of which role.
+    :param terms: the operator's terms; by default virtual functions go before
+        their physical function, NVSwitches stay with the host, and Nova names
+        the resource classes.
+    """
+    terms = terms or Terms()
+    sieve = _Sieve(node, roles, terms)
+    pools = sieve.pools()
+    units = _units(node, pools)
+    links = nvlink_sets.tags(
+        nvlink_sets.default(node, roles) if terms.nvlink is None else terms.nvlink
+    )
+    # Leaving a pool out makes units smaller, so begin again until all agree.
+    while odd := {id(pool): pool for pool in pools if len(_units_of(pool, units)) > 1}:
+        for pool in odd.values():
+            for function in pool.functions:
+                sieve.omit(
+                    function,
+                    "the virtual functions of one adapter are in different IOMMU groups that are "
+                    "shared with other devices, and Nova gives any of them",
+                )
+        pools = [pool for pool in pools if id(pool) not in odd]
+        units = _units(node, pools)
+    offers = []
+    for pool in pools:
+        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, terms)
+        if isinstance(offer, str):
+            for function in pool.functions:
+                sieve.omit(function, offer)
+        else:
+            offers.append(offer)
+    return DeviceSpec(
+        offers=tuple(sorted(offers, key=lambda offer: address_key(offer.provider))),
+        omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
+    )
+
+
+class _Sieve:
+    """Sorts the functions of a node into pools and omissions."""
+
+    def __init__(self, node: Node, roles: Roles, terms: Terms) -> None:
+        self.omitted: list[Omitted] = []
+        self._node = node
+        self._terms = terms
+        self._role = {
+            function.address: role
+            for function in node.functions
+            if (role := roles.role_of(function)) is not None
+        }
+
+    def omit(self, function: Function, reason: str) -> None:
+        """Remember why *function* is not offered."""
+        self.omitted.append(Omitted(function.address, self._role[function.address], reason))
+
+    def pools(self) -> list[_Pool]:
+        """What may be offered as far as single functions and adapters go."""
+        able = []
+        for function in self._node.functions:
+            if function.address in self._role:
+                role = self._role[function.address]
+                reason = _unfit(function) or self._terms.refuses(function, role)
+                if reason is None:
+                    able.append(function)
+                else:
+                    self.omit(function, reason)
+        families: dict[str, list[Function]] = defaultdict(list)
+        single = []
+        for function in able:
+            if function.physical_function is not None:
+                families[function.physical_function].append(function)
+            else:
+                single.append(function)
+        whole = {f.address for f in single if self._terms.gives_whole(f.address)}
+        pools = []
+        for parent, functions in families.items():
+            reason = self._family_unfit(functions)
+            if parent in whole:
+                reason = f"its physical function {parent} is given whole"
+            if reason is None:
+                role = self._role[functions[0].address]
+                pools.append(_Pool(role, parent, tuple(functions)))
+            else:
+                for function in functions:
+                    self.omit(function, reason)
+        shared = {pool.provider for pool in pools}
+        for function in single:
+            if function.address in shared:
+                self.omit(function, "its virtual functions are offered instead")
+            else:
+                pools.append(_Pool(self._role[function.address], function.address, (function,)))
+        return pools
+
+    def _family_unfit(self, functions: list[Function]) -> str | None:
+        """Why the virtual functions of one adapter cannot be one provider."""
+        if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
+            return "the virtual functions of one adapter have different ids"
+        if len({self._role[f.address] for f in functions}) > 1:
+            return "the virtual functions of one adapter have different roles"
+        return None
+
+
+def _unfit(function: Function) -> str | None:
+    """Why Nova could never give this function."""
+    if function.unknown is not None:
+        return function.unknown
+    if function.vendor_id is None or function.product_id is None:
+        return "its ids are not known"
+    if not spec_address.expressible(function):
+        return "Nova knows PCI domains up to ffff only"
+    return None
+
+
+def _units(node: Node, pools: Iterable[_Pool]) -> dict[str, str]:
+    """Address of each offered function -> its IOMMU unit, where it has one."""
+    members: dict[int, list[str]] = defaultdict(list)
+    for pool in pools:
+        for function in pool.functions:
+            if function.iommu_group is not None:
+                members[function.iommu_group].append(function.address)
+    return {
+        address: min(group, key=address_key)
+        for group in members.values()
+        if len(group) > 1
+        for address in group
+    }
+
+
+def _units_of(pool: _Pool, units: Mapping[str, str]) -> set[str | None]:
+    return {units.get(function.address) for function in pool.functions}
+
+
+def _offer(
+    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], terms: Terms
+) -> Offer | str:
+    """The offer of one pool, or why there is none."""
+    first = pool.functions[0]
+    # Both are there: _unfit() saw to it. The assertions are for the type checker.
+    assert first.vendor_id is not None
+    assert first.product_id is not None
+    tags = Tags(
+        location=_location(node, pool),
+        role=pool.role,
+        group=unit,
+        # Virtual functions share their adapter, so they are in no set.
+        nvlink=links.get(first.address) if first.physical_function is None else None,
+        resource_class=terms.resource_classes.get(pool.role),
+        traits=frozenset(terms.traits.get(pool.role, ())),
+    )
+    pairs = tags.to_spec()
+    for key, value in pairs.items():
+        if len(value) > _LONGEST_TAG:
+            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
+    common: dict[str, object] = {"managed": "no"}
+    if tags.resource_class is not None:
+        common["resource_class"] = tags.resource_class
+    if tags.traits:
+        common["traits"] = ",".join(sorted(tags.traits))
+    if pool.role in terms.one_time_use:
+        common["one_time_use"] = "true"
+    ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
+    return Offer(
+        provider=pool.provider,
+        functions=tuple(function.address for function in pool.functions),
+        vendor_id=first.vendor_id,
+        product_id=first.product_id,
+        dev_type=first.dev_type,
+        tags=tags,
+        entries=tuple(
+            {**ids, "address": address, **common, **pairs}
+            for address in spec_address.forms(node, pool.functions)
+        ),
+    )
+
+
+def _location(node: Node, pool: _Pool) -> Location:
+    """The one place of a pool: its functions', or its physical function's."""
+    places = Counter(function.location for function in pool.functions)
+    if len(places) == 1:
+        return next(iter(places))
+    parent = node.function(pool.provider)
+    return Location() if parent is None else parent.location

@@ -1,0 +1,1 @@
+"""A device between two servers: its health, its ledger, and the steps that are done to it."""

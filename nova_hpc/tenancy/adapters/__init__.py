@@ -1,0 +1,1 @@
+"""Virtual functions of adapters: what they are set to around a tenancy."""

@@ -1,0 +1,157 @@
+"""Which virtual function of which adapter an address is, and what can set it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol
+
+from nova_hpc.tenancy.adapters.apply import Backend, NoBackendError
+from nova_hpc.tenancy.adapters.mlx5 import Mlx5
+from nova_hpc.tenancy.adapters.netlink import Netlink
+from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Step, VirtualFunction, layer_of
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Function, Node
+
+_NETWORK: Final = "02"
+_LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
+
+
+class Write(Protocol):
+    """Makes one setting where this process may not."""
+
+    def __call__(self, root: Path, function: VirtualFunction, step: Step) -> None:
+        """See :meth:`nova_hpc.tenancy.adapters.apply.Backend.write`."""
+
+
+def parent_of(node: Node, address: str) -> Function | None:
+    """The adapter of the virtual function at *address*; None: it is none of a network adapter."""
+    function = node.function(address)
+    if function is None or function.physical_function is None:
+        return None
+    parent = node.function(function.physical_function)
+    return parent if parent and (parent.class_code or "").startswith(_NETWORK) else None
+
+
+def index_of(tree: Tree, parent: str, address: str) -> int:
+    """The number of the virtual function at *address* at its adapter *parent*.
+
+    :raises AdapterError: the adapter does not have it.
+    """
+    folder = f"/sys/bus/pci/devices/{parent}"
+    try:
+        for name in tree.names(folder):
+            match = _LINK.fullmatch(name)
+            target = tree.target(f"{folder}/{name}") if match else None
+            if match and target is not None and target.rpartition("/")[2] == address:
+                return int(match[1])
+    except FileError as error:
+        raise AdapterError(f"{address}: {error}") from error
+    raise AdapterError(f"{address} is no virtual function of {parent} any more")
+
+
+def find(tree: Tree, node: Node, address: str) -> VirtualFunction:
+    """The virtual function at *address*, with what its adapter says.
+
+    :param tree: where the node was read; its number is not in the inventory.
+    :raises NoBackendError: what its port speaks is not known, or nothing here
+        can set it.
+    :raises AdapterError: it is none.
+    """
+    parent = parent_of(node, address)
+    if parent is None:
+        raise AdapterError(f"{address} is no virtual function of a network adapter of this node")
+    if parent.driver is None:
+        raise NoBackendError(f"{parent.address}, the adapter of {address}, is bound to no driver")
+    layer = layer_of(parent)
+    if layer is None:
+        raise NoBackendError(
+            f"{parent.address}, the adapter of {address}, does not say whether its port is "
+            "Ethernet or InfiniBand"
+        )
+    found = VirtualFunction(
+        address=address,
+        index=index_of(tree, parent.address, address),
+        layer=layer,
+        driver=parent.driver,
+        net=next((each[4:] for each in parent.os_devices if each.startswith("net ")), None),
+        rdma=next((each.name for each in parent.rdma), None),
+    )
+    _expect_backend(tree, found)
+    return found
+
+
+def _expect_backend(tree: Tree, function: VirtualFunction) -> None:
+    if function.layer is Layer.INFINIBAND:
+        Mlx5.folder(tree, function)
+        return
+    if function.net is None:
+        raise NoBackendError(f"{function.address}: its adapter has no network device")
+    switch = None
+    # Where the driver has no such thing, reading the file fails.
+    with contextlib.suppress(FileError):
+        switch = tree.text(f"/sys/class/net/{function.net}/phys_switch_id")
+    if switch:
+        raise NoBackendError(
+            f"{function.address}: its adapter is in switchdev mode, in which the switch of the "
+            "host decides about its functions"
+        )
+
+
+class Backends:
+    """The backends of one operation; a context manager, for one thread."""
+
+    def __init__(self, root: Path, write: Write | None = None) -> None:
+        """Nothing is opened yet.
+
+        :param write: makes settings in place of the backends themselves.
+        """
+        self._root = root
+        self._write = write
+        self._netlink: Netlink | None = None
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Backends:
+        """See the class."""
+        self._stack.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close what was opened."""
+        self._stack.close()
+
+    def of(self, function: VirtualFunction) -> Backend:
+        """The backend of a function that was found.
+
+        :raises AdapterError: it cannot be opened.
+        """
+        if function.layer is Layer.INFINIBAND:
+            backend: Backend = Mlx5(self._root)
+        else:
+            if self._netlink is None:
+                self._netlink = self._stack.enter_context(Netlink.session())
+            backend = self._netlink
+        return backend if self._write is None else _Elsewhere(self._root, backend, self._write)
+
+
+class _Elsewhere:
+    """Reads by itself, and has settings made by somebody with more rights."""
+
+    def __init__(
+        self, root: Path, backend: Backend, write: Callable[[Path, VirtualFunction, Step], None]
+    ) -> None:
+        self._root = root
+        self._write = write
+        self.read = backend.read
+
+    def write(self, function: VirtualFunction, step: Step) -> None:
+        """Make one setting."""
+        self._write(self._root, function, step)

@@ -1,0 +1,88 @@
+"""InfiniBand virtual functions of mlx5 adapters, through sysfs.
+
+The files are those of NVIDIA's own driver (MLNX_OFED, DOCA-OFED)::
+
+   /sys/class/infiniband/<device>/device/sriov/<number>/{node,port,policy}
+
+``node`` and ``port`` take and show a GUID as eight bytes with colons, and
+``policy`` one of ``Follow``, ``Up``, ``Down``. The kernel's own driver has no
+such directory; it is refused by name. This contract is from the driver's
+documentation; it has not been tried on real hardware.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.adapters.apply import NoBackendError
+from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Step, VirtualFunction
+from nova_hpc.topology.files import FileError, Tree
+
+_POLICY: Final = {LinkState.AUTO: "Follow", LinkState.UP: "Up", LinkState.DOWN: "Down"}
+_STATES: Final = {word: state for state, word in _POLICY.items()}
+_FILES: Final = {"node_guid": "node", "port_guid": "port", "link_state": "policy"}
+_GUID: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){7}", re.ASCII)
+
+
+class Mlx5:
+    """The backend; needs the right to write to sysfs."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def write(self, function: VirtualFunction, step: Step) -> None:
+        """Make one setting."""
+        if step.name == "link_state":
+            text = _POLICY[step.value]
+        else:
+            text = ":".join(f"{byte:02x}" for byte in int(step.value).to_bytes(8, "big"))
+        tree = Tree(self._root)
+        path = f"{self.folder(tree, function)}/{_FILES[step.name]}"
+        try:
+            found = tree.resolve(path)
+            if found is None:
+                raise AdapterError(f"{function.address}: there is no {path}")
+            # Never made: where the driver has no such file, there is no such setting.
+            flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_TRUNC
+            handle = os.open(f"{self._root}{found}", flags)
+            try:
+                os.write(handle, f"{text}\n".encode())
+            finally:
+                os.close(handle)
+        except (FileError, OSError) as error:
+            raise AdapterError(f"{function.address}: {step.name}: {error}") from error
+
+    def read(self, function: VirtualFunction) -> Mapping[str, Any]:
+        """The three settings."""
+        tree = Tree(self._root)
+        folder = self.folder(tree, function)
+        found: dict[str, Any] = {}
+        try:
+            for name, file in _FILES.items():
+                text = tree.text(f"{folder}/{file}") or ""
+                if name == "link_state":
+                    if text in _STATES:
+                        found[name] = _STATES[text]
+                elif _GUID.fullmatch(text.lower()):
+                    found[name] = int(text.replace(":", ""), 16)
+        except FileError as error:
+            raise AdapterError(f"{function.address}: {error}") from error
+        return found
+
+    @staticmethod
+    def folder(tree: Tree, function: VirtualFunction) -> str:
+        """The directory of the function.
+
+        :raises NoBackendError: its adapter's driver has none.
+        """
+        sriov = f"/sys/class/infiniband/{function.rdma}/device/sriov"
+        if function.rdma is None or not tree.exists(sriov):
+            raise NoBackendError(
+                f"{function.address}: the driver of its adapter has no directory {sriov}; GUIDs "
+                "of virtual functions need NVIDIA's own driver (DOCA-OFED)"
+            )
+        return f"{sriov}/{function.index}"

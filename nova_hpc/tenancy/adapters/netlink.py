@@ -1,0 +1,135 @@
+"""Ethernet virtual functions of any driver, through rtnetlink."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from nova_hpc.tenancy.adapters.apply import NoBackendError, UnsupportedError
+from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Step, VirtualFunction
+
+#: IFLA_VF_LINK_STATE_*
+_STATES: Final = {LinkState.AUTO: 0, LinkState.UP: 1, LinkState.DOWN: 2}
+#: RTEXT_FILTER_VF: tell about the virtual functions, too; and
+#: RTEXT_FILTER_SKIP_STATS, for the counters of many exceed the length of a message.
+_WITH_FUNCTIONS: Final = 1 | 1 << 3
+
+#: The library runs an event loop for each thread of the kernel, and fails where
+#: several green threads of one are in it at the same time.
+_ONE: Final = threading.Lock()
+
+
+def _open() -> Any:
+    from pyroute2 import IPRoute
+
+    return IPRoute()
+
+
+class Netlink:
+    """The backend; needs CAP_NET_ADMIN in the namespace of the adapter."""
+
+    def __init__(self, link: Any) -> None:
+        """Use an open connection of pyroute2."""
+        self._link = link
+        self._indexes: dict[str, int] = {}
+
+    @classmethod
+    @contextlib.contextmanager
+    def session(cls) -> Iterator[Netlink]:
+        """Connect to the kernel; one session of a process at a time.
+
+        :raises AdapterError: there is no connection.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_ONE)
+            try:
+                link = stack.enter_context(_open())
+            except Exception as error:
+                # Whatever the library raises, it is no reason for the service to end.
+                raise AdapterError(f"rtnetlink cannot be used: {error!r}") from error
+            yield cls(link)
+
+    def write(self, function: VirtualFunction, step: Step) -> None:
+        """Make one setting."""
+        self._do(
+            function,
+            step.name,
+            lambda link, index: link.link(
+                "set", index=index, vf={"vf": function.index, **_request(step)}
+            ),
+        )
+
+    def read(self, function: VirtualFunction) -> Mapping[str, Any]:
+        """What the kernel tells about the function."""
+        messages = self._do(
+            function,
+            "read",
+            lambda link, index: link.get_links(index, ext_mask=_WITH_FUNCTIONS),
+        )
+        for message in messages:
+            functions = message.get("IFLA_VFINFO_LIST")
+            for info in functions.get_attrs("IFLA_VF_INFO") if functions else ():
+                mac = info.get("IFLA_VF_MAC")
+                if mac is not None and mac["vf"] == function.index:
+                    return _seen(info)
+        raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
+
+    def _do(self, function: VirtualFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
+        if function.net is None:
+            raise NoBackendError(f"{function.address}: its adapter has no network device")
+        try:
+            if function.net not in self._indexes:
+                found = self._link.link_lookup(ifname=function.net)
+                if not found:
+                    raise AdapterError(f"{function.address}: no network device {function.net}")
+                self._indexes[function.net] = found[0]
+            return list(work(self._link, self._indexes[function.net]))
+        except AdapterError:
+            raise
+        except Exception as error:
+            # NetlinkError has the kernel's number, as OSError has; others are the library's.
+            code = getattr(error, "code", None) or getattr(error, "errno", None)
+            kind = UnsupportedError if code == errno.EOPNOTSUPP else AdapterError
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"{function.address}: {name} of {function.net}: {why}") from error
+
+
+def _request(step: Step) -> dict[str, Any]:
+    if step.name == "mac":
+        return {"mac": step.value}
+    if step.name == "vlan":
+        vlan, qos = step.value
+        return {"vlan": {"vlan": vlan, "qos": qos}}
+    if step.name == "spoof_check":
+        return {"spoofchk": int(step.value)}
+    if step.name == "trust":
+        return {"trust": int(step.value)}
+    if step.name == "rate":
+        least, most = step.value
+        return {"rate": {"min_tx_rate": least, "max_tx_rate": most}}
+    return {"link_state": _STATES[step.value]}
+
+
+def _seen(info: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"mac": info.get("IFLA_VF_MAC")["mac"][:17].lower()}
+    if (vlan := info.get("IFLA_VF_VLAN")) is not None:
+        found["vlan"] = (vlan["vlan"], vlan["qos"])
+    if (rate := info.get("IFLA_VF_RATE")) is not None:
+        found["rate"] = (rate["min_tx_rate"], rate["max_tx_rate"])
+    for name, attribute, key in (
+        ("spoof_check", "IFLA_VF_SPOOFCHK", "spoofchk"),
+        ("trust", "IFLA_VF_TRUST", "trust"),
+    ):
+        value = info.get(attribute)
+        # All ones: the driver does not say.
+        if value is not None and value[key] in (0, 1):
+            found[name] = bool(value[key])
+    state = info.get("IFLA_VF_LINK_STATE")
+    if state is not None:
+        for each, number in _STATES.items():
+            if number == state["link_state"]:
+                found["link_state"] = each
+    return found

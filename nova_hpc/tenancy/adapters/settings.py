@@ -1,0 +1,235 @@
+"""What a virtual function is set to, and the steps that set it. Pure.
+
+The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.addresses`, or
+are what an operator has set; never from a flavor or an image: whoever may choose
+a MAC or a GUID may be somebody else.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology.model import Function
+
+_MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
+NO_MAC: Final = "00:00:00:00:00:00"
+#: The longest rate that a 32-bit number of Mb/s is used for, 10 Tb/s.
+_MOST_RATE: Final = 10_000_000
+
+
+class AdapterError(Exception):
+    """A virtual function cannot be set; the text names it and says why."""
+
+
+class Layer(enum.Enum):
+    """What the port of an adapter speaks; RoCE is Ethernet."""
+
+    ETHERNET = "Ethernet"
+    INFINIBAND = "InfiniBand"
+
+
+class LinkState(enum.Enum):
+    """What the link of a virtual function follows."""
+
+    AUTO = "auto"  # the link of the adapter
+    UP = "up"
+    DOWN = "down"
+
+
+def _mac(instance: object, attribute: Any, value: str) -> None:
+    if not _MAC.fullmatch(value) or int(value[:2], 16) & 1:
+        raise ValueError(f"{value!r} is no MAC address of a single interface, in lower case")
+
+
+def _guid(instance: object, attribute: Any, value: int) -> None:
+    # All ones is the broadcast of EUI-64.
+    if not 0 <= value < (1 << 64) - 1:
+        raise ValueError(f"{value:#x} is no GUID")
+
+
+def _within(low: int, high: int) -> Any:
+    def check(instance: object, attribute: Any, value: int) -> None:
+        if not low <= value <= high:
+            raise ValueError(f"{attribute.name} is {value}, not within {low} and {high}")
+
+    return check
+
+
+@attrs.frozen
+class Ethernet:
+    """Settings of a virtual function on Ethernet (also RoCE). Rates in Mb/s; 0: none."""
+
+    mac: str = attrs.field(validator=_mac)
+    vlan: int = attrs.field(default=0, validator=_within(0, 4094))
+    qos: int = attrs.field(default=0, validator=_within(0, 7))
+    spoof_check: bool = True
+    trust: bool = False
+    min_rate: int = attrs.field(default=0, validator=_within(0, _MOST_RATE))
+    max_rate: int = attrs.field(default=0, validator=_within(0, _MOST_RATE))
+    link_state: LinkState = LinkState.AUTO
+
+
+@attrs.frozen
+class Infiniband:
+    """Settings of a virtual function on InfiniBand."""
+
+    node_guid: int = attrs.field(validator=_guid)
+    port_guid: int = attrs.field(validator=_guid)
+    link_state: LinkState = LinkState.AUTO
+
+
+Settings = Ethernet | Infiniband
+
+
+@attrs.frozen
+class VirtualFunction:
+    """A virtual function as its adapter knows it."""
+
+    address: str
+    #: Its number at the adapter, from 0.
+    index: int
+    layer: Layer
+    #: Driver of the physical function, e.g. ``mlx5_core``.
+    driver: str
+    #: Network device and RDMA device of the physical function.
+    net: str | None = None
+    rdma: str | None = None
+
+
+def layer_of(parent: Function) -> Layer | None:
+    """What the port of an adapter says itself: one model does both. None: it does not say."""
+    layers = {port.link_layer for device in parent.rdma for port in device.ports}
+    if not parent.rdma and (parent.class_code or "").startswith("0200"):
+        return Layer.ETHERNET  # an adapter without RDMA
+    if len(layers) == 1:
+        for layer in Layer:
+            if layers == {layer.value}:
+                return layer
+    return None
+
+
+#: Settings in the order in which they are made: first who the function is,
+#: then what it may, and last its link. Clearing takes the link first.
+_ORDER: Final = (
+    *("mac", "node_guid", "port_guid"),
+    *("vlan", "spoof_check", "trust", "rate"),
+    "link_state",
+)
+
+#: By these a function is known to others: they must be gone when it is cleared.
+IDENTITY: Final = ("mac", "node_guid", "port_guid")
+
+
+@attrs.frozen
+class Step:
+    """One setting: its name and its value."""
+
+    name: str
+    value: Any
+
+
+def values(settings: Settings) -> dict[str, Any]:
+    """The settings by the names of the steps."""
+    if isinstance(settings, Infiniband):
+        return {
+            "node_guid": settings.node_guid,
+            "port_guid": settings.port_guid,
+            "link_state": settings.link_state,
+        }
+    return {
+        "mac": settings.mac,
+        "vlan": (settings.vlan, settings.qos),
+        "spoof_check": settings.spoof_check,
+        "trust": settings.trust,
+        "rate": (settings.min_rate, settings.max_rate),
+        "link_state": settings.link_state,
+    }
+
+
+def steps(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[Step, ...]:
+    """The steps that make *wanted*, as :func:`values` has it, in order."""
+    found = tuple(Step(name, wanted[name]) for name in _ORDER if name in wanted)
+    return found[::-1] if clearing else found
+
+
+#: What a driver that does not know the setting does anyway.
+_NATURAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "vlan": ((0, 0),),
+    "trust": (False,),
+    "rate": ((0, 0),),
+    "link_state": (LinkState.AUTO,),
+}
+
+
+def may_be_missing(step: Step) -> bool:
+    """Whether a driver that does not know the setting has it all the same."""
+    return step.value in _NATURAL.get(step.name, ())
+
+
+def differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the settings that read back otherwise than they were made.
+
+    :param wanted: as :func:`values`, or a part of it.
+    :param seen: likewise; one that the driver does not show is left out.
+    """
+    return tuple(
+        step.name
+        for step in steps(wanted)
+        if (step.name not in seen and not may_be_missing(step))
+        or (step.name in seen and seen[step.name] != step.value)
+    )
+
+
+def plan(layer: Layer, before: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function without a port is set to.
+
+    VLAN and rate stay what they are: nobody here may give others, and an
+    operator who keeps functions apart by VLAN must find them apart.
+
+    :param before: what it was found with.
+    :param own: its addresses, as :func:`values` names them.
+    """
+    if layer is Layer.INFINIBAND:
+        return values(Infiniband(own["node_guid"], own["port_guid"]))
+    vlan, qos = before.get("vlan", (0, 0))
+    least, most = before.get("rate", (0, 0))
+    return values(Ethernet(own["mac"], vlan=vlan, qos=qos, min_rate=least, max_rate=most))
+
+
+#: What the function of a port starts with where its owners say nothing else;
+#: its addresses and its VLAN are libvirt's.
+FLOOR: Final[Mapping[str, Any]] = {
+    "spoof_check": True,
+    "trust": False,
+    "link_state": LinkState.AUTO,
+}
+
+
+def addresses_of(layer: Layer, before: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The addresses that a function was found with; None: it has none of its own."""
+    if layer is Layer.INFINIBAND:
+        found = {name: before.get(name, 0) for name in ("node_guid", "port_guid")}
+        return found if all(0 < each < (1 << 64) - 1 for each in found.values()) else None
+    mac = before.get("mac", NO_MAC)
+    usable = mac != NO_MAC and _MAC.fullmatch(mac) and not int(mac[:2], 16) & 1
+    return {"mac": mac} if usable else None
+
+
+def undone(
+    before: Mapping[str, Any], made: Mapping[str, Any], seen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What to go back to: what was there before, but for what somebody has changed since.
+
+    :param before: what the function was found with.
+    :param made: what it was then set to.
+    :param seen: what it shows now.
+    """
+    return {
+        name: before.get(name, value) if name in made and made[name] == value else value
+        for name, value in seen.items()
+    }

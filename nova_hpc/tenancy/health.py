@@ -1,0 +1,226 @@
+"""May a device be given to a guest at all? Judgement of a fresh reading.
+
+Pure: a node as data in, findings out. The rules for IOMMU groups are those of
+the kernel (``Documentation/driver-api/vfio.rst``): a group is opened as a
+whole, so everything in it except bridges must be free of host drivers.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy.quarantine import Quarantine
+from nova_hpc.topology.model import Function, Node
+
+
+class Kind(enum.Enum):
+    """What was looked at; the value is the word of ``[hpc]health_checks``."""
+
+    PRESENT = "present"
+    QUARANTINE = "quarantine"
+    IOMMU = "iommu"
+    UNIT = "unit"
+    DRIVER = "driver"
+    LINK = "link"
+    RESET = "reset"
+    #: What was found between two servers; see nova_hpc.tenancy.hygiene.
+    HYGIENE = "hygiene"
+    #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.keeper.
+    NVLINK = "nvlink"
+
+
+#: What an operator may switch off. The others guard the host or a tenant.
+OPTIONAL: Final = (Kind.LINK, Kind.RESET)
+
+#: Kinds that make even the restart of a server fail or harm the host.
+DANGER: Final = frozenset({Kind.PRESENT, Kind.IOMMU, Kind.DRIVER})
+
+
+@attrs.frozen
+class Offer:
+    """One function that the node's ``device_spec`` offers."""
+
+    address: str  # normalised
+    #: libvirt binds it to vfio-pci itself (``managed``, Nova's default is yes).
+    managed: bool = True
+    #: The tag ``hpc_group``: the IOMMU unit that it belongs to.
+    unit: str | None = None
+
+
+@attrs.frozen
+class Finding:
+    """Why one device must not be given."""
+
+    kind: Kind
+    #: For operators: with addresses and drivers.
+    reason: str
+
+    @property
+    def user(self) -> str:
+        """The same for the server's user: no address, no host."""
+        return _USER[self.kind]
+
+
+_USER: Final[Mapping[Kind, str]] = {
+    Kind.PRESENT: "has disappeared or cannot be read",
+    Kind.QUARANTINE: "is out of service",
+    Kind.IOMMU: "is in an IOMMU group that is not viable",
+    Kind.UNIT: "can only be given together with the other devices of its IOMMU group",
+    Kind.DRIVER: "is in use by the host",
+    Kind.LINK: "has a degraded link",
+    Kind.RESET: "cannot be reset",
+    Kind.HYGIENE: "did not pass the check between two servers",
+    Kind.NVLINK: "cannot be linked by NVLink now",
+}
+
+ALL: Final = frozenset(Kind)
+
+
+def judge(
+    node: Node,
+    offers: Iterable[Offer],
+    quarantine: Quarantine | None = None,
+    kinds: frozenset[Kind] = ALL,
+) -> dict[str, Finding]:
+    """Judge every offered device.
+
+    :param node: a fresh reading of the node.
+    :param offers: everything that the node's ``device_spec`` matches.
+    :param quarantine: the devices that are out of service.
+    :param kinds: what to look at.
+    :returns: address -> the first finding; a device that may be given has none.
+    """
+    bench = _Bench(node, {offer.address: offer for offer in offers}, quarantine or Quarantine())
+    findings = {}
+    for address in sorted(bench.offers):
+        finding = next(bench.findings(bench.offers[address], kinds), None)
+        if finding is not None:
+            findings[address] = finding
+    if Kind.UNIT in kinds:
+        bench.spread(findings)
+    return findings
+
+
+@attrs.frozen
+class _Bench:
+    node: Node
+    offers: Mapping[str, Offer] = attrs.field(hash=False)
+    quarantine: Quarantine
+
+    def findings(self, offer: Offer, kinds: frozenset[Kind]) -> Iterator[Finding]:
+        function = self.node.function(offer.address)
+        if function is None:
+            yield Finding(Kind.PRESENT, "the device is not there")
+            return
+        checks: tuple[tuple[Kind, Callable[[Function, Offer], str | None]], ...] = (
+            (Kind.PRESENT, self._present),
+            (Kind.QUARANTINE, self._quarantine),
+            (Kind.IOMMU, self._iommu),
+            (Kind.UNIT, self._unit),
+            (Kind.DRIVER, self._driver),
+            (Kind.LINK, self._link),
+            (Kind.RESET, self._reset),
+        )
+        for kind, check in checks:
+            reason = check(function, offer) if kind in kinds else None
+            if reason is not None:
+                yield Finding(kind, reason)
+
+    def _present(self, function: Function, offer: Offer) -> str | None:
+        if function.is_bridge:
+            return "a bridge cannot be given to a guest"
+        return function.unknown
+
+    def _quarantine(self, function: Function, offer: Offer) -> str | None:
+        why = self.quarantine.why(function.address, function.physical_function)
+        return None if why is None else f"in quarantine: {why}"
+
+    def _iommu(self, function: Function, offer: Offer) -> str | None:
+        if function.iommu_group is None:
+            return "in no IOMMU group: the IOMMU is off, or does not reach the device"
+        for member in self.node.group_members(function):
+            if member == function.address:
+                continue
+            other = self.node.function(member)
+            if other is None:
+                return self._not_viable(function, f"{member} is in it")
+            # vfio leaves bridges to their driver, and an offered function is
+            # judged by itself: it goes to the same guest, or the unit does not.
+            if other.is_bridge or other.driver is None or is_vfio(other.driver):
+                continue
+            if member in self.offers and self.offers[member].managed:
+                continue
+            return self._not_viable(function, f"{member} ({other.driver}) is in it")
+        return None
+
+    @staticmethod
+    def _not_viable(function: Function, why: str) -> str:
+        return f"IOMMU group {function.iommu_group} is not viable: {why}"
+
+    def mates(self, function: Function) -> list[str]:
+        """The offered functions of its IOMMU group, itself included."""
+        return [each for each in self.node.group_members(function) if each in self.offers]
+
+    def _unit(self, function: Function, offer: Offer) -> str | None:
+        mates = self.mates(function)
+        if len(mates) < 2:
+            return None
+        what = f"IOMMU group {function.iommu_group} has {len(mates)} assignable functions"
+        physical = {function.physical_function, *(self._physical(mate) for mate in mates)}
+        if physical & set(mates):
+            return f"{what}, a physical function and its own virtual functions among them"
+        units = {self.offers[mate].unit for mate in mates}
+        if len(units) > 1 or None in units:
+            return f"{what}, which device_spec does not tag as one unit (hpc_group={min(mates)})"
+        return None
+
+    def _physical(self, address: str) -> str | None:
+        function = self.node.function(address)
+        return None if function is None else function.physical_function
+
+    def _driver(self, function: Function, offer: Offer) -> str | None:
+        if offer.managed or is_vfio(function.driver):
+            return None
+        bound = "no driver" if function.driver is None else f"driver {function.driver}"
+        return f"bound to {bound} and not to vfio-pci, and device_spec says managed=no"
+
+    def _link(self, function: Function, offer: Offer) -> str | None:
+        # A virtual function has no link of its own.
+        place = function
+        if function.physical_function is not None:
+            place = self.node.function(function.physical_function) or function
+        link = place.link
+        if link is None or not link.width or not link.max_width:
+            return None
+        # A wide card in a narrow slot is as wide as it can be. Speed is not
+        # judged: an idle device lowers it to save power.
+        above = self.node.function(place.path[-1]) if place.path else None
+        slot = above.link.max_width if above is not None and above.link is not None else None
+        if slot is None:
+            return None
+        can = min(slot, link.max_width)
+        return f"link is x{link.width}, can be x{can}" if link.width < can else None
+
+    def _reset(self, function: Function, offer: Offer) -> str | None:
+        if function.reset_methods == ():
+            return "no way to reset it between two guests"
+        return None
+
+    def spread(self, findings: dict[str, Finding]) -> None:
+        """A unit with one bad member cannot be given at all."""
+        for address, finding in list(findings.items()):
+            function = self.node.function(address)
+            if function is None or finding.kind is Kind.UNIT:
+                continue
+            for mate in self.mates(function):
+                reason = f"{address} of the same IOMMU group must not be given: {finding.reason}"
+                findings.setdefault(mate, Finding(finding.kind, reason))
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether *driver* is vfio-pci or one of its variants (``mlx5_vfio_pci``)."""
+    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")

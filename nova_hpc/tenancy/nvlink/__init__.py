@@ -1,0 +1,1 @@
+"""Partitions of a node's NVLink fabric: who has which."""

@@ -1,0 +1,307 @@
+"""The partitions of one node's NVLink fabric, and which server has which.
+
+The manager of the fabric knows the partitions, Nova knows who has the GPUs,
+and a file of this node joins them, because a manager that was restarted has to
+be told at once which partitions are in use. The rules, which hold whenever the
+service is killed:
+
+* what a server gets is in the file before it is made active;
+* it leaves the file only when the manager has it no longer;
+* a server starts only after the manager was read back: exactly its partitions
+  are active, and no other that has one of its GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from nova_hpc.tenancy import locked_file
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.nvlink import partitions as nvlink
+from nova_hpc.tenancy.nvlink.backend import Backend, BackendError, Settings, WaitsError, load
+from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition, Tenancies, Tenancy
+from nova_hpc.tenancy.nvlink.state import WHAT, State, read, save
+from nova_hpc.topology.model import AddressError, address_key, normalise_address
+
+
+def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
+    """Run a program that may never end; see :data:`nova_hpc.tenancy.nvlink.backend.Run`."""
+    try:
+        return hygiene_reset.run(argv, timeout)
+    except hygiene_reset.ResetError as error:
+        raise FabricError(f"the manager of the NVLink fabric: {error}") from error
+
+
+def settings(options: Any) -> Settings:
+    """``[hpc]nvlink_*`` of these *options*.
+
+    :raises BackendError: they make no sense.
+    """
+    gpus: dict[int, str] = {}
+    for number, text in options.nvlink_gpus.items():
+        try:
+            address = normalise_address(text)
+        except AddressError as error:
+            raise BackendError(f"[hpc]nvlink_gpus: {error}") from error
+        if not number.isascii() or not number.isdigit():
+            raise BackendError(
+                f"[hpc]nvlink_gpus: {number!r} is no physical id; write it like "
+                "1:0000:1b:00.0,2:0000:43:00.0"
+            )
+        if address in gpus.values():
+            raise BackendError(f"[hpc]nvlink_gpus names {address} twice")
+        gpus[int(number)] = address
+    return Settings(
+        address=options.nvlink_address,
+        timeout=float(options.nvlink_timeout),
+        library=options.nvlink_library,
+        gpus=gpus,
+    )
+
+
+@attrs.frozen
+class Swept:
+    """What a look from time to time has found."""
+
+    #: GPU -> why it must not be given.
+    reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: One sentence each, for the log.
+    notes: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Keeper:
+    """Keeps the partitions of one node as its servers need them."""
+
+    backend: Backend
+    path: Path
+
+    @classmethod
+    def from_options(cls, options: Any) -> Keeper | None:
+        """As group ``[hpc]`` of the configuration says; None where it is switched off.
+
+        :raises BackendError: it cannot be used.
+        """
+        backend = load(options.nvlink_backend, settings(options), run)
+        return None if backend is None else cls(backend, Path(options.nvlink_file))
+
+    def state(self) -> State:
+        """What is remembered."""
+        return read(self.path)
+
+    def members(self, tagged: Iterable[str] = ()) -> frozenset[str]:
+        """The GPUs of the fabric, as far as they are known without asking it.
+
+        :param tagged: devices that the node's tags put into NVLink sets.
+        """
+        return self.state().known | set(self.backend.settings.gpus.values()) | set(tagged)
+
+    # -- the service starts -----------------------------------------------------
+
+    def begin(self, functions: Collection[str]) -> tuple[Partition, ...]:
+        """Reach the manager and see whether its GPUs are those of this node.
+
+        :param functions: addresses of the node's PCI functions.
+        :raises FabricError: it cannot be reached or used.
+        :raises StateError: nothing can be remembered.
+        """
+        with locked_file.locked(self.path, WHAT):
+            state = self.state()
+            partitions = self._list(state, nvlink.held(state.tenancies))
+            for one in partitions:
+                strange = sorted(one.gpus - set(functions), key=address_key)
+                if strange:
+                    raise FabricError(
+                        f"NVLink partition {one.id} has a GPU at {strange[0]}, where this node "
+                        "has no device; write the addresses of this node into [hpc]nvlink_gpus"
+                    )
+            if not state.lost:
+                self._keep(state, partitions, state.tenancies)
+            return partitions
+
+    # -- a server starts ----------------------------------------------------------
+
+    def give(
+        self, server: str, gpus: Collection[str], others: Collection[str], linked: bool
+    ) -> None:
+        """Make the partitions of a server that gets *gpus*, and no other of these, active.
+
+        :param server: its UUID.
+        :param gpus: all GPUs of the fabric that it gets.
+        :param others: devices that other servers have.
+        :param linked: it was promised NVLinks.
+        :raises NoPartitionError: there is none with exactly these.
+        :raises FabricError: they are not active, or nobody knows.
+        :raises StateError: nothing can be remembered.
+        """
+        self._make(server, frozenset(gpus), others, linked, fresh=True)
+
+    def keep(
+        self, server: str, gpus: Collection[str], others: Collection[str], linked: bool
+    ) -> None:
+        """The same for a server that starts again with the GPUs that it has.
+
+        What is active stays so. Raises as :meth:`give`.
+        """
+        self._make(server, frozenset(gpus), others, linked, fresh=False)
+
+    def _make(
+        self,
+        server: str,
+        gpus: frozenset[str],
+        others: Collection[str],
+        linked: bool,
+        fresh: bool,
+    ) -> None:
+        with locked_file.locked(self.path, WHAT):
+            state = self.state()
+            if state.lost:
+                raise FabricError(f"{state.problems[0]}; the next periodic update makes it anew")
+            used = frozenset(others) if fresh else gpus | frozenset(others)
+            needed = nvlink.in_use(state.tenancies, used)
+            partitions = self._list(state, needed)
+            plan = nvlink.plan(partitions, gpus, others, linked, fresh)
+            # What was another's, or nobody's, stays in the file until it is gone.
+            left = {key: one.gpus for key, one in state.tenancies.items() if one.gpus & gpus}
+            left |= {one.id: one.gpus for one in partitions if one.id in plan.deactivate}
+            mine = {one.id: Tenancy(server, one.gpus) for one in plan.chosen}
+            rest = {key: one for key, one in state.tenancies.items() if key not in left}
+            ending = {key: Tenancy(nvlink.NOBODY, each) for key, each in left.items()}
+            state = self._keep(state, partitions, rest | ending | mine)
+            for each in plan.deactivate:
+                self.backend.deactivate(each)
+            for each in plan.activate:
+                self.backend.activate(each)
+            if plan.deactivate or plan.activate:
+                partitions = self.backend.partitions()
+                _read_back(partitions, plan.chosen, gpus)
+            self._keep(state, partitions, rest | mine)
+
+    # -- a server is gone -----------------------------------------------------------
+
+    def take_back(self, server: str) -> dict[int, str]:
+        """Deactivate what a server had.
+
+        :returns: partition -> why it is still active, as far as is known.
+        :raises FabricError: the manager cannot be asked.
+        :raises StateError: nothing can be remembered.
+        """
+        if not _of(self.state().tenancies, server):
+            return {}
+        with locked_file.locked(self.path, WHAT):
+            state = self.state()
+            mine = _of(state.tenancies, server)
+            partitions = self._list(state, set(nvlink.held(state.tenancies)) - mine)
+            failed = self._deactivate(mine, partitions)
+            gone = mine - failed.keys()
+            self._keep(
+                state,
+                partitions,
+                {key: one for key, one in state.tenancies.items() if key not in gone},
+            )
+            return failed
+
+    def _deactivate(self, ids: Iterable[int], partitions: Iterable[Partition]) -> dict[int, str]:
+        active = {one.id for one in partitions if one.active}
+        failed = {}
+        for each in sorted(active & set(ids)):
+            try:
+                self.backend.deactivate(each)
+            except FabricError as error:
+                failed[each] = str(error)
+        return failed
+
+    # -- from time to time --------------------------------------------------------------
+
+    def sweep(self, taken: Callable[[], frozenset[str]], tagged: Collection[str] = ()) -> Swept:
+        """Deactivate what has outlived its server; tell a restarted manager the rest.
+
+        :param taken: asks for the devices that servers have now.
+        :param tagged: see :meth:`members`.
+        :raises StateError: nothing can be remembered.
+        """
+        with locked_file.locked(self.path, WHAT):
+            # A server's GPUs are Nova's before they are in the file: so what is
+            # in the file and not in the answer has outlived its server.
+            state = self.state()
+            used = taken()
+            notes = list(state.problems)
+            try:
+                partitions = self._list(state, nvlink.in_use(state.tenancies, used))
+            except FabricError as error:
+                return Swept(dict.fromkeys(self.members(tagged), str(error)), tuple(notes))
+            tenancies = nvlink.adopt(partitions, state.tenancies, used)
+            needed = set(nvlink.in_use(tenancies, used))
+            active = {one.id for one in partitions if one.active}
+            for each in sorted(needed - active):
+                notes.append(
+                    f"NVLink partition {each} of server {tenancies[each].server} is not active; "
+                    "the server has NVLinks again when it is stopped and started"
+                )
+            failed = self._deactivate(tenancies.keys() - needed, partitions)
+            left = {key: one for key, one in tenancies.items() if key in needed | failed.keys()}
+            self._keep(state, partitions, left)
+            reasons = {gpu: why for key, why in failed.items() for gpu in tenancies[key].gpus}
+            return Swept(reasons, tuple(notes))
+
+    def restore(self) -> tuple[int, ...]:
+        """Tell a manager that was restarted which partitions servers have.
+
+        :returns: their ids.
+        :raises FabricError: it did not take them, or nobody knows which.
+        :raises StateError: another process is at work.
+        """
+        with locked_file.locked(self.path, WHAT):
+            state = self.state()
+            known = nvlink.held(state.tenancies)
+            self._tell(state, known)
+            return known
+
+    # -- the manager ------------------------------------------------------------------
+
+    def _list(self, state: State, needed: Iterable[int]) -> tuple[Partition, ...]:
+        """The table; a manager that waits for the list of what is *needed* gets it."""
+        try:
+            return self.backend.partitions()
+        except WaitsError as waits:
+            try:
+                self._tell(state, needed)
+            except FabricError as error:
+                raise FabricError(f"{waits}; {error}") from error
+            return self.backend.partitions()
+
+    def _tell(self, state: State, needed: Iterable[int]) -> None:
+        if state.lost:
+            # An empty list would cut the links of running servers.
+            raise FabricError(
+                f"{state.problems[0]}, so nobody can tell which NVLink partitions servers have; "
+                "stop the servers with GPUs and start the manager of the fabric afresh"
+            )
+        self.backend.set_active(sorted(needed))
+
+    def _keep(self, state: State, partitions: Iterable[Partition], tenancies: Tenancies) -> State:
+        """Write down what has changed."""
+        known = state.known.union(*(one.gpus for one in partitions))
+        new = State(dict(tenancies), known)
+        if state.lost or (new.tenancies, new.known) != (state.tenancies, state.known):
+            save(self.path, new)
+        return new
+
+
+def _of(tenancies: Tenancies, server: str) -> set[int]:
+    return {key for key, one in tenancies.items() if one.server == server}
+
+
+def _read_back(
+    partitions: Iterable[Partition], chosen: Iterable[Partition], gpus: frozenset[str]
+) -> None:
+    wanted = {one.id for one in chosen}
+    active = {one.id for one in partitions if one.active and one.gpus & gpus}
+    if active != wanted:
+        raise FabricError(
+            f"the NVLink partitions {sorted(active)} are active, and {sorted(wanted)} should be"
+        )

@@ -1,1 +1,0 @@
-"""What a node reports: device_spec, health, statistics."""

@@ -1,0 +1,1 @@
+"""Every text that crosses a process or an upgrade."""

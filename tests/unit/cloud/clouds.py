@@ -1,0 +1,125 @@
+"""Small clouds as snapshots, for the tests of explain and of snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nova_hpc.cloud.snapshot import (
+    Alias,
+    Device,
+    Flavor,
+    FlavorWant,
+    Node,
+    Server,
+    ServerCell,
+    Snapshot,
+    Use,
+)
+from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.topology.level import Level, Location
+
+
+def gpu(host: str, number: int, switch: int = 0, server: str | None = None) -> Device:
+    """One GPU; two switches a NUMA node."""
+    numa = switch // 2
+    address = f"0000:{0x40 + switch:02x}:{number:02x}.0"
+    return Device(
+        provider=f"{host}-{switch}-{number}",
+        address=address,
+        free=0 if server else 1,
+        location=Location(
+            numa=numa, socket=numa, root=f"pci0000:{switch:02x}", switches=(f"switch{switch}",)
+        ),
+        aliases=frozenset({"gpu"}),
+        role="gpu",
+        resource_class="CUSTOM_GPU",
+        traits=frozenset({"CUSTOM_NVLINK"}),
+        used=(Use(address, server),) if server else (),
+    )
+
+
+def vfs(host: str, switch: int, free: int = 4) -> Device:
+    """Virtual functions of one adapter."""
+    numa = switch // 2
+    return Device(
+        provider=f"{host}-{switch}-vf",
+        address=f"0000:{0x40 + switch:02x}:1f.0",
+        free=free,
+        location=Location(
+            numa=numa, socket=numa, root=f"pci0000:{switch:02x}", switches=(f"switch{switch}",)
+        ),
+        aliases=frozenset({"vf"}),
+        role="nic",
+        resource_class="CUSTOM_VF",
+    )
+
+
+def node(
+    host: str, gpus: Sequence[int | Sequence[str | None]], cpus: int = 16, **more: object
+) -> Node:
+    """A host; *gpus* says, for each switch, how many are free or who has each."""
+    devices = []
+    for switch, found in enumerate(gpus):
+        owners = [None] * found if isinstance(found, int) else found
+        devices += [gpu(host, number, switch, owner) for number, owner in enumerate(owners)]
+    fields: dict[str, object] = {
+        "zone": "nova",
+        "devices": tuple(devices),
+        "numa": tuple(
+            HostNode(id=numa, socket=numa, dedicated_cpus=cpus, pages={2048: 1024})
+            for numa in range(2)
+        ),
+    } | more
+    return Node(host=host, node=host, **fields)
+
+
+def flavor(
+    name: str = "pair",
+    wants: Mapping[str, int] | None = None,
+    cells: Sequence[Cell] = (),
+    numa_policy: str | None = None,
+    **specs: str,
+) -> Flavor:
+    """A flavor; keywords are ``hpc:`` keys."""
+    wants = {"gpu": 2} if wants is None else wants
+    return Flavor(
+        name=name,
+        id=f"id-{name}",
+        extra_specs={
+            f"hpc:{key}": value for key, value in ({"affinity": "switch"} | specs).items()
+        },
+        wants=tuple(FlavorWant(alias, count) for alias, count in wants.items()),
+        cells=tuple(cells),
+        numa_policy=numa_policy,
+        vcpus=4,
+        memory_mb=1024,
+    )
+
+
+def server(uuid: str, host: str, **more: object) -> Server:
+    """A server of the flavor pair."""
+    fields: dict[str, object] = {
+        "name": f"name-{uuid}",
+        "flavor": "pair",
+        "extra_specs": flavor().extra_specs,
+        "cells": (ServerCell(numa=0, dedicated_cpus=4, memory_kib=4096, page_kib=2048),),
+    } | more
+    return Server(uuid=uuid, host=host, node=host, **fields)
+
+
+def cloud(*hosts: Node, flavors: Sequence[Flavor] = (), servers: Sequence[Server] = ()) -> Snapshot:
+    """A snapshot of all of them."""
+    return Snapshot(
+        taken="2026-01-01T00:00:00+00:00",
+        nova="34.0.0",
+        hosts=hosts,
+        flavors=tuple(flavors) or (flavor(),),
+        aliases=(
+            Alias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK"})),
+            Alias("broken", problem="it has no ids"),
+        ),
+        servers=tuple(servers),
+        profile=Profile((Shape({"gpu": 2}, level=Level.SWITCH, weight=3, page_kib=2048),)),
+        problems=("Placement could not be asked",),
+    )

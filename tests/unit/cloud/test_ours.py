@@ -1,0 +1,124 @@
+"""Our policy asks the scheduler's functions, and keeps their answers rightly."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nova_hpc.cloud.simulate.cluster import Cluster
+from nova_hpc.cloud.simulate.nodes import all_dgx
+from nova_hpc.cloud.simulate.ours import PARTS, Ours
+from nova_hpc.cloud.simulate.workload import Typical
+from nova_hpc.placement import between_hosts, model
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.profile import Shape as Sold
+from nova_hpc.topology.level import Level, Location
+from tests.unit.cloud.build import machine, shape
+
+WORKLOAD = (
+    Typical(shape(1, cpus=2, memory_mib=0), 0.5),
+    Typical(shape(2, cpus=8, memory_mib=0, level=Level.SWITCH), 0.2),
+    Typical(shape(4, cpus=16, memory_mib=0), 0.2),
+    Typical(shape(8, cpus=40, memory_mib=0), 0.1),
+)
+
+
+def test_single_gpus_come_from_broken_switches():
+    cluster = Cluster(all_dgx([machine("a", 8)]))
+    cluster.take(0, shape(1), (5,))
+    policy = Ours(cluster, random.Random(0), WORKLOAD)
+    assert policy.gpus(0, shape(1)) == (4,)
+    assert policy.gpus(0, shape(2, level=Level.SWITCH)) in {(0, 1), (2, 3), (6, 7)}
+
+
+def test_the_damage_is_that_of_choose():
+    """Without a layout: one NUMA node with all GPUs and CPUs, as one may write it down."""
+    cluster = Cluster([machine("a", 8, 40), machine("b", 8, 32), machine("c", 2, 64)])
+    cluster.take(1, shape(3, cpus=4), (0, 1, 2))
+    policy = Ours(cluster, random.Random(0), WORKLOAD)
+    wanted = shape(2, cpus=8)
+    profile = Profile(
+        tuple(
+            Sold(
+                {"gpu": one.shape.gpus},
+                level=one.shape.level,
+                weight=round(one.frequency * PARTS),
+                cpus=one.shape.cpu_milli,
+            )
+            for one in WORKLOAD
+        )
+    )
+    damage, ranks = [], []
+    for gpus, cpus in ((8, 40), (5, 28), (2, 64)):
+        pools = tuple(
+            model.Pool(str(n), str(n), Location(numa=0), 1, frozenset({"g"}), role="gpu")
+            for n in range(gpus)
+        )
+        host = model.Host("h", pools, (model.HostNode(0, 0, cpus * 1000),))
+        request = model.Request(
+            (model.Want("g", "g", 2),),
+            (model.Group({"g": 2}),),
+            Level.HOST,
+            model.Policy.REQUIRED,
+            (model.Cell(0, 8000),),
+        )
+        score = choose(request, host, 1, profile).sets[0].score
+        damage.append(score[4])
+        ranks.append(between_hosts.rank(score, Level.HOST, between_hosts.grain(profile)))
+    scores = policy.scores.of(wanted, cluster.fits(wanted))
+    assert np.argsort(-scores).tolist() == sorted(range(3), key=ranks.__getitem__)
+    assert len(set(damage)) == len(set(scores.tolist())) == 3
+    assert policy.node(wanted, cluster.fits(wanted)) == damage.index(min(damage))
+
+
+def test_gpus_of_a_node_without_memory_go_first():
+    """Nobody else could use them: FGD, which does not look at memory, takes the first node."""
+    sold = (Typical(shape(1, cpus=1, memory_mib=4000), 1.0),)
+    cluster = Cluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
+    wanted = shape(1, memory_mib=1000)
+    assert Ours(cluster, random.Random(0), sold).node(wanted, cluster.fits(wanted)) == 1
+    bare = (Typical(shape(1, cpus=1, memory_mib=0), 1.0),)
+    assert Ours(cluster, random.Random(0), bare).node(wanted, cluster.fits(wanted)) == 0
+
+
+# Each step asks the solver anew for every host.
+@settings(max_examples=max(10, settings().max_examples // 10))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([one.shape for one in WORKLOAD] + [shape(0, cpus=4)]),
+            st.integers(0, 1000),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_kept_answers_are_those_of_a_fresh_question(steps):
+    cluster = Cluster(all_dgx([machine("a", 8, 48), machine("b", 8, 48), machine("c", 2, 12)]))
+    kept = Ours(cluster, random.Random(0), WORKLOAD)
+    for wanted, number in steps:
+        nodes = np.flatnonzero(cluster.fits(wanted))
+        if not nodes.size:
+            continue
+        fresh = Ours(cluster, random.Random(0), WORKLOAD)
+        mine = kept.scores.of(wanted, cluster.fits(wanted))[nodes]
+        assert mine.tolist() == fresh._compute(wanted, nodes).tolist()
+        node = int(nodes[number % len(nodes)])
+        assert kept.gpus(node, wanted) == fresh.gpus(node, wanted)
+        cluster.take(node, wanted, kept.gpus(node, wanted))
+
+
+@pytest.mark.parametrize("by_damage", [True, False])
+def test_whole_hosts_stay_whole(by_damage):
+    cluster = Cluster(all_dgx([machine("a", 8, 96), machine("b", 8, 96)]))
+    policy = Ours(cluster, random.Random(0), WORKLOAD, by_damage)
+    for _ in range(8):
+        wanted = shape(1, cpus=2)
+        node = policy.node(wanted, cluster.fits(wanted))
+        cluster.take(node, wanted, policy.gpus(node, wanted))
+    assert sorted(cluster.whole.tolist()) == [0, 8]

@@ -1,0 +1,114 @@
+"""What each policy picks among three nodes, worked out by hand."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+import pytest
+
+from nova_hpc.cloud.simulate import nova, policies
+from nova_hpc.cloud.simulate.cluster import Cluster
+from nova_hpc.cloud.simulate.workload import Typical
+from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
+
+
+@pytest.fixture
+def three():
+    """Node 0 is empty, 1 has five of eight GPUs free, 2 has one of two free."""
+    cluster = Cluster([machine("a", 8, 96), machine("b", 8, 96), machine("c", 2, 96)])
+    cluster.take(1, shape(3, cpus=48), (0, 1, 2))
+    cluster.take(2, shape(1, cpus=4), (0,))
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "node"),
+    [
+        ("first-fit", 1, 0),
+        # Left afterwards, of 128 CPUs and 8 GPUs: 95, 7; 47, 4; 91, 0.
+        ("best-fit", 1, 2),
+        # The same, but 94, 6; 46, 3.
+        ("best-fit", 2, 1),
+        # Free times wanted: 96/128/128 + 8/8/8; 48/128/128 + 5/8/8; 92/128/128 + 1/8/8.
+        ("dot-product", 1, 2),
+        # Only node 2 has tasks of one GPU; nothing has tasks of two: the empty one.
+        ("clustering", 1, 2),
+        ("clustering", 3, 1),
+        ("clustering", 2, 0),
+        # Used nodes first (1 and 2 score 49 alike), then empty ones.
+        ("packing", 1, 1),
+        ("packing", 6, 0),
+        # One GPU goes: on nodes 0 and 1 four GPUs still fit and nothing is lost. The
+        # free GPU of node 2 is of no use for four, so taking it fragments less.
+        ("fgd", 1, 2),
+        ("nova-hpc", 1, 2),
+        # Four go: node 1 would be left with one GPU that is of no use for four.
+        ("nova-hpc", 4, 0),
+        ("nova-hpc-score", 4, 0),
+    ],
+)
+def test_choice(three, name, gpus, node):
+    assert picks(name, three, shape(gpus)) == node
+
+
+def test_fgd_takes_the_gpu_that_fragments_least():
+    """0.5 of the GPU with 0.5 left fits exactly; of a free one it would waste the rest."""
+    cluster = Cluster([machine("a", 2)])
+    half = shape(1, gpu_milli=500)
+    cluster.take(0, half, (1,))
+    workload = (Typical(shape(1, memory_mib=0), 1.0),)
+    assert policy("fgd", cluster, workload).gpus(0, half) == (1,)
+
+
+def test_fgd_keeps_the_cpus_of_free_gpus():
+    """By hand: on node 0 the CPUs of eight free GPUs would go; node 1 has no GPU free."""
+    cluster = Cluster([machine("a", 8, 16), machine("b", 2, 64)])
+    cluster.take(1, shape(2, cpus=2), (0, 1))
+    assert picks("fgd", cluster, shape(0, cpus=16)) == 1
+    assert picks("nova-hpc", cluster, shape(0, cpus=16)) == 1
+
+
+def test_shares_go_to_the_fullest_gpu_with_room():
+    cluster = Cluster([machine("a", 3)])
+    cluster.take(0, shape(1, gpu_milli=300), (0,))
+    cluster.take(0, shape(1, gpu_milli=700), (2,))
+    chosen = policy("best-fit", cluster)
+    assert chosen.gpus(0, shape(1, gpu_milli=300)) == (2,)
+    assert chosen.gpus(0, shape(1, gpu_milli=500)) == (0,)
+    assert chosen.gpus(0, shape(1)) == (1,)
+
+
+def test_nova_weighers(three):
+    """RAM is nearly alike; free CPUs 96, 48, 92 over 96; PCI 0, 3/7, 1."""
+    assert picks("nova-spread", three, shape(1)) == 2  # CPU and PCI: 1, 0.5 + 3/7, 92/96 + 1
+    assert picks("nova:pci=0", three, shape(1)) == 0
+    assert picks("nova-pack", three, shape(1)) == 2  # -1, -0.5 + 3/7, -92/96 + 1
+    assert picks("nova:cpu=-1,pci=0", three, shape(1)) == 1
+
+
+def test_nova_draws_among_equals_and_in_the_subset(three):
+    def drawn(name, wanted):
+        chosen = policies.build(name, three, random.Random(1), HALVES)
+        fits = three.fits(wanted)
+        return collections.Counter(chosen.node(wanted, fits) for _ in range(300))
+
+    assert set(drawn("nova-random", shape(1))) == {0, 1, 2}
+    assert set(drawn("nova:subset=2", shape(1))) == {0, 2}
+    assert set(drawn("nova:ram=0,cpu=0,pci=0,subset=0", shape(2))) == {0, 1}
+
+
+def test_nova_takes_any_devices():
+    cluster = Cluster([machine("a", 8)])
+    chosen = nova.Nova(cluster, random.Random(0), HALVES, nova.Multipliers())
+    seen = {tuple(sorted(chosen.gpus(0, shape(2)))) for _ in range(500)}
+    assert len(seen) == 28  # every pair of eight
+
+
+@pytest.mark.parametrize(
+    "name", ["novel", "nova:", "nova:ram", "nova:disk=1", "nova:ram=x", "nova:subset=-1",
+             "nova:subset=1.5", "nova:ram=inf"]
+)  # fmt: skip
+def test_unknown_policies_are_refused(name):
+    with pytest.raises(ValueError, match=r"polic"):
+        policies.check(name)

@@ -1,0 +1,236 @@
+"""Snapshots: there and back, and every kind of damage."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cloud import snapshot
+from nova_hpc.cloud.snapshot import ServerCell, Snapshot, SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.cloud.snapshot import plain as snapshot_plain
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.model import Cell
+from tests.unit.cloud import clouds
+
+
+def full() -> Snapshot:
+    """A cloud in which every field has a value."""
+    one = clouds.node(
+        "one",
+        [2, ["s1", "s1"]],
+        nvlink=(frozenset({"one-0-0", "one-0-1"}), frozenset({"one-1-0", "one-1-1"})),
+        aggregates={"fast": {"hpc:leaf": "l1"}},
+        unusable=("0000:50:00.0: tag hpc_tags is '9', this release reads '1'",),
+        withheld={"0000:60:00.0": "quarantined"},
+        ailing={"0000:41:00.0": "narrow link"},
+    )
+    one = attrs.evolve(one, devices=(*one.devices, clouds.vfs("one", 0)))
+    cell = Cell(id=0, dedicated_cpus=4, memory_kib=1 << 20, page_kib=2048)
+    return clouds.cloud(
+        one,
+        clouds.node("two", [4], out="its nova-compute is down"),
+        flavors=[
+            clouds.flavor(cells=[cell], numa_policy="required"),
+            attrs.evolve(clouds.flavor(), image="linux"),
+            attrs.evolve(clouds.flavor("bad"), problem="no such alias", wants=()),
+        ],
+        servers=[clouds.server("s1", "one", decision='{"v":1}')],
+    )
+
+
+def test_there_and_back():
+    taken = full()
+    text = snapshot_document.dumps(taken)
+    assert snapshot_document.loads(text) == taken
+    assert snapshot_document.dumps(snapshot_document.loads(text)) == text
+    # hash=False fields are compared, too.
+    assert snapshot_document.loads(text).hosts[0].withheld == {"0000:60:00.0": "quarantined"}
+    assert snapshot_document.loads(text).hosts[0].numa[0].pages == {2048: 1024}
+
+
+def _set(path: str, value: Any) -> Any:
+    """A change of the document: a path like ``hosts.0.devices.1.free``."""
+
+    def change(document: dict[str, Any]) -> None:
+        *above, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+        place: Any = document
+        for part in above:
+            place = place[part]
+        place[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "texts"),
+    [
+        ("hosts", [], ["no hosts", "discover_hosts"]),
+        ("hosts", {}, ["hosts is {}, not a list"]),
+        ("hosts.0", 7, ["hosts is 7, not a list of objects"]),
+        ("hosts.0.devices.0.free", -1, ["host one", "0000:40:00.0", "free is -1", "0 to"]),
+        ("hosts.0.devices.0.free", 10**12, ["0000:40:00.0", "free is 1000000000000"]),
+        ("hosts.0.devices.0.free", True, ["0000:40:00.0", "free is true, not a whole number"]),
+        ("hosts.0.devices.0.free", 1.5, ["free is 1.5, not a whole number"]),
+        ("hosts.0.devices.0.free", "1", ['free is "1", not a whole number']),
+        ("hosts.0.devices.0.numa", -1, ["0000:40:00.0", "numa is -1"]),
+        ("hosts.0.devices.0.root", None, ["0000:40:00.0", "switches needs a root"]),
+        ("hosts.0.devices.0.address", "", ["host one", "address", "not a text"]),
+        ("hosts.0.devices.1.address", "0000:40:00.0", ["host one", "0000:40:00.0 is there twice"]),
+        ("hosts.0.devices.1.provider", "one-0-0", ["provider one-0-0 is also that of one"]),
+        ("hosts.1.devices.0.provider", "one-0-0", ["host two", "also that of one, 0000:40:00.0"]),
+        ("hosts.0.devices.0.wings", 2, ["host one", "wings is no known field"]),
+        ("hosts.0.devices.2.used.0.server", "s9", ["server s9 is not among the servers"]),
+        (
+            "hosts.0.numa.0.dedicated_cpus",
+            -4,
+            ["host one", "numa number 0", "dedicated_cpus is -4"],
+        ),
+        ("hosts.0.numa.0.pages", {"0": 1}, ["pages has the size", "above 0"]),
+        ("hosts.0.numa.0.pages", {"2048": -1}, ["pages: 2048 is -1"]),
+        ("hosts.0.numa.1.id", 0, ["host one: two NUMA nodes have the same id"]),
+        ("hosts.0.nvlink.0", ["nobody"], ["host one: nvlink: provider nobody"]),
+        ("hosts.0.nvlink.0", [], ["host one: nvlink"]),
+        ("hosts.0.withheld", {"0000:60:00.0": 3}, ["host one: withheld: 0000:60:00.0 is 3"]),
+        ("hosts.0.aggregates", {"fast": []}, ["host one: aggregates: fast is []"]),
+        ("hosts.1.host", "one", ["host"]),
+        ("flavors.0.wants.0.count", 0, ["flavor pair", "count is 0; it must be 1 to 1024"]),
+        ("flavors.0.cells.0.page_kib", 0, ["flavor pair", "page_kib is 0; it must be 1"]),
+        ("flavors.1.image", None, ["flavor pair with None is there twice"]),
+        ("servers.0.cells.0.memory_kib", -1, ["memory_kib is -1"]),
+        ("servers.0.name", "a\x1b[2J", ["server", "name is", "cannot be printed"]),
+        ("hosts.0.withheld", {"a": "\ud800"}, ["host one: withheld: a is", "cannot be printed"]),
+        ("profile.0.weight", 0, ["profile number 0", "weight is 0"]),
+        ("profile.0.level", "rack", ["profile number 0", "level 'rack' is not one of"]),
+        ("profile.0.counts", {"gpu": 0}, ["profile number 0", "counts: gpu is 0"]),
+        ("taken", None, ["taken is null, not a text"]),
+        ("version", 2, ["version 2", "newer", "update nova-hpc"]),
+        ("version", True, ["version true", "take the snapshot again"]),
+        ("version", 0, ["version 0", "take the snapshot again"]),
+        ("schema", "nova-hpc/inventory", ["no snapshot", "nova-hpc simulate snapshot"]),
+    ],
+)
+def test_damage_is_named(path, value, texts):
+    document = snapshot_plain.build(full())
+    if path == "hosts.1.host":
+        document["hosts"][1]["node"] = "one"
+    _set(path, value)(document)
+    with pytest.raises(SnapshotError) as error:
+        snapshot_document.loads(json.dumps(document))
+    for text in texts:
+        assert text in str(error.value)
+
+
+def test_a_field_that_is_missing_is_named():
+    document = snapshot_plain.build(full())
+    del document["hosts"][0]["devices"][0]["free"]
+    with pytest.raises(SnapshotError, match=r"host one: devices 0000:40:00.0: free is missing"):
+        snapshot_document.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "[" * 100_000, "{}"])
+def test_what_is_no_document(text):
+    with pytest.raises(SnapshotError):
+        snapshot_document.loads(text)
+
+
+def test_files_are_named(tmp_path):
+    with pytest.raises(SnapshotError, match=r"none\.json cannot be read: No such file"):
+        snapshot_document.read(tmp_path / "none.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SnapshotError, match=r"bytes\.json cannot be read"):
+        snapshot_document.read(tmp_path / "bytes.json")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(SnapshotError, match=r"bad\.json: it is no snapshot"):
+        snapshot_document.read(tmp_path / "bad.json")
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict):
+        value = value.items()
+    elif isinstance(value, list):
+        value = enumerate(value)
+    else:
+        return
+    for key, each in value:
+        yield from _paths(each, (*path, key))
+
+
+_ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.just([[]]),
+    st.just([{}]),
+    st.just({"": None}),
+)
+
+
+@given(st.data())
+def test_any_damage_is_an_error_or_a_snapshot(data):
+    """Never another exception, and what is read can be written again."""
+    document = snapshot_plain.build(full())
+    path = data.draw(st.sampled_from([each for each in _paths(document) if each]))
+    place: Any = document
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = data.draw(_ANYTHING)
+    try:
+        read = snapshot_document.loads(json.dumps(document))
+    except SnapshotError:
+        pass
+    else:
+        assert snapshot_document.loads(snapshot_document.dumps(read)) == read
+
+
+def test_taking_and_releasing_undo_each_other():
+    node = clouds.node("one", [2, 2])
+    cell = Cell(id=0, dedicated_cpus=4, memory_kib=4096, page_kib=2048)
+    flavor = clouds.flavor(cells=[cell], numa_policy="required")
+    request = snapshot.request(flavor, [node])
+    (chosen,) = choose(request, snapshot.engine_host(node, flavor.engine_wants())).sets
+    after = snapshot.take(node, chosen, request.cells, "new")
+    numa = {each.id: each for each in after.numa}[chosen.cells[0]]
+    assert (numa.dedicated_cpus, numa.pages) == (12, {2048: 1022})
+    assert sum(device.free for device in after.devices) == 2
+    held = clouds.server("new", "one", cells=(ServerCell(chosen.cells[0], 4, 4096, 2048),))
+    again = snapshot.release(after, held)
+    assert again == node
+    assert [each.pages for each in again.numa] == [each.pages for each in node.numa]
+
+
+def test_a_device_that_ails_does_not_become_free():
+    node = clouds.node("one", [["s1", "s1"]], ailing={"0000:40:00.0": "narrow"})
+    left = snapshot.release(node, clouds.server("s1", "one"))
+    assert [device.free for device in left.devices] == [0, 1]
+
+
+def test_cpus_of_a_server_that_moves_are_given_back_at_home_only():
+    node = clouds.node("one", [["s1"]])
+    left = snapshot.release(node, clouds.server("s1", "elsewhere"))
+    assert [device.free for device in left.devices] == [1]
+    assert left.numa == node.numa
+
+
+def test_only_nvlink_sets_that_are_free_are_offered():
+    host = snapshot.engine_host(full().hosts[0], ())
+    assert host.nvlink == (frozenset({"one-0-0", "one-0-1"}),)
+
+
+def test_roles_are_those_of_the_majority():
+    odd = clouds.node("odd", [1])
+    odd = attrs.evolve(odd, devices=tuple(attrs.evolve(d, role="fpga") for d in odd.devices))
+    wants = clouds.flavor().engine_wants()
+    hosts = [odd, clouds.node("a", [1]), clouds.node("b", [1])]
+    assert snapshot.roles(hosts, wants) == {"0:gpu": "gpu"}
+    # A tie goes to the first in the alphabet.
+    assert snapshot.roles(hosts[:2], wants) == {"0:gpu": "fpga"}

@@ -1,0 +1,133 @@
+"""A small sysfs whose devices can be reset, damaged and made to hang."""
+
+import os
+import struct
+from pathlib import Path
+
+import attrs
+
+from nova_hpc.tenancy import locked_file
+from nova_hpc.tenancy.hygiene import Keeper, cleaner
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.bench import Bench, Candidate
+from nova_hpc.topology import sysfs
+
+GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00.1"
+BAR = 0x10
+
+
+def config(vendor=0x10DE, device=0x2330, master=False, capabilities=(0x01, 0x10), bar=0x80000000):
+    """4096 bytes: a header, a chain of capabilities, one extended capability (AER)."""
+    data = bytearray(4096)
+    struct.pack_into("<HHHH", data, 0, vendor, device, 4 * master, 0x10)
+    struct.pack_into("<I", data, 8, 0x030200A1)
+    struct.pack_into("<II", data, BAR, bar | 0xC, 0)
+    offset = 0x34
+    for number, kind in enumerate(capabilities):
+        place = 0x40 + 0x20 * number
+        data[offset] = place
+        data[place] = kind
+        offset = place + 1
+    struct.pack_into("<I", data, 0x100, 0x00020001)
+    return bytes(data)
+
+
+@attrs.frozen
+class FakeNode:
+    """``sys`` below *root*, and the state files beside it."""
+
+    root: Path
+
+    @property
+    def devices(self):
+        return self.root / "sys/bus/pci/devices"
+
+    @property
+    def state(self):
+        return self.root / "hygiene.json"
+
+    @property
+    def quarantine(self):
+        return self.root / "quarantine.json"
+
+    def write(self, address, name, text):
+        (self.devices / address / name).write_text(f"{text}\n")
+
+    def config(self, address, **values):
+        (self.devices / address / "config").write_bytes(config(**values))
+
+    def add(self, address, physfn=None, **values):
+        path = self.devices / address
+        path.mkdir(parents=True)
+        self.config(address, **values)
+        ids = {"vendor": "0x10de", "device": "0x2330", "class": "0x030200"}
+        texts = {
+            **ids,
+            "resource": "0x80000000 0x8fffffff 0x140204",
+            "reset_method": "flr bus",
+            "reset": "",
+            "current_link_speed": "16.0 GT/s PCIe",
+            "current_link_width": "16",
+            "max_link_speed": "16.0 GT/s PCIe",
+            "max_link_width": "16",
+            "aer_dev_fatal": "Undefined 0\nTOTAL_ERR_FATAL 0",
+            "aer_dev_nonfatal": "Undefined 0\nTOTAL_ERR_NONFATAL 0",
+        }
+        for name, text in texts.items():
+            self.write(address, name, text)
+        driver = self.root / "sys/bus/pci/drivers/vfio-pci"
+        driver.mkdir(parents=True, exist_ok=True)
+        (path / "driver").symlink_to(driver)
+        if physfn is not None:
+            (path / "physfn").symlink_to(self.devices / physfn)
+            number = len(list((self.devices / physfn).glob("virtfn*")))
+            (self.devices / physfn / f"virtfn{number}").symlink_to(path)
+
+    def boot(self, identity):
+        path = self.root / "proc/sys/kernel/random/boot_id"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{identity}\n")
+
+    def hang(self, address):
+        """Whoever resets the device now never comes back: a pipe that nobody reads."""
+        path = self.devices / address / "reset"
+        path.unlink()
+        os.mkfifo(path)
+
+    def resets(self, address):
+        """Whether the device was reset since :meth:`forget`."""
+        return (self.devices / address / "reset").read_text().strip() != ""
+
+    def forget(self, address):
+        (self.devices / address / "reset").write_text("")
+
+    def candidates(self, *addresses):
+        node = sysfs.read(self.root)
+        found = {each: Candidate.of(node, each, "gpu") for each in addresses}
+        return {each: one for each, one in found.items() if one is not None}
+
+    def bench(self, timeout=20.0, reset=None, cleaners=None):
+        folder = locked_file.locks_of(self.state)
+        tools = cleaner.Tools(
+            root=self.root,
+            timeout=timeout,
+            reset=reset or (lambda a: hygiene_reset.reset(self.root, a, timeout, folder)),
+        )
+        return Bench(
+            root=self.root,
+            state_file=self.state,
+            quarantine_file=self.quarantine,
+            cleaners=cleaners or cleaner.load({}, tools),
+            timeout=timeout,
+        )
+
+    def keeper(self, **values):
+        return Keeper(self.bench(**values))
+
+
+def make(root, *addresses):
+    node = FakeNode(root)
+    node.boot("first")
+    for address in addresses or (GPU, OTHER):
+        node.add(address)
+    return node

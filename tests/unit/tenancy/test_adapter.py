@@ -1,0 +1,359 @@
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.tenancy.adapters import apply
+from nova_hpc.tenancy.adapters import settings as adapter
+from nova_hpc.tenancy.adapters.apply import Change, NoBackendError
+from nova_hpc.tenancy.adapters.find import find, index_of
+from nova_hpc.tenancy.adapters.mlx5 import Mlx5
+from nova_hpc.tenancy.adapters.netlink import Netlink
+from nova_hpc.tenancy.adapters.settings import (
+    NO_MAC,
+    AdapterError,
+    Ethernet,
+    Infiniband,
+    Layer,
+    LinkState,
+    VirtualFunction,
+    values,
+)
+from nova_hpc.topology.files import Tree
+from nova_hpc.topology.model import Function, Node, RdmaDevice, RdmaPort
+from tests.unit.tenancy import cards
+from tests.unit.tenancy.kernel import Kernel
+
+ROCE = VirtualFunction("0000:3b:00.2", 0, Layer.ETHERNET, "mlx5_core", "ens1", "mlx5_0")
+OTHER = attrs.evolve(ROCE, address="0000:3b:00.3", index=1)
+IB = VirtualFunction("0000:5e:00.3", 1, Layer.INFINIBAND, "mlx5_core", "ib0", "mlx5_1")
+FULL = Ethernet("fa:16:3e:00:00:01", 100, 3, True, True, 100, 1000, LinkState.UP)
+GUIDS = Infiniband(0x0011223344556677, 0x0011223344556688)
+
+MACS = st.binary(min_size=6, max_size=6).map(
+    lambda data: ":".join(f"{byte:02x}" for byte in (data[0] & 0xFE, *data[1:]))
+)
+STATES = st.sampled_from(LinkState)
+ETHERNETS = st.builds(
+    Ethernet,
+    mac=MACS,
+    vlan=st.integers(0, 4094),
+    qos=st.integers(0, 7),
+    spoof_check=st.booleans(),
+    trust=st.booleans(),
+    min_rate=st.integers(0, 1000),
+    max_rate=st.integers(0, 100000),
+    link_state=STATES,
+)
+INFINIBANDS = st.builds(
+    Infiniband, st.integers(0, (1 << 64) - 2), st.integers(0, (1 << 64) - 2), STATES
+)
+
+
+# -- what may be asked for -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mac": "01:00:5e:00:00:01"},
+        {"mac": "fa:16:3E:00:00:01"},
+        {"mac": "fa:16:3e:00:00:01\n"},
+        {"mac": "x"},
+        {"mac": "fa:16:3e:00:00:01", "vlan": 4095},
+        {"mac": "fa:16:3e:00:00:01", "qos": 8},
+        {"mac": "fa:16:3e:00:00:01", "max_rate": -1},
+    ],
+)
+def test_nonsense_is_refused(values):
+    with pytest.raises(ValueError, match=r"."):
+        Ethernet(**values)
+
+
+@pytest.mark.parametrize("guid", [-1, (1 << 64) - 1, 1 << 64])
+def test_no_guid(guid):
+    with pytest.raises(ValueError, match=r"is no GUID"):
+        Infiniband(guid, 1)
+
+
+PARENT = "0000:5e:00.0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """An mlx5 adapter with two virtual functions."""
+    cards.add(tmp_path, PARENT, ["0000:5e:00.2", "0000:5e:00.3"])
+    cards.infiniband(tmp_path, PARENT)
+    return tmp_path
+
+
+def node(**more: object) -> Node:
+    card = Function(
+        PARENT,
+        class_code="020700",
+        driver="mlx5_core",
+        rdma=(RdmaDevice("mlx5_1", ports=(RdmaPort(1, link_layer="InfiniBand"),)),),
+        os_devices=("net ib0", "infiniband mlx5_1"),
+    )
+    function = Function("0000:5e:00.3", physical_function=PARENT)
+    return Node("x", functions=(attrs.evolve(card, **more), function))
+
+
+def speaking(layer: str | None) -> Node:
+    return node(rdma=(RdmaDevice("mlx5_1", ports=(RdmaPort(1, link_layer=layer),)),))
+
+
+def test_roce_and_infiniband_are_told_apart(root):
+    tree = Tree(root)
+    assert find(tree, node(), IB.address) == IB
+    assert find(tree, speaking("Ethernet"), IB.address).layer is Layer.ETHERNET
+    plain = node(rdma=(), class_code="020000", driver="igb", os_devices=("net eth3",))
+    assert find(tree, plain, IB.address) == attrs.evolve(
+        IB, layer=Layer.ETHERNET, driver="igb", net="eth3", rdma=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (speaking(None), "does not say whether"),
+        (speaking("Sonar"), "does not say whether"),
+        (node(rdma=()), "does not say whether"),
+        (node(driver=None), "is bound to no driver"),
+        (node(rdma=(), class_code="020000", os_devices=()), "has no network device"),
+        (
+            node(rdma=(RdmaDevice("mlx5_9", ports=(RdmaPort(1, link_layer="InfiniBand"),)),)),
+            "need NVIDIA's own driver",
+        ),
+    ],
+)
+def test_what_cannot_be_set_is_told_apart_from_what_fails(root, found, words):
+    with pytest.raises(NoBackendError, match=words):
+        find(Tree(root), found, IB.address)
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        (node(), PARENT),
+        (node(), "0000:00:00.0"),
+        (node(class_code="030200"), IB.address),
+    ],
+)
+def test_what_is_no_function_of_an_adapter(root, found, address):
+    with pytest.raises(AdapterError, match=r"is no virtual function of a network adapter"):
+        find(Tree(root), found, address)
+
+
+def test_switchdev(root):
+    plain = node(rdma=(), class_code="020000", os_devices=("net ens1",))
+    assert find(Tree(root), plain, IB.address).net == "ens1"
+    net = root / "sys/class/net/ens1"
+    net.mkdir(parents=True)
+    (net / "phys_switch_id").write_text("")
+    assert find(Tree(root), plain, IB.address).net == "ens1"
+    (net / "phys_switch_id").write_text("c0ffee\n")
+    with pytest.raises(NoBackendError, match=r"switchdev"):
+        find(Tree(root), plain, IB.address)
+
+
+def test_the_number_of_a_function(root):
+    assert index_of(Tree(root), PARENT, "0000:5e:00.3") == 1
+    with pytest.raises(AdapterError, match=r"is no virtual function of 0000:5e:00.0 any more"):
+        index_of(Tree(root), PARENT, "0000:5e:00.7")
+    with pytest.raises(AdapterError):
+        index_of(Tree(root), "0000:ff:00.0", "0000:5e:00.3")
+
+
+# -- Ethernet: messages as pyroute2 writes and reads them ------------------------------
+
+
+def through(kernel: Kernel):
+    return lambda function: Netlink(kernel)
+
+
+def change(kernel: Kernel, function: VirtualFunction, settings: Ethernet, **more: object) -> Change:
+    return Change(function, dict(Netlink(kernel).read(function)), values(settings) | more)
+
+
+PLAIN = values(Ethernet(NO_MAC))
+
+
+@given(ETHERNETS, ETHERNETS)
+def test_ethernet_settings_are_made_read_back_and_put_back(first, settings):
+    kernel = Kernel()
+    choose = through(kernel)
+    apply.make(choose, [change(kernel, OTHER, first)])
+    second = change(kernel, OTHER, settings)
+    assert second.before == values(first)
+    assert apply.make(choose, [second]) == {}
+    assert Netlink(kernel).read(OTHER) == values(settings)
+    assert Netlink(kernel).read(ROCE) == PLAIN
+    assert apply.restore(choose, [second]) == {}
+    assert Netlink(kernel).read(OTHER) == values(first)
+
+
+def test_what_is_so_already_is_not_written():
+    kernel = Kernel()
+    apply.make(through(kernel), [change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))])
+    assert kernel.writes == [(0, "IFLA_VF_MAC")]
+
+
+def test_what_somebody_has_changed_since_is_left_alone():
+    kernel = Kernel()
+    made = change(kernel, ROCE, FULL)
+    apply.make(through(kernel), [made])
+    kernel.functions[0]["IFLA_VF_MAC"]["mac"] = "52:54:00:00:00:09"
+    assert apply.restore(through(kernel), [made]) == {}
+    assert Netlink(kernel).read(ROCE) == PLAIN | {"mac": "52:54:00:00:00:09"}
+
+
+def test_the_link_comes_up_last_and_goes_down_first():
+    kernel = Kernel()
+    made = change(kernel, ROCE, attrs.evolve(FULL, spoof_check=False))
+    apply.make(through(kernel), [made])
+    names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
+    assert names == ["MAC", "VLAN", "SPOOFCHK", "TRUST", "RATE", "LINK_STATE"]
+    kernel.writes.clear()
+    apply.restore(through(kernel), [made])
+    names = [name.removeprefix("IFLA_VF_") for _, name in kernel.writes]
+    assert names == ["LINK_STATE", "RATE", "TRUST", "SPOOFCHK", "VLAN", "MAC"]
+
+
+EVERY = (
+    "IFLA_VF_VLAN",
+    "IFLA_VF_RATE",
+    "IFLA_VF_SPOOFCHK",
+    "IFLA_VF_LINK_STATE",
+    "IFLA_VF_TRUST",
+)
+NAMES = dict(zip(EVERY, ("vlan", "rate", "spoof_check", "link_state", "trust"), strict=True))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_setting_that_the_driver_does_not_know(name):
+    kernel = Kernel(unknown=(name,))
+    full = change(kernel, ROCE, FULL)
+    with pytest.raises(AdapterError, match=r"^0000:3b:00.2: .*(not supported|read back otherwise)"):
+        apply.make(through(kernel), [full])
+    # Nothing is left behind.
+    assert Netlink(kernel).read(ROCE)["mac"] == NO_MAC
+    plain = change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))
+    if name == "IFLA_VF_SPOOFCHK":
+        with pytest.raises(AdapterError):
+            apply.make(through(kernel), [plain])
+        assert apply.make(through(kernel), [plain], strict=False) == {ROCE.address: ["spoof_check"]}
+    else:
+        assert apply.make(through(kernel), [plain]) == {}
+    assert apply.restore(through(kernel), [plain]) == {}
+    # Where it may be left out, it is, and said.
+    assert apply.make(through(kernel), [full], strict=False) == {ROCE.address: [NAMES[name]]}
+
+
+def test_a_right_that_shows_and_cannot_be_taken_is_refused():
+    kernel = Kernel()
+    kernel.functions[0]["IFLA_VF_TRUST"]["trust"] = 1
+    kernel.unknown = ("IFLA_VF_TRUST",)
+    with pytest.raises(AdapterError, match=r"read back otherwise: trust"):
+        apply.make(
+            through(kernel), [change(kernel, ROCE, Ethernet("fa:16:3e:00:00:01"))], strict=False
+        )
+
+
+@pytest.mark.parametrize("name", ["IFLA_VF_MAC", *EVERY])
+def test_a_setting_that_does_not_stick_refuses_the_start(name):
+    kernel = Kernel()
+    kernel.deaf.add((0, name))
+    changed = attrs.evolve(FULL, spoof_check=False)
+    changes = [change(kernel, OTHER, FULL), change(kernel, ROCE, changed)]
+    with pytest.raises(AdapterError, match=r"read back otherwise: "):
+        apply.make(through(kernel), changes)
+    # Both are again as they were.
+    for each in (OTHER, ROCE):
+        assert Netlink(kernel).read(each) == PLAIN
+
+
+def test_what_cannot_be_put_back_is_named():
+    kernel = Kernel()
+    made = [change(kernel, each, FULL) for each in (ROCE, OTHER)]
+    apply.make(through(kernel), made)
+    kernel.deaf |= {(0, "IFLA_VF_MAC"), (1, "IFLA_VF_MAC")}
+    assert apply.restore(through(kernel), made) == {
+        each.address: f"{each.address}: read back otherwise: mac" for each in (ROCE, OTHER)
+    }
+    kernel.deaf.add((0, "IFLA_VF_VLAN"))
+    again = Change(ROCE, made[0].before, values(attrs.evolve(FULL, vlan=5)))
+    with pytest.raises(AdapterError, match=r"then it could not be put back: 0000:3b:00.2: "):
+        apply.make(through(kernel), [again])
+
+
+def test_no_device():
+    for function in (attrs.evolve(ROCE, net=None), attrs.evolve(ROCE, net="gone")):
+        with pytest.raises(AdapterError, match=r"no network device"):
+            Netlink(Kernel()).read(function)
+    with pytest.raises(NoBackendError, match=r"tells nothing about it"):
+        Netlink(Kernel(functions=1)).read(OTHER)
+
+
+def test_this_machines_own_kernel_refuses_a_device_without_functions():
+    """Through a real socket, without any right that this needs."""
+    loopback = attrs.evolve(ROCE, net="lo")
+    with Netlink.session() as netlink:
+        with pytest.raises(NoBackendError, match=r"tells nothing about it"):
+            netlink.read(loopback)
+        with pytest.raises(AdapterError, match=r"0000:3b:00.2: mac of lo: "):
+            netlink.write(loopback, adapter.Step("mac", "fa:16:3e:00:00:01"))
+
+
+# -- InfiniBand: the files of the driver -------------------------------------------------
+
+NEW = {"node_guid": 0, "port_guid": 0, "link_state": LinkState.DOWN}
+
+
+def test_guids_are_written_as_the_driver_takes_them(root):
+    made = Change(IB, Mlx5(root).read(IB), values(GUIDS))
+    assert made.before == NEW
+    assert apply.make(lambda function: Mlx5(root), [made]) == {}
+    written = ("00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:88", "Follow")
+    assert cards.sriov(root, PARENT, 1) == written
+    untouched = (cards.NO_GUID, cards.NO_GUID, "Down")
+    assert cards.sriov(root, PARENT, 0) == untouched
+    assert apply.restore(lambda function: Mlx5(root), [made]) == {}
+    assert cards.sriov(root, PARENT, 1) == untouched
+
+
+def test_any_guid(root):
+    backend = Mlx5(root)
+
+    @given(INFINIBANDS)
+    def check(settings):
+        apply.make(lambda function: backend, [Change(IB, NEW, values(settings))])
+        assert backend.read(IB) == values(settings)
+
+    check()
+
+
+def test_the_kernels_own_driver_is_refused_by_name(root):
+    for other in (attrs.evolve(IB, rdma="mlx5_9"), attrs.evolve(IB, rdma=None)):
+        with pytest.raises(NoBackendError, match=r"need NVIDIA's own driver"):
+            Mlx5(root).read(other)
+
+
+def test_broken_files(root):
+    folder = root / f"sys/bus/pci/devices/{PARENT}/sriov/1"
+    made = [Change(IB, NEW, values(GUIDS))]
+    (folder / "port").unlink()
+    with pytest.raises(AdapterError, match=r"0000:5e:00.3: there is no .*/1/port"):
+        apply.make(lambda function: Mlx5(root), made)
+    (folder / "port").mkdir()
+    with pytest.raises(AdapterError, match=r"0000:5e:00.3: .*"):
+        apply.make(lambda function: Mlx5(root), made)
+    (folder / "port").rmdir()
+    (folder / "port").write_text("rubbish")
+    (folder / "policy").write_text("rubbish")
+    assert set(Mlx5(root).read(IB)) == {"node_guid"}
+    # What cannot be read cannot be said to be gone.
+    found = apply.restore(lambda function: Mlx5(root), made)
+    assert found == {IB.address: "0000:5e:00.3: its port_guid cannot be read"}

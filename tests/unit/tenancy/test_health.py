@@ -1,0 +1,207 @@
+"""Health findings on small nodes made by hand, one rule at a time."""
+
+import attrs
+import pytest
+
+from nova_hpc.tenancy import health
+from nova_hpc.tenancy.health import Finding, Kind, Offer
+from nova_hpc.tenancy.quarantine import Quarantine
+from nova_hpc.topology.model import BridgeKind, Function, IommuGroup, Link, Node
+
+PORT, PF, VF0, VF1 = "0000:22:00.0", "0000:23:00.0", "0000:23:10.0", "0000:23:10.2"
+GPU, AUDIO = "0000:41:00.0", "0000:41:00.1"
+
+
+def node(*functions: Function) -> Node:
+    groups: dict[int, list[str]] = {}
+    for function in functions:
+        if function.iommu_group is not None:
+            groups.setdefault(function.iommu_group, []).append(function.address)
+    return Node(
+        source="test",
+        functions=functions,
+        iommu_groups=tuple(IommuGroup(number, tuple(each)) for number, each in groups.items()),
+    )
+
+
+def function(address: str, group: int | None = 17, **keywords) -> Function:
+    keywords.setdefault("driver", "vfio-pci")
+    keywords.setdefault("reset_methods", ("flr",))
+    return Function(address=address, iommu_group=group, **keywords)
+
+
+def bridge(address: str = PORT, group: int = 17, **keywords) -> Function:
+    return function(
+        address,
+        group,
+        driver="pcieport",
+        bridge=BridgeKind.DOWNSTREAM,
+        reset_methods=(),
+        **keywords,
+    )
+
+
+def reasons(place: Node, *offers: Offer, **keywords) -> dict[str, tuple[Kind, str]]:
+    found = health.judge(place, offers, **keywords)
+    return {address: (finding.kind, finding.reason) for address, finding in found.items()}
+
+
+UNMANAGED_VF = Offer(VF0, managed=False)
+
+
+def test_a_healthy_device_alone_in_its_group():
+    assert reasons(node(function(GPU)), Offer(GPU, managed=False)) == {}
+
+
+def test_bridges_of_the_group_do_not_matter():
+    assert reasons(node(bridge(), function(GPU)), Offer(GPU)) == {}
+
+
+def test_unbound_and_vfio_members_do_not_matter():
+    for driver in (None, "vfio-pci", "mlx5_vfio_pci"):
+        assert reasons(node(function(GPU), function(AUDIO, driver=driver)), Offer(GPU)) == {}
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_a_vf_below_a_switch_without_acs_shares_the_group_with_its_pf(managed):
+    place = node(bridge(), function(PF, driver="igb"), function(VF0, physical_function=PF))
+    assert reasons(place, Offer(VF0, managed)) == {
+        VF0: (Kind.IOMMU, f"IOMMU group 17 is not viable: {PF} (igb) is in it")
+    }
+
+
+def test_a_host_function_that_is_no_bridge_but_of_the_bridge_class():
+    place = node(function(GPU), function("0000:00:00.0", class_code="060000", driver="skx_uncore"))
+    assert reasons(place, Offer(GPU))[GPU][0] is Kind.IOMMU
+
+
+def test_a_member_that_is_not_a_pci_function():
+    place = attrs.evolve(node(function(GPU)), iommu_groups=(IommuGroup(17, (GPU, "PNP0C02:00")),))
+    assert reasons(place, Offer(GPU)) == {
+        GPU: (Kind.IOMMU, "IOMMU group 17 is not viable: PNP0C02:00 is in it")
+    }
+
+
+def test_without_an_iommu():
+    assert reasons(node(function(GPU, group=None)), Offer(GPU))[GPU][0] is Kind.IOMMU
+
+
+class TestUnits:
+    def place(self) -> Node:
+        return node(function(VF0, physical_function=PF), function(VF1, physical_function=PF))
+
+    def test_untagged(self):
+        found = reasons(self.place(), Offer(VF0), Offer(VF1))
+        assert set(found) == {VF0, VF1}
+        assert found[VF0] == (
+            Kind.UNIT,
+            "IOMMU group 17 has 2 assignable functions, which device_spec does not tag as "
+            f"one unit (hpc_group={VF0})",
+        )
+
+    def test_tagged_as_one(self):
+        assert reasons(self.place(), Offer(VF0, unit=VF0), Offer(VF1, unit=VF0)) == {}
+
+    def test_tagged_as_two(self):
+        found = reasons(self.place(), Offer(VF0, unit=VF0), Offer(VF1, unit=VF1))
+        assert set(found) == {VF0, VF1}
+
+    def test_a_pf_and_its_vf_are_never_given_together(self):
+        place = node(function(PF), function(VF0, physical_function=PF))
+        found = reasons(place, Offer(PF, unit=PF), Offer(VF0, unit=PF))
+        assert {kind for kind, _ in found.values()} == {Kind.UNIT}
+        assert set(found) == {PF, VF0}
+
+    def test_one_bad_member_takes_the_unit_with_it(self):
+        place = node(function(VF0), function(VF1, reset_methods=()))
+        found = reasons(place, Offer(VF0, unit=VF0), Offer(VF1, unit=VF0))
+        assert found[VF1] == (Kind.RESET, "no way to reset it between two guests")
+        assert found[VF0] == (
+            Kind.RESET,
+            f"{VF1} of the same IOMMU group must not be given: "
+            "no way to reset it between two guests",
+        )
+
+    def test_managed_members_may_still_have_their_host_driver(self):
+        place = node(function(GPU, driver="nvidia"), function(AUDIO, driver="snd_hda_intel"))
+        tagged = (Offer(GPU, unit=GPU), Offer(AUDIO, unit=GPU))
+        assert reasons(place, *tagged) == {}
+        unmanaged = tuple(attrs.evolve(offer, managed=False) for offer in tagged)
+        assert set(reasons(place, *unmanaged)) == {GPU, AUDIO}
+
+
+def test_the_wrong_driver_matters_where_nobody_changes_it():
+    place = node(function(GPU, driver="nvidia"))
+    assert reasons(place, Offer(GPU, managed=True)) == {}
+    kind, reason = reasons(place, Offer(GPU, managed=False))[GPU]
+    assert kind is Kind.DRIVER
+    assert "driver nvidia" in reason
+    assert "managed=no" in reason
+    unbound = node(function(GPU, driver=None))
+    assert "no driver" in reasons(unbound, Offer(GPU, managed=False))[GPU][1]
+
+
+class TestLink:
+    def place(self, width, can=16, slot: int | None = 16, **keywords):
+        port = bridge("0000:40:00.0", 1, link=Link(max_width=slot))
+        link = Link(speed=2.5, max_speed=32.0, width=width, max_width=can)
+        return node(port, function(GPU, link=link, path=("0000:40:00.0",), **keywords))
+
+    def test_narrower_than_both_ends(self):
+        assert reasons(self.place(8), Offer(GPU)) == {GPU: (Kind.LINK, "link is x8, can be x16")}
+
+    def test_full_width_at_low_speed_is_idle_and_not_ill(self):
+        assert reasons(self.place(16), Offer(GPU)) == {}
+
+    def test_a_wide_card_in_a_narrow_slot(self):
+        assert reasons(self.place(8, slot=8), Offer(GPU)) == {}
+
+    def test_unknown_or_down(self):
+        assert reasons(self.place(None), Offer(GPU)) == {}
+        assert reasons(self.place(0), Offer(GPU)) == {}
+        assert reasons(self.place(8, slot=None), Offer(GPU)) == {}
+
+    def test_a_vf_has_the_link_of_its_pf(self):
+        place = self.place(8)
+        place = attrs.evolve(
+            place,
+            functions=(
+                *place.functions,
+                function(VF0, 18, physical_function=GPU, link=Link(width=0)),
+            ),
+            iommu_groups=(*place.iommu_groups, IommuGroup(18, (VF0,))),
+        )
+        assert reasons(place, Offer(VF0))[VF0][0] is Kind.LINK
+
+
+def test_reset():
+    assert reasons(node(function(GPU, reset_methods=None)), Offer(GPU)) == {}
+    assert reasons(node(function(GPU, reset_methods=())), Offer(GPU))[GPU][0] is Kind.RESET
+
+
+def test_quarantine_reaches_the_virtual_functions():
+    place = node(function(VF0, physical_function=PF))
+    ill = Quarantine({PF: "port flaps"})
+    assert reasons(place, Offer(VF0), quarantine=ill) == {
+        VF0: (Kind.QUARANTINE, "in quarantine: port flaps")
+    }
+
+
+def test_a_device_that_vanished_or_cannot_be_read():
+    assert reasons(node(), Offer(GPU)) == {GPU: (Kind.PRESENT, "the device is not there")}
+    odd = node(function(GPU, unknown="no class"))
+    assert reasons(odd, Offer(GPU)) == {GPU: (Kind.PRESENT, "no class")}
+    assert reasons(node(bridge()), Offer(PORT))[PORT][0] is Kind.PRESENT
+
+
+def test_only_the_kinds_that_are_asked_for():
+    place = node(function(GPU, reset_methods=()))
+    assert reasons(place, Offer(GPU), kinds=health.ALL - {Kind.RESET}) == {}
+    assert reasons(place, Offer(GPU), kinds=health.DANGER) == {}
+
+
+def test_the_user_reads_no_address():
+    for kind in Kind:
+        text = Finding(kind, f"because of {GPU}").user
+        assert text
+        assert ":" not in text

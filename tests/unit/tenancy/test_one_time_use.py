@@ -1,0 +1,24 @@
+import pytest
+
+from nova_hpc.offer import device_spec
+from nova_hpc.offer.declaration import Terms, TermsError
+from tests.unit.offer.machines import ROLES, adapter, gpu, node
+
+GPU = "0000:41:00.0"
+NODE = node(gpu(GPU, group=1), *adapter("0000:42:00.0", ["0000:42:00.1"], [2]))
+
+
+def test_only_the_named_roles_are_used_one_time():
+    terms = Terms(one_time_use=frozenset({"gpu"}))
+    terms.check(NODE, ROLES)
+    found = {
+        offer.provider: [entry.get("one_time_use") for entry in offer.entries]
+        for offer in device_spec.build(NODE, ROLES, terms).offers
+    }
+    assert found == {GPU: ["true"], "0000:42:00.0": [None]}
+
+
+@pytest.mark.parametrize(("role", "text"), [("vf", "virtual functions"), ("fpga", "no role")])
+def test_roles_that_cannot(role, text):
+    with pytest.raises(TermsError, match=text):
+        Terms(one_time_use=frozenset({role})).check(NODE, ROLES)

@@ -1,0 +1,39 @@
+"""Tags in Nova's records of devices."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.wire import device_record
+
+
+def test_only_own_tags_are_kept():
+    text = device_record.dumps(
+        {"hpc_tags": "1", "address": "0000:40:00.0", "hpc_root": "pci0000:40"}
+    )
+    assert device_record.loads(text) == {"hpc_tags": "1", "hpc_root": "pci0000:40"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        7,
+        "",
+        "{",
+        "[]",
+        "[" * 4000,
+        '{"hpc_tags": 1}',
+        json.dumps({"hpc_root": "x" * 5000}),
+        '{"address": "0000:40:00.0"}',
+    ],
+)
+def test_what_is_no_record_has_no_tags(text):
+    assert device_record.loads(text) == {}
+
+
+@given(st.dictionaries(st.text(max_size=8).map("hpc_".__add__), st.text(max_size=20), max_size=9))
+def test_there_and_back(tags):
+    assert device_record.loads(device_record.dumps(tags)) == tags

@@ -1,0 +1,107 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.wire import stats
+
+REASON = "IOMMU group 17 is not viable: 0000:22:00.0 (igb) is in it"
+
+
+def test_a_healthy_node_says_almost_nothing():
+    assert stats.StatsDocument().dumps() == '{"v":1}'
+    assert stats.loads('{"v":1}') == stats.StatsDocument()
+
+
+def test_devices_are_grouped_by_reason():
+    document = stats.StatsDocument(withheld={"0000:22:10.2": REASON, "0000:22:10.0": REASON})
+    assert json.loads(document.dumps()) == {
+        "v": 1,
+        "withheld": {REASON: ["0000:22:10.0", "0000:22:10.2"]},
+    }
+
+
+texts = st.text(max_size=300)
+addresses = st.from_regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", fullmatch=True)
+documents = st.builds(
+    stats.StatsDocument,
+    withheld=st.dictionaries(addresses, texts),
+    in_use=st.dictionaries(addresses, texts),
+    notes=st.lists(texts, max_size=4).map(tuple),
+    left_out=st.integers(0, 9),
+)
+
+
+@given(documents)
+def test_what_is_written_can_be_read(document):
+    text = document.dumps()
+    assert text.isascii()
+    assert len(text) < stats.LIMIT
+    read = stats.loads(text)
+    whole = len(document.withheld) + len(document.in_use) + document.left_out
+    assert len(read.withheld) + len(read.in_use) + read.left_out == whole
+    if not read.left_out:
+        assert read == document
+
+
+@given(st.integers(200, 4000), st.booleans())
+def test_a_long_document_is_cut_and_says_so(count, same):
+    withheld = {
+        f"0000:{n >> 8:02x}:{(n >> 3) & 0x1F:02x}.{n & 7}": REASON if same else f"{n} {REASON}"
+        for n in range(count)
+    }
+    text = stats.StatsDocument(withheld=withheld, in_use={"0001:00:00.0": "ill"}).dumps()
+    assert len(text.encode()) < stats.LIMIT
+    read = stats.loads(text)
+    assert len(read.withheld) + len(read.in_use) + read.left_out == count + 1
+    assert read.withheld.items() <= withheld.items()
+    if read.left_out:
+        # Not cut earlier than needed: another device would hardly fit.
+        assert len(text) > stats.LIMIT - 512
+
+
+def test_notes_are_bounded():
+    text = stats.StatsDocument(notes=("\u2620" * 10000,) * 100).dumps()
+    assert len(text) < stats.LIMIT
+    assert stats.loads(text).notes == ("?" * 240,) * 8
+
+
+def test_other_versions_and_garbage_are_not_read():
+    good = stats.StatsDocument(withheld={"0000:22:10.0": REASON}).dumps()
+    assert stats.loads(good[: len(good) // 2]) is None
+    assert stats.loads(good.replace('"v":1', '"v":2')) is None
+    assert stats.loads(good.replace('"v":1', '"v":true')) is None
+    for value in (
+        None,
+        3,
+        "",
+        "[]",
+        "null",
+        "[" * 100000,
+        '{"v":1,"withheld":[]}',
+        '{"v":1,"withheld":{"x":[1]}}',
+        '{"v":1,"withheld":{"x":"y"}}',
+        '{"v":1,"notes":[1]}',
+        '{"v":1,"notes":{}}',
+        '{"v":1,"left_out":-1}',
+        '{"v":1,"left_out":"2"}',
+        " " * 10**6,
+    ):
+        assert stats.loads(value) is None
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["v", "withheld", "in_use", "notes", "left_out"]) | st.text(), inner
+            )
+        ),
+    )
+)
+def test_reading_never_raises(body):
+    if isinstance(body, dict):
+        body["v"] = 1
+    stats.loads(json.dumps(body))

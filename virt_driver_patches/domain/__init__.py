@@ -1,0 +1,1 @@
+"""The guest domain: Nova's own, changed in one pass."""

@@ -1,0 +1,155 @@
+"""Devices are taken out of a guest, all or none, and come back to their places.
+
+Nova takes passed-through devices off a guest before its memory is saved (at a
+suspend, and at a snapshot of a guest that is not snapshot alive), and gives
+them back without an address: libvirt would put them anywhere. The definition
+of the guest still has them where they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lxml import etree
+from nova import exception
+from oslo_log import log as logging
+
+from virt_driver_patches.domain.mirror import tree as mirror_tree
+from virt_driver_patches.domain.mirror.clique import QEMU
+from virt_driver_patches.errors import ClaimRefused
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between looks at a guest that lets go of devices.
+_PAUSE = 1.0
+
+
+class Placed:
+    """A device to attach, as Nova's ``Guest.attach_device`` wants it."""
+
+    def __init__(self, element: etree._Element) -> None:
+        self._element = element
+
+    def to_xml(self) -> str:
+        """The device as libvirt reads it."""
+        return str(etree.tostring(self._element, encoding="unicode", with_tail=False))
+
+
+def places(xml: str) -> dict[str, Placed]:
+    """Host address -> device, for those that have a place of this project's.
+
+    :param xml: the guest's definition.
+    """
+    found = {}
+    for address, element in mirror_tree.hostdevs(etree.fromstring(xml)):
+        if _is_ours(element):
+            found[address] = Placed(element)
+    return found
+
+
+def check_suspend(xml: str) -> None:
+    """Refuse a suspend after which the guest's hardware would be another.
+
+    :param xml: the guest's definition.
+    :raises ClaimRefused: for the server's user.
+    """
+    domain = etree.fromstring(xml)
+    # Nova takes ports out of the definition too, and makes them afresh.
+    for _, element in mirror_tree.hostdevs(domain):
+        if element.tag == "interface" and _is_ours(element):
+            raise ClaimRefused(
+                "A server whose direct (SR-IOV) ports have their place in its PCIe tree cannot be "
+                "suspended, or snapshot cold: detach the ports, or stop the server instead."
+            )
+    # What libvirt overrides, it does at the start of a guest only.
+    if places(xml) and domain.find(f"{{{QEMU}}}override") is not None:
+        raise ClaimRefused(
+            "A server whose GPUs have GPUDirect cliques cannot be suspended, or snapshot cold: "
+            "stop the server instead."
+        )
+
+
+def _is_ours(element: etree._Element) -> bool:
+    alias = element.find("alias")
+    return alias is not None and (alias.get("name") or "").startswith(mirror_tree.ALIAS)
+
+
+def source_of(config: Any) -> str | None:
+    """Host address of a device that Nova would attach; None: it is none of the host's."""
+    try:
+        element = etree.fromstring(f"<domain><devices>{config.to_xml()}</devices></domain>")
+    except (etree.XMLSyntaxError, AttributeError):
+        return None
+    return next((address for address, _ in mirror_tree.hostdevs(element)), None)
+
+
+class Placing:
+    """Nova's guest, except that passed-through devices are attached to their places."""
+
+    def __init__(self, guest: Any, known: dict[str, Placed]) -> None:
+        self._guest = guest
+        self._known = known
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._guest, name)
+
+    def attach_device(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        """Attach a device; one of the host's that has no place is refused.
+
+        :raises nova.exception.PciDeviceNotFound: the definition does not have it.
+        """
+        address = source_of(config)
+        if address is not None and address not in self._known:
+            raise exception.PciDeviceNotFound(node_id="this guest's definition", address=address)
+        found = config if address is None else self._known[address]
+        self._guest.attach_device(found, *args, **kwargs)
+
+
+def placing(guest: Any) -> Any:
+    """*guest*, or a :class:`Placing` where its definition has places of this project's."""
+    known = places(guest.get_xml_desc(dump_inactive=True))
+    return Placing(guest, known) if known else guest
+
+
+def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
+    """Take *devices* out of a running guest: all of them, or none.
+
+    Nova gives a guest as long as libvirt waits, which is five seconds; but a
+    guest that handles hot plugging itself, as it does below PCIe expanders,
+    lets go five seconds after the request at the earliest.
+
+    :param guest: Nova's ``Guest``.
+    :param devices: host address -> device, as Nova's ``Guest.detach_device`` wants it.
+    :param limit: seconds that the guest has for all of them together.
+    :raises nova.exception.PciDeviceDetachFailed: it did not let go of one; those
+        that it let go of are given back.
+    """
+    devices = {address: devices[address] for address in devices.keys() & _present(guest)}
+    for config in devices.values():
+        guest.detach_device(config, live=True)
+    deadline = time.monotonic() + limit
+    while left := devices.keys() & _present(guest):
+        if time.monotonic() >= deadline:
+            _give_back(guest, devices.keys() - left)
+            raise exception.PciDeviceDetachFailed(
+                dev=f"{len(left)} of {len(devices)} devices",
+                reason=f"the guest did not let go of them within {limit:.0f} s; has it booted?",
+            )
+        time.sleep(_PAUSE)
+
+
+def _present(guest: Any) -> set[str]:
+    """Host addresses of the devices that the running guest has."""
+    running = etree.fromstring(guest.get_xml_desc())
+    return {address for address, _ in mirror_tree.hostdevs(running)}
+
+
+def _give_back(guest: Any, addresses: Iterable[str]) -> None:
+    known = places(guest.get_xml_desc(dump_inactive=True))
+    for address in sorted(addresses):
+        try:
+            guest.attach_device(known[address], live=True)
+        except Exception:
+            LOG.exception("PCI device %s could not be given back to its guest", address)

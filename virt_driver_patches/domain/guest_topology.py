@@ -1,0 +1,164 @@
+"""Which PCIe tree a server gets: the flavor's word, the record, the plan.
+
+The record (``hpc_guest_abi``) is made when a server starts for the first time
+here. It fixes the rules for as long as the server lives; the word of the
+flavor is part of it, and changes with a resize only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nova import objects
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.claim import Claim
+from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, windows
+from nova_hpc.guest_tree import plan as make_plan
+from nova_hpc.placement import flavor as flavors
+from nova_hpc.topology.level import Location
+from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire import guest_abi
+from virt_driver_patches.domain import fwcfg, mirror
+from virt_driver_patches.driver import before_start
+from virt_driver_patches.driver.reading import Reading, Source
+from virt_driver_patches.errors import ClaimRefused
+
+LOG = logging.getLogger(__name__)
+
+#: Key of the server's system_metadata.
+ABI = "hpc_guest_abi"
+
+#: QEMU accepts cliques for GPUs of this vendor only.
+_CLIQUE_VENDOR = "10de"
+_DISPLAY = "03"
+
+
+def mode_of(extra_specs: Mapping[str, str]) -> Mode:
+    """The word of the flavor; nonsense is refused elsewhere and reads as flat here."""
+    word = extra_specs.get(flavors.GUEST_TOPOLOGY, Mode.FLAT.value)
+    return Mode(word) if word in flavors.WORDS[flavors.GUEST_TOPOLOGY] else Mode.FLAT
+
+
+def stored(instance: objects.Instance) -> Abi | None:
+    """The record of the server's hardware; None: there is none, so it is as Nova makes it.
+
+    :raises ClaimRefused: this release must not start a server with it.
+    """
+    try:
+        return guest_abi.loads(instance.system_metadata.get(ABI))
+    except AbiError as error:
+        LOG.error("%s", error, instance=instance)
+        raise ClaimRefused(str(error)) from error
+
+
+def wanted(instance: objects.Instance, extra_specs: Mapping[str, str], clique: bool) -> Abi | None:
+    """The record that a server has from its next start on.
+
+    :param extra_specs: of the flavor that it gets.
+    :param clique: whether a server without a record shows cliques.
+    :returns: None for a flavor without ``hpc:`` keys.
+    :raises ClaimRefused: its present record is not to be read.
+    """
+    if not flavors.has_hpc_keys(extra_specs):
+        return None
+    before = stored(instance)
+    mode = mode_of(extra_specs)
+    if before is None:
+        return Abi(mode=mode, clique=clique)
+    return Abi(mode=mode, clique=before.clique, version=before.version)
+
+
+def record(instance: objects.Instance, found: Abi | None) -> None:
+    """Keep *found* with the server; Nova saves it together with its state."""
+    if found is not None:
+        instance.system_metadata[ABI] = found.dumps()
+    else:
+        instance.system_metadata.pop(ABI, None)
+
+
+def check(instance: objects.Instance, claim: Claim, reading: Reading, found: Abi | None) -> None:
+    """Refuse what cannot be shown as asked, before anything is made for the guest.
+
+    :raises ClaimRefused: for the server's user.
+    """
+    if found is None or found.mode is Mode.FLAT or not claim.addresses:
+        return
+    try:
+        mirror.check_machine(libvirt_utils.get_machine_type(instance.image_meta), found.mode.value)
+    except mirror.MachineError as error:
+        raise ClaimRefused(str(error)) from error
+    _plan(instance, claim, reading.node, found, claim.addresses)
+
+
+def check_restart(instance: objects.Instance, source: Source) -> None:
+    """Refuse the restart of a server whose hardware cannot be made again.
+
+    :raises ClaimRefused: for the server's user.
+    """
+    found = stored(instance)
+    if found is not None and found.mode is not Mode.FLAT:
+        check(instance, Claim.of(instance), source.read(), found)
+
+
+def apply(xml: str, instance: objects.Instance, source: Source) -> str:
+    """Give the domain that Nova has written the tree that the server's record says.
+
+    :raises ClaimRefused: that cannot be done.
+    """
+    found = stored(instance)
+    if found is None or found.mode is Mode.FLAT:
+        return xml
+    addresses = mirror.sources(xml)
+    if not addresses:
+        return xml
+    plan = _plan(instance, Claim.of(instance), source.lately().node, found, addresses)
+    try:
+        return mirror.apply(xml, plan, found)
+    except mirror.MachineError as error:
+        raise ClaimRefused(str(error)) from error
+
+
+def tell(xml: str, instance: objects.Instance, source: Source) -> str:
+    """Tell the guest where its devices sit, in the finished domain.
+
+    A server without a record was started by Nova alone and is told nothing. What
+    cannot be told is logged: it is no reason for a server not to start.
+    """
+    try:
+        found = stored(instance)
+        if found is None or not mirror.sources(xml):
+            return xml
+        reading = source.lately()
+        places = before_start.places_here(Claim.of(instance), reading)
+        roles = {address: tags.role for address, tags in places.items() if tags.role}
+        cells = fwcfg.cells_of(instance.numa_topology)
+        return fwcfg.tell(xml, reading.node, found.mode.value, cells, roles)
+    except Exception:
+        LOG.exception("The guest is not told where its devices sit", instance=instance)
+        return xml
+
+
+def _plan(
+    instance: objects.Instance, claim: Claim, node: Node, found: Abi, addresses: Iterable[str]
+) -> Plan:
+    cells = {cell.host_node: cell.id for cell in claim.cells if cell.host_node is not None}
+    devices = [_device(address, node.function(address)) for address in addresses]
+    try:
+        return make_plan(devices, cells, found)
+    except PlanError as error:
+        LOG.warning("The guest's PCIe tree is refused: %s", error.operator, instance=instance)
+        raise ClaimRefused(str(error)) from error
+
+
+def _device(address: str, function: Function | None) -> Device:
+    if function is None:
+        return Device(address=address, location=Location())
+    display = (function.class_code or "").startswith(_DISPLAY)
+    return Device(
+        address=address,
+        location=function.location,
+        span=windows.of_bars(function.bars),
+        clique=display and function.vendor_id == _CLIQUE_VENDOR,
+    )

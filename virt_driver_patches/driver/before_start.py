@@ -1,0 +1,217 @@
+"""The check before a guest starts.
+
+Two questions. May these devices be given (health, from a fresh reading)? And
+are they what the flavor asks for (the same pure function that the scheduler
+uses)? A server that exists already is never refused because tags or flavors
+have changed since: only what would fail or harm the host stops its restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from nova import context as nova_context
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import claim as devices
+from nova_hpc.from_nova.claim import Claim
+from nova_hpc.placement import flavor, judge
+from nova_hpc.placement.model import Host, HostNode, Miss, Nvlink, Pool
+from nova_hpc.tenancy import health
+from nova_hpc.tenancy.health import Finding, Offer
+from nova_hpc.topology import nvlink, peer
+from nova_hpc.topology.model import Node
+from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.tags import Tags
+from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.errors import ClaimRefused, DeviceFault
+
+LOG = logging.getLogger(__name__)
+
+#: Key of the server's system_metadata that keeps the decision.
+DECISION = "hpc_decision"
+
+USE_HOST = (
+    "Hosts given with --availability-zone ZONE:HOST are not checked by the scheduler: "
+    "use --host HOST (compute API 2.74 or later) instead."
+)
+
+
+def check_health(
+    instance: objects.Instance, claim: Claim, reading: Reading, restart: bool = False
+) -> None:
+    """Refuse devices that must not be given.
+
+    :param restart: the server has had these devices before; see the module.
+    :raises DeviceFault: a device is ill.
+    :raises ClaimRefused: an IOMMU unit was claimed in part.
+    """
+    offers = dict(reading.offers())
+    for address in claim.addresses:
+        # The entry may have been removed from device_spec since; Nova keeps the device.
+        offers.setdefault(address, (Offer(address, address in claim.managed), {}))
+    findings = reading.judge(offers, health.DANGER if restart else health.ALL)
+    mine = {each: findings[each] for each in claim.addresses if each in findings}
+    for address, finding in mine.items():
+        LOG.error(
+            "PCI device %s must not be given to the server: %s",
+            address,
+            finding.reason,
+            instance=instance,
+        )
+    if mine:
+        raise DeviceFault(_ill(mine.values(), len(claim.addresses)))
+    if not restart:
+        _check_units(instance, claim, reading.node, offers)
+
+
+def _ill(findings: Iterable[Finding], total: int) -> str:
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.user] = counts.get(finding.user, 0) + 1
+    parts = [f"{count} {why}" for why, count in sorted(counts.items())]
+    return f"Of the {total} PCI devices that were claimed for the server, {'; '.join(parts)}."
+
+
+def _check_units(
+    instance: objects.Instance,
+    claim: Claim,
+    node: Node,
+    offers: Mapping[str, object],
+) -> None:
+    mine = set(claim.addresses)
+    for address in claim.addresses:
+        function = node.function(address)
+        members = node.group_members(function) if function is not None else ()
+        missing = [each for each in members if each in offers and each not in mine]
+        if missing:
+            LOG.warning(
+                "PCI device %s shares its IOMMU group with %s, which the server does not get",
+                address,
+                ", ".join(missing),
+                instance=instance,
+            )
+            raise ClaimRefused(
+                "A PCI device that was claimed for the server can only be given together with "
+                f"{len(missing)} more of its IOMMU group, which the flavor does not ask for."
+            )
+
+
+def check_flavor(
+    context: nova_context.RequestContext,
+    instance: objects.Instance,
+    claim: Claim,
+    reading: Reading,
+) -> Decision | None:
+    """Do the claimed devices satisfy the flavor?
+
+    The devices' places are those that were just read, not those of the tags.
+
+    :returns: the decision to record; None for a flavor without ``hpc:`` keys.
+    :raises ClaimRefused: they do not, or the flavor contradicts itself.
+    """
+    if not flavor.has_hpc_keys(claim.extra_specs):
+        return None
+    places = places_here(claim, reading)
+    roles = {}
+    for key, addresses in claim.claimed.items():
+        found = {places[each].role for each in addresses}
+        role = found.pop() if len(found) == 1 else None
+        if role is not None:
+            roles[key] = role
+    try:
+        request = flavor.build_request(
+            claim.extra_specs, claim.wants, claim.cells, roles, claim.numa_policy
+        )
+    except flavor.FlavorError as error:
+        LOG.warning("The flavor is refused: %s", error, instance=instance)
+        raise ClaimRefused(f"The flavor cannot be used: {error}") from error
+    # Devices of direct ports are in no group, but have to be near one.
+    ports = {f"port {address}": (address,) for address in claim.ports}
+    answer = judge.judge(request, _host(claim, places, reading.node), {**claim.claimed, **ports})
+    if answer.sets:
+        reached = answer.sets[0].level
+        return Decision(
+            asked=request.level,
+            policy=request.policy,
+            reached=reached,
+            redirected=peer.redirected(reading.node, claim.addresses),
+        )
+    miss = answer.miss or Miss(operator="no reason given", user="no reason given")
+    asked = f"{flavor.AFFINITY}={request.level.word}"
+    if request.nvlink is Nvlink.REQUIRED:
+        asked += f" with {flavor.NVLINK}={request.nvlink.value}"
+    LOG.warning(
+        "The claimed devices (%s) do not satisfy %s: %s",
+        ", ".join(claim.addresses) or "none",
+        asked,
+        miss.operator,
+        instance=instance,
+    )
+    text = (
+        f"The devices that were claimed for the server do not satisfy {asked}: "
+        f"{miss.user.rstrip('.')}."
+    )
+    raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
+
+
+def _host(claim: Claim, places: Mapping[str, Tags], node: Node) -> Host:
+    """A host that has the claimed devices and nothing else."""
+    serves = {each: key for key, addresses in claim.claimed.items() for each in addresses}
+    pools = tuple(
+        Pool(
+            id=address,
+            name=address,
+            location=places[address].location,
+            free=1,
+            serves=frozenset({serves[address]} if address in serves else ()),
+            role=places[address].role,
+        )
+        for address in claim.addresses
+    )
+    links = {each: tags.nvlink for each, tags in places.items() if tags.nvlink is not None}
+    functions = {each: node.function(each) for each in links}
+    # A set of which the server got only a part is none.
+    table = nvlink.rebuild(
+        links,
+        shared=[
+            each for each, function in functions.items() if function and function.physical_function
+        ],
+    )
+    for fault in table.faults:
+        LOG.warning("An NVLink set of this node is not used: %s", fault)
+    sockets = {each.id: each.socket for each in node.numa_nodes}
+    numbers = sorted({cell.host_node for cell in claim.cells if cell.host_node is not None})
+    nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in numbers)
+    return Host(name="claimed", pools=pools, nodes=nodes, nvlink=table.sets)
+
+
+def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
+    """Was the server's host forced (``az:host``)? None: it cannot be told."""
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
+    except Exception as error:
+        # It is in the API database, which the conductor of a cell need not
+        # reach, and then the error may be any. The answer only improves a text.
+        LOG.debug("No request specification: %s", error, instance=instance)
+        return None
+    known = spec.obj_attr_is_set("force_hosts") and spec.force_hosts
+    return bool(known or (spec.obj_attr_is_set("force_nodes") and spec.force_nodes))
+
+
+def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
+    """Role and place of the claimed devices, from the node itself."""
+    offers = reading.offers()
+    places = {}
+    for address in claim.addresses:
+        function = reading.node.function(address)
+        entry = offers[address][1] if address in offers else None
+        if function is None:
+            # Not even the tags' place is believed of a device that is not there.
+            entry = {key: value for key, value in (entry or {}).items() if key in _NO_PLACE}
+        places[address] = devices.place_of(function, entry)
+    return places
+
+
+_NO_PLACE = frozenset({devices.tags.VERSION, devices.tags.ROLE})

@@ -1,0 +1,90 @@
+"""What must hold before the service may start with ``hpc_*`` tags.
+
+Every refusal names the option to change. Without tags nothing is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nova import exception
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+
+from nova_hpc.from_nova.claim import Specs, hpc_tags
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.topology.model import Node
+from nova_hpc.wire import tags
+from virt_driver_patches.patches import compat
+
+LOG = logging.getLogger(__name__)
+
+_Offers = Mapping[str, tuple[Offer, Mapping[str, str]]]
+
+
+def check_config(conf: Any) -> bool:
+    """Check the options; call it before the driver talks to libvirt.
+
+    :returns: whether this project is in use on the node.
+    :raises nova.exception.InvalidConfiguration: it is, and something is wrong.
+    """
+    specs = Specs.parse(conf.pci.device_spec)
+    if not specs.tagged:
+        LOG.info("No entry of [pci]device_spec has hpc_* tags: nova-hpc has no effect here")
+        return False
+    release = compat.nova_release()
+    if release not in compat.SUPPORTED:
+        known = ", ".join(map(str, compat.SUPPORTED))
+        raise exception.InvalidConfiguration(
+            f"nova-hpc supports Nova {known}, and this is Nova {release}. Install a nova-hpc "
+            "that supports it, or set [DEFAULT]compute_driver = libvirt.LibvirtDriver."
+        )
+    if conf.libvirt.virt_type not in ("kvm", "qemu"):
+        raise exception.InvalidConfiguration(
+            f"[libvirt]virt_type is {conf.libvirt.virt_type}, but [pci]device_spec has hpc_* "
+            "tags: set it to kvm or qemu, which alone can pass PCI devices through."
+        )
+    if not conf.pci.report_in_placement:
+        raise exception.InvalidConfiguration(
+            "[pci]report_in_placement is off, but [pci]device_spec has hpc_* tags: set it to "
+            "true. Without it the scheduler cannot choose exact devices."
+        )
+    for spec in specs.matcher.specs:
+        try:
+            tags.parse(spec.tags)
+        except tags.TagError as error:
+            entry = jsonutils.dumps(spec.dev_spec_conf)
+            raise exception.InvalidConfiguration(
+                f"[pci]device_spec entry {entry}: {error}. `nova-hpc inventory --format "
+                "device-spec` prints the entries of this node."
+            ) from error
+    return True
+
+
+def check_devices(offers: _Offers, node: Node) -> None:
+    """Check the entries against the devices that the node has.
+
+    :raises nova.exception.InvalidConfiguration: VFs of one PF differ in tags.
+    """
+    for reason in mixed_tags(offers, node).values():
+        raise exception.InvalidConfiguration(
+            f"[pci]device_spec: {reason}. Nova reports them as one resource provider: give "
+            "all of them the same hpc_* tags, best with one entry for the physical function."
+        )
+
+
+def mixed_tags(offers: _Offers, node: Node) -> dict[str, str]:
+    """Address -> reason, for the VFs of a PF whose tags are not all the same."""
+    families: dict[str, list[str]] = {}
+    for address in offers:
+        function = node.function(address)
+        if function is not None and function.physical_function is not None:
+            families.setdefault(function.physical_function, []).append(address)
+    mixed = {}
+    for parent, children in families.items():
+        first = hpc_tags(offers[children[0]][1])
+        if any(hpc_tags(offers[child][1]) != first for child in children):
+            reason = f"the virtual functions of {parent} have different hpc_* tags"
+            mixed.update(dict.fromkeys(children, reason))
+    return mixed

@@ -1,0 +1,114 @@
+"""One look at the node: its topology, its quarantine, what it offers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.claim import Specs
+from nova_hpc.tenancy import health, locked_file, quarantine
+from nova_hpc.tenancy.health import Finding, Kind, Offer
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.topology import sysfs
+from nova_hpc.topology.model import Node
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds in which devices change their health, but not their places.
+_LATELY: Final = 30.0
+
+#: Address -> what is offered, with the tags of its entry.
+Offers = dict[str, tuple[Offer, Mapping[str, str]]]
+
+
+class _Kept:
+    """The last reading and when it was made; replaced as one, so safe between threads."""
+
+    last: tuple[float, Reading] | None = None
+
+
+@attrs.frozen
+class Source:
+    """Where readings come from."""
+
+    specs: Specs
+    root: Path
+    quarantine_file: Path
+    kinds: frozenset[Kind]
+    #: Where resets keep their locks.
+    locks: Path
+    _kept: _Kept = attrs.field(init=False, eq=False, repr=False, factory=_Kept)
+
+    @classmethod
+    def from_config(cls, conf: Any) -> Source:
+        """As ``[hpc]`` and ``[pci]device_spec`` say."""
+        off = {kind for kind in health.OPTIONAL if kind.value not in conf.hpc.health_checks}
+        return cls(
+            specs=Specs.parse(conf.pci.device_spec),
+            root=Path(conf.hpc.sysfs_root),
+            quarantine_file=Path(conf.hpc.quarantine_file),
+            kinds=health.ALL - off,
+            locks=locked_file.locks_of(Path(conf.hpc.hygiene_file)),
+        )
+
+    def lately(self) -> Reading:
+        """A reading of the last seconds, for who asks only where devices sit.
+
+        A start that has just been checked reads the node once, and not again for
+        each part of the domain.
+        """
+        last = self._kept.last
+        if last is not None and 0 <= time.monotonic() - last[0] < _LATELY:
+            return last[1]
+        return self.read()
+
+    def read(self) -> Reading:
+        """Read everything afresh; what cannot be read is no error but not there."""
+        now = time.monotonic()
+        node = sysfs.read(self.root, hygiene_reset.busy(self.locks))
+        # Single functions carry their own reason; a node without any does not.
+        problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
+        held = quarantine.read(self.quarantine_file)
+        problems += held.problems
+        for problem in problems:
+            LOG.error("%s", problem)
+        reading = Reading(self.specs, node, held, self.kinds, problems)
+        self._kept.last = (now, reading)
+        return reading
+
+
+@attrs.frozen
+class Reading:
+    """The node at one moment."""
+
+    specs: Specs
+    node: Node
+    quarantine: quarantine.Quarantine
+    kinds: frozenset[Kind]
+    problems: tuple[str, ...] = ()
+    #: Once they are known: what the node's entries offer.
+    _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
+
+    def offers(self) -> Offers:
+        """What the node's entries offer, matched once: every check asks for it."""
+        if not self._offers:
+            self._offers.append(self.specs.offers(self.node))
+        return dict(self._offers[0])
+
+    def judge(
+        self,
+        offers: Mapping[str, tuple[Offer, Mapping[str, str]]],
+        kinds: frozenset[Kind] = health.ALL,
+    ) -> dict[str, Finding]:
+        """Address -> why the offered device must not be given."""
+        return health.judge(
+            self.node,
+            [offer for offer, _ in offers.values()],
+            self.quarantine,
+            self.kinds & kinds,
+        )

@@ -1,0 +1,101 @@
+"""Leave devices that must not be given out of what the node reports.
+
+Nova's PCI tracker and Placement lose a device that is missing in
+``pci_passthrough_devices``, for every flavor and for forced hosts. The one
+exception is a device that a server has: it stays with its server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nova import context as nova_context
+from nova import exception, objects
+from nova.objects import fields
+from oslo_log import log as logging
+from oslo_serialization import jsonutils
+
+from nova_hpc.from_nova.claim import hpc_tags
+from nova_hpc.tenancy.health import Finding, Kind
+from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.wire import device_record, stats
+from virt_driver_patches.driver import contract
+from virt_driver_patches.driver.reading import Reading
+
+LOG = logging.getLogger(__name__)
+
+_TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
+
+
+def in_use(host: str, nodename: str) -> frozenset[str]:
+    """Addresses of the devices that servers have on this node, by Nova's records."""
+    context = nova_context.get_admin_context()
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
+    except exception.ComputeHostNotFound:
+        return frozenset()  # it starts for the first time
+    records = objects.PciDeviceList.get_by_compute_node(context, node.id)
+    return frozenset(device.address for device in records if device.status in _TAKEN)
+
+
+class Withholder:
+    """Edits the resources that a node reports; remembers what it has logged."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: Mapping[str, str] = {}
+
+    def edit(
+        self,
+        resources: dict[str, Any],
+        reading: Reading,
+        taken: Callable[[], frozenset[str]],
+        more: Mapping[str, Finding] | None = None,
+    ) -> None:
+        """Edit *resources*, the answer of ``get_available_resource``, in place.
+
+        :param reading: the node as it is now.
+        :param taken: asked only when there is something to withhold.
+        :param more: what was found out elsewhere.
+        """
+        reported = jsonutils.loads(resources["pci_passthrough_devices"] or "[]")
+        offers = reading.specs.offers(reading.node, reported)
+        findings = reading.judge(offers)
+        for address, reason in contract.mixed_tags(offers, reading.node).items():
+            findings.setdefault(address, Finding(Kind.UNIT, reason))
+        for address, finding in (more or {}).items():
+            findings.setdefault(address, finding)
+        used = taken() if findings else frozenset()
+        withheld = {each: found.reason for each, found in findings.items() if each not in used}
+        ailing = {each: found.reason for each, found in findings.items() if each in used}
+        kept = [device for device in reported if _address(device) not in withheld]
+        for device in kept:
+            offer = offers.get(_address(device) or "")
+            if offer is not None and hpc_tags(offer[1]):
+                # Nova keeps it in its record of the device.
+                device[device_record.KEY] = device_record.dumps(offer[1])
+        resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
+        document = stats.StatsDocument(withheld=withheld, in_use=ailing, notes=reading.problems)
+        resources["stats"][stats.KEY] = document.dumps()
+        self._log(withheld, ailing)
+
+    def _log(self, withheld: Mapping[str, str], ailing: Mapping[str, str]) -> None:
+        """Say what has changed, once."""
+        now = {each: f"is not offered: {why}" for each, why in withheld.items()}
+        now |= {each: f"stays with its server, but: {why}" for each, why in ailing.items()}
+        with self._lock:
+            before, self._known = self._known, now
+        for address, text in sorted(now.items()):
+            if before.get(address) != text:
+                LOG.warning("PCI device %s %s", address, text)
+        for address in sorted(before.keys() - now.keys()):
+            LOG.info("PCI device %s is well again", address)
+
+
+def _address(device: Mapping[str, Any]) -> str | None:
+    try:
+        return normalise_address(device["address"])
+    except (AddressError, KeyError):
+        return None

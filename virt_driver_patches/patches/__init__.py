@@ -1,0 +1,1 @@
+"""Wraps of single functions of Nova, each gated by release and signature."""
