@@ -16,13 +16,13 @@ from pathlib import Path
 import attrs
 import pymysql
 
-from nova_hpc.lab import config, ini, probes
-from nova_hpc.lab.database import prepare_server
-from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.process import Process, Tools
-from nova_hpc.lab.services import Service, mariadb_argv, script
-from nova_hpc.lab.state import Settings, write
 from nova_hpc.tracker import settings as plugin
+from nova_hpc_lab import config, ini, probes
+from nova_hpc_lab.database import prepare_server
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.process import Process, Tools
+from nova_hpc_lab.services import Service, mariadb_argv, script
+from nova_hpc_lab.state import Settings, write
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
 #: One try, and Nova itself begins anew after a conflict. Placement tries again
@@ -143,7 +143,7 @@ def _placement(made: Stage) -> Service:
         name="placement",
         title="Placement",
         process=Process("placement", made.paths),
-        argv=(sys.executable, "-m", "nova_hpc.lab.serve", "placement.wsgi.api", str(port)),
+        argv=(sys.executable, "-m", "nova_hpc_lab.serve", "placement.wsgi.api", str(port)),
         environ={"OS_PLACEMENT_CONFIG_DIR": str(made.paths.config / "placement")},
         probe=lambda: probes.http(port),
         port=port,
