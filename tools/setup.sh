@@ -72,16 +72,17 @@ fi
 
 # One environment for the cloud's services, the command and the tests' driver.
 # Debian's own interpreter: a copy of this environment runs inside the node.
-_want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,nova_hpc/lab/constraints.txt} | sha256sum)
+_want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,lab/pyproject.toml,constraints.txt} | sha256sum)
 if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
-    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" \
+    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" \
         wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7"
-    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/nova_hpc/lab/constraints.txt" -e "$_top[lab]"
+    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 fi
 # The checkout may have moved since. Asked from elsewhere: the folder that one is in always counts.
-(cd / && "$NOVA_HPC_VENV/bin/python" -c "import nova_hpc, sys; sys.exit(not nova_hpc.__file__.startswith('$_top/'))") 2>/dev/null ||
-    "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top"
+_where="import nova_hpc, nova_hpc_lab; print(nova_hpc.__path__[0], nova_hpc_lab.__path__[0])"
+[ "$(cd / && "$NOVA_HPC_VENV/bin/python" -c "$_where" 2>/dev/null)" = "$_top/nova_hpc $_top/lab/nova_hpc_lab" ] ||
+    "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top" -e "$_top/lab"
 export PATH=$NOVA_HPC_VENV/bin:$PATH

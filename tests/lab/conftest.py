@@ -16,7 +16,7 @@ import attrs
 import psutil
 import pytest
 
-from nova_hpc.lab.process import MARKER
+from nova_hpc_lab.process import MARKER
 
 BASE_PORT = 28700
 #: Seconds: emulation is slow, but nothing here may wait for ever.

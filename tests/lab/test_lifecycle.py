@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from nova_hpc.lab import node
+from nova_hpc_lab import node
 from tests.lab.test_cloud import RESTART_COMPUTE
 
 pytestmark = [

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from nova_hpc.lab import evidence, node, relations
 from nova_hpc.topology.level import Distance
+from nova_hpc_lab import evidence, node, relations
 
 #: To the report of a guest; one that stays silent is started again, as in the demonstration.
 LIMIT = 300

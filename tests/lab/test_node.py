@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from nova_hpc.lab.node.shape import Adapter, Gpu, Shape
+from nova_hpc_lab.node.shape import Adapter, Gpu, Shape
 
 NUMBER = 1
 

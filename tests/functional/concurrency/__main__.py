@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         _explain(tally, creates)
                         print(_line(tally), file=sys.stderr, flush=True)
         if options.logs:
-            shutil.copytree(running.made.paths.logs, options.logs, dirs_exist_ok=True)
+            shutil.copytree(running.made.logs, options.logs, dirs_exist_ok=True)
     console.print(_table(tallies))
     if options.json:
         rows = [attrs.asdict(each) | {"per_second": each.rate} for each in tallies]

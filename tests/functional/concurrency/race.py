@@ -62,7 +62,7 @@ class Runner:
             target=computes.run,
             args=(
                 str(self.made.nova_conf),
-                str(self.made.paths.logs / "computes.log"),
+                str(self.made.logs / "computes.log"),
                 self.cloud,
                 self._orders,
                 self._answers,
@@ -118,7 +118,7 @@ class Runner:
                 target=scheduler.run,
                 args=(
                     str(self.made.nova_conf),
-                    str(self.made.paths.logs / f"scheduler{number}.log"),
+                    str(self.made.logs / f"scheduler{number}.log"),
                     number,
                     threads,
                     plan.gpus,

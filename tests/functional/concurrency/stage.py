@@ -1,27 +1,27 @@
-"""The stage of a race: a private MariaDB and a real Placement on the loopback.
+"""The stage of a race: a private MariaDB and a real Placement on this machine.
 
-Both are started as the lab starts them, below a temporary folder, and end with
-the context. The process that uses this module never imports Nova.
+Both live below a temporary folder, and end with the context. The process that
+uses this module never imports Nova.
 """
 
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import attrs
 import pymysql
 
-from nova_hpc.lab import config, ini, probes
-from nova_hpc.lab.database import prepare_server
-from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.process import Process, Tools
-from nova_hpc.lab.services import Service, mariadb_argv, script
-from nova_hpc.lab.state import Settings, write
 from nova_hpc.offer import settings as plugin
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
@@ -30,27 +30,45 @@ _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
 #: MariaDB and MySQL with their default isolation, with the usage as it was
 #: before the conflict: so two servers may both get the last device.
 TRIES = 1
-_RANGE = range(29100, 32000, 10)
+_START_LIMIT = 300.0
+#: Debian keeps the server's programs where an ordinary user's PATH does not look.
+_SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+_LOOPBACK = "127.0.0.1"
 
 
 @attrs.frozen
 class Stage:
     """A running MariaDB and Placement."""
 
-    paths: Paths
-    settings: Settings
+    folder: Path
+    port: int
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs of every process."""
+        return self.folder / "log"
 
     @property
     def nova_conf(self) -> Path:
         """The configuration of every process of Nova."""
-        return self.paths.config / "nova.conf"
+        return self.folder / "nova.conf"
+
+    @property
+    def placement_conf(self) -> Path:
+        """The folder of Placement's configuration."""
+        return self.folder / "placement"
 
     @property
     def placement_url(self) -> str:
-        return config.endpoint(self.settings, "placement")
+        return f"http://{_LOOPBACK}:{self.port}"
+
+    @property
+    def socket(self) -> Path:
+        """Where MariaDB listens; it has no port."""
+        return self.folder / "mariadb.sock"
 
     def database_url(self, name: str) -> str:
-        return config.database_url(self.settings, name)
+        return f"mysql+pymysql://root@localhost/{name}?unix_socket={self.socket}&charset=utf8"
 
     def most_claimed(self) -> int:
         """The highest use of any single GPU, from Placement's own tables."""
@@ -79,7 +97,55 @@ class Stage:
             return int(cursor.fetchone()[0])
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
-        return probes.connect(self.settings, database)
+        return pymysql.connect(
+            unix_socket=str(self.socket), user="root", database=database, autocommit=True
+        )
+
+    def run(self, name: str, *argv: str) -> None:
+        """Run a program to its end; what it says goes to the log *name*."""
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as stream:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+        if done.returncode:
+            raise RuntimeError(f"{argv[:4]} ended with {done.returncode}:\n{_tail(log)}")
+
+    @contextlib.contextmanager
+    def server(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        answers: Callable[[], object],
+        environ: Mapping[str, str] | None = None,
+    ) -> Iterator[None]:
+        """Run a server for as long as the context lasts.
+
+        :param answers: raises while the server does not take requests.
+        """
+        log = self.logs / f"{name}.log"
+        with log.open("ab") as stream:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, **(environ or {})},
+                # Ctrl-C is for the race, which ends its servers last.
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + _START_LIMIT
+            while not _works(answers):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{name} does not answer:\n{_tail(log)}")
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @contextlib.contextmanager
@@ -90,64 +156,85 @@ def stage(tries: int = TRIES) -> Iterator[Stage]:
     """
     # Short, as unix sockets need it.
     with tempfile.TemporaryDirectory(prefix="nhc") as folder:
-        top = Path(folder)
-        paths = Paths(state=top / "s", cache=top / "c", venv=Path(sys.prefix))
-        paths.make()
-        settings = Settings.fresh(_free_base(), nodes=0, shape="")
-        made = Stage(paths, settings)
-        tools = Tools(paths)
-        prepare_server(paths, settings, tools)
+        made = Stage(Path(folder), _free_port())
+        made.logs.mkdir()
         _configure(made, tries)
-        services = [_mariadb(made), _placement(made)]
-        try:
-            services[0].start(tools.aborted)
-            _schemas(made, tools)
-            services[1].start(tools.aborted)
-            yield made
-        finally:
-            tools.abort()
-            for service in reversed(services):
-                service.process.stop()
+        with _mariadb(made):
+            _schemas(made)
+            with _placement(made):
+                yield made
 
 
-def _free_base() -> int:
-    """A base port whose ports of MariaDB and Placement nobody uses."""
-    for base in _RANGE:
-        ports = Settings.fresh(base, nodes=0, shape="").ports
-        with contextlib.ExitStack() as stack:
-            try:
-                for name in ("placement", "database"):
-                    probe = stack.enter_context(socket.socket())
-                    probe.bind((config.LOOPBACK, ports[name]))
-            except OSError:
-                continue
-            return base
-    raise RuntimeError(f"no two free ports between {_RANGE.start} and {_RANGE.stop}")
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
 
-def _mariadb(made: Stage) -> Service:
-    return Service(
-        name="mariadb",
-        title="MariaDB",
-        process=Process("mariadb", made.paths),
-        argv=mariadb_argv(made.paths, made.settings),
-        environ={},
-        probe=lambda: probes.database(made.settings),
-        port=made.settings.ports["database"],
+def _works(answers: Callable[[], object]) -> bool:
+    try:
+        answers()
+    except (OSError, pymysql.Error):
+        return False
+    return True
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name, path=_SEARCH)
+    if found is None:
+        raise RuntimeError(f"{name} is not installed: apt-get install mariadb-server")
+    return found
+
+
+def _script(name: str) -> tuple[str, str]:
+    """A console script of this process's own environment."""
+    return sys.executable, str(Path(sys.prefix, "bin", name))
+
+
+def _mariadb(made: Stage) -> contextlib.AbstractContextManager[None]:
+    user = getpass.getuser()
+    data = f"--datadir={made.folder / 'mariadb'}"
+    made.run(
+        "mariadb-install",
+        *(_program("mariadb-install-db"), "--no-defaults", f"--user={user}", data),
+        "--auth-root-authentication-method=socket",
+        *(f"--auth-root-socket-user={user}", "--skip-test-db"),
+    )
+    argv = (
+        *(_program("mariadbd"), "--no-defaults", f"--user={user}", data),
+        *(f"--socket={made.socket}", f"--pid-file={made.folder / 'mariadb.pid'}"),
+        *("--skip-networking", "--skip-log-bin", "--max-connections=400"),
+        "--innodb-flush-log-at-trx-commit=0",
+        *("--character-set-server=utf8mb3", "--collation-server=utf8mb3_general_ci"),
+    )
+    return made.server("mariadb", argv, lambda: made.connect().close())
+
+
+def _placement(made: Stage) -> contextlib.AbstractContextManager[None]:
+    argv = (
+        *(sys.executable, "-m", "waitress", f"--listen={_LOOPBACK}:{made.port}"),
+        *("--threads=8", "--connection-limit=400", "placement.wsgi.api:application"),
+    )
+    # The proxies of the environment do not lead to the loopback.
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return made.server(
+        "placement",
+        argv,
+        lambda: direct.open(made.placement_url, timeout=20).close(),
+        {"OS_PLACEMENT_CONFIG_DIR": str(made.placement_conf)},
     )
 
 
-def _placement(made: Stage) -> Service:
-    port = made.settings.ports["placement"]
-    return Service(
-        name="placement",
-        title="Placement",
-        process=Process("placement", made.paths),
-        argv=(sys.executable, "-m", "nova_hpc.lab.serve", "placement.wsgi.api", str(port)),
-        environ={"OS_PLACEMENT_CONFIG_DIR": str(made.paths.config / "placement")},
-        probe=lambda: probes.http(port),
-        port=port,
-    )
+def _write(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
+    lines = []
+    for section, options in sections.items():
+        lines += [f"[{section}]", *(f"{name} = {value}" for name, value in options.items())]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _configure(made: Stage, tries: int) -> None:
@@ -161,11 +248,11 @@ def _configure(made: Stage, tries: int) -> None:
         },
         "workarounds": {"optimize_for_wide_provider_trees": True},
     }
-    write(made.paths.config / "placement" / "placement.conf", ini.render(placement), mode=0o600)
+    _write(made.placement_conf / "placement.conf", placement)
     nova = {
         "DEFAULT": {
             "transport_url": "fake:/",
-            "state_path": made.paths.data,
+            "state_path": made.folder / "nova",
             # No service sends heartbeats here.
             "service_down_time": 86400,
         },
@@ -186,24 +273,25 @@ def _configure(made: Stage, tries: int) -> None:
         },
         "workarounds": {"disable_fallback_pcpu_query": True},
         "pci": {
-            "alias": ['{"name": "gpu", "resource_class": "CUSTOM_HPC_GPU"}'],
+            "alias": '{"name": "gpu", "resource_class": "CUSTOM_HPC_GPU"}',
             "report_in_placement": True,
         },
-        "oslo_concurrency": {"lock_path": made.paths.run / "lock"},
+        "oslo_concurrency": {"lock_path": made.folder / "lock"},
     }
-    write(made.nova_conf, ini.render(nova), mode=0o600)
+    _write(made.nova_conf, nova)
 
 
-def _schemas(made: Stage, tools: Tools) -> None:
+def _schemas(made: Stage) -> None:
     with contextlib.closing(made.connect()) as connection, connection.cursor() as cursor:
         for name in _DATABASES:
             cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb3")
-    folder = str(made.paths.config / "placement")
-    placement = [*script(made.paths, "placement-manage"), "--config-dir", folder, "db", "sync"]
-    tools.run("placement-sync", placement)
+    made.run(
+        "placement-sync",
+        *(*_script("placement-manage"), "--config-dir", str(made.placement_conf), "db", "sync"),
+    )
     for words in (("api_db", "sync"), ("db", "sync", "--local_cell")):
-        argv = [*script(made.paths, "nova-manage"), "--config-file", str(made.nova_conf), *words]
-        tools.run(f"nova-{words[0]}", argv)
+        argv = (*_script("nova-manage"), "--config-file", str(made.nova_conf), *words)
+        made.run(f"nova-{words[0]}", *argv)
     # cell0 has the tables of any cell, and nothing in them.
     with contextlib.closing(made.connect("nova")) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW TABLES")

@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.lab.accounts import (
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level, Location
+from nova_hpc.wire.decision import Decision
+from nova_hpc_lab.accounts import (
     Asked,
     Domain,
     Evidence,
@@ -14,10 +17,7 @@ from nova_hpc.lab.accounts import (
     HostDevice,
     Record,
 )
-from nova_hpc.lab.compare import compare
-from nova_hpc.placement.model import Policy
-from nova_hpc.topology.level import Level, Location
-from nova_hpc.wire.decision import Decision
+from nova_hpc_lab.compare import compare
 
 GPU, VF = "1234:1111", "8086:10ca"
 

@@ -7,10 +7,10 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.lab import config, ini
-from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.state import Settings
 from nova_hpc.offer import roles
+from nova_hpc_lab import config, ini
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Settings
 
 
 @pytest.fixture

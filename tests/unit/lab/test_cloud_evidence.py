@@ -2,12 +2,12 @@
 
 import pytest
 
-from nova_hpc.lab import evidence, node
-from nova_hpc.lab.accounts import Asked
-from nova_hpc.lab.demo import offered, specs, tightest
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.observe import PciRecord, Provider
 from nova_hpc.topology.level import Level
+from nova_hpc_lab import evidence, node
+from nova_hpc_lab.accounts import Asked
+from nova_hpc_lab.demo import offered, specs, tightest
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.observe import PciRecord, Provider
 
 DOMAIN = """
 <domain type='kvm' id='1'>

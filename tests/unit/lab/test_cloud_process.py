@@ -11,10 +11,10 @@ import time
 import psutil
 import pytest
 
-from nova_hpc.lab.errors import InterruptedStepError, LabError
-from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.process import MARKER, Process, Tools, end, environment, strays
-from nova_hpc.lab.services import Service, require_free
+from nova_hpc_lab.errors import InterruptedStepError, LabError
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.process import MARKER, Process, Tools, end, environment, strays
+from nova_hpc_lab.services import Service, require_free
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

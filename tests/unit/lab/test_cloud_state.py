@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.paths import Paths
-from nova_hpc.lab.state import Settings, locked, write
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Settings, locked, write
 
 
 @pytest.fixture

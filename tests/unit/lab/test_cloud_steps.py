@@ -6,8 +6,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.progress import PlainDisplay, RichDisplay, Step, display, run_steps
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.progress import PlainDisplay, RichDisplay, Step, display, run_steps
 
 
 def test_each_step_waits_for_what_it_needs():

@@ -5,7 +5,7 @@ import multiprocessing
 
 import pytest
 
-from nova_hpc.lab.node import cache
+from nova_hpc_lab.node import cache
 
 
 def writer(text):

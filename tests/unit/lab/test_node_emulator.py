@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.node import emulator
-from nova_hpc.lab.paths import Paths
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node import emulator
+from nova_hpc_lab.paths import Paths
 
 #: In the place of mmdebstrap: a "loader" that prints what it was started with.
 PROGRAM = """#!{python}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.node import guest
-from nova_hpc.lab.node.initramfs import Archive, add_modules, module_files
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node import guest
+from nova_hpc_lab.node.initramfs import Archive, add_modules, module_files
 
 INSIDE = Path(guest.__file__).parent / "inside"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.lab.errors import LabError
-from nova_hpc.lab.node import confdisk, debian, image, python_env
-from nova_hpc.lab.node.qemu import GPU_IDS
-from nova_hpc.lab.node.shape import Shape
-from nova_hpc.lab.paths import Paths
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node import confdisk, debian, image, python_env
+from nova_hpc_lab.node.qemu import GPU_IDS
+from nova_hpc_lab.node.shape import Shape
+from nova_hpc_lab.paths import Paths
 
 ONE_LINE = """\
 deb [arch=amd64 signed-by=/k a] http://one/debian bookworm main contrib # why
@@ -117,7 +117,7 @@ def venv(tmp_path):
     )
     for name in ("pbr", "cotyledon", "eventlet", "numpy", "colorama", "keystone", "cliff"):
         add(name)
-    add("nova-hpc", "cliff", requires_extra=[("lab", "keystone")])
+    add("nova-hpc", "cliff", requires_extra=[("simulate", "keystone")])
     return tmp_path / "venv"
 
 
@@ -147,7 +147,7 @@ def test_the_copy_runs_and_holds_neither_tests_nor_path_files(venv, tmp_path):
 
 def test_an_environment_without_nova_is_refused(tmp_path):
     (tmp_path / "lib/python3.11/site-packages").mkdir(parents=True)
-    with pytest.raises(LabError, match=r"holds no Nova; .* pip install 'nova-hpc\[lab\]'"):
+    with pytest.raises(LabError, match=r"holds no Nova; .* pip install nova-hpc-lab"):
         python_env.distributions(tmp_path)
 
 

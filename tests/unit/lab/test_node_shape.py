@@ -2,8 +2,8 @@
 
 import pytest
 
-from nova_hpc.lab.node.shape import Adapter, Gpu, Shape, Switch, sample_names
-from nova_hpc.lab.node.yamlread import ShapeError
+from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, Switch, sample_names
+from nova_hpc_lab.node.yamlread import ShapeError
 
 GOOD = """\
 numa_nodes:

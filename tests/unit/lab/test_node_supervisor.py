@@ -11,12 +11,12 @@ import time
 import psutil
 import pytest
 
-from nova_hpc.lab.node.contract import State
-from nova_hpc.lab.node.machine import Node
-from nova_hpc.lab.node.plan import Plan
-from nova_hpc.lab.node.shape import Shape
-from nova_hpc.lab.node.supervisor import Beat, Patience, make_overlay
-from nova_hpc.lab.paths import Paths
+from nova_hpc_lab.node.contract import State
+from nova_hpc_lab.node.machine import Node
+from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.node.shape import Shape
+from nova_hpc_lab.node.supervisor import Beat, Patience, make_overlay
+from nova_hpc_lab.paths import Paths
 
 # Each start of the stand-in takes the next word of the plan of its life.
 MACHINE = """\
@@ -48,8 +48,8 @@ while True:
 RUN = """\
 import sys
 from pathlib import Path
-from nova_hpc.lab.node.plan import Plan
-from nova_hpc.lab.node.supervisor import Patience, Supervisor
+from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.node.supervisor import Patience, Supervisor
 folder = Path(sys.argv[1])
 patience = Patience(first_sign=3.0, next_sign=3.0, look=0.05, end=1.0)
 sys.exit(Supervisor(folder, Plan.load(folder), patience).run())

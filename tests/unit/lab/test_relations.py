@@ -1,7 +1,7 @@
-from nova_hpc.lab import relations
-from nova_hpc.lab.accounts import HostDevice
-from nova_hpc.lab.node import Shape, parse_report
 from nova_hpc.topology.level import Distance, Location
+from nova_hpc_lab import relations
+from nova_hpc_lab.accounts import HostDevice
+from nova_hpc_lab.node import Shape, parse_report
 
 #: As a guest's own sysfs said it: a switch with two GPUs, and an adapter on the other cell.
 REPORT = """\

@@ -1,0 +1,231 @@
+"""The lab as a whole: bring it up, look at it, take it down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_lab import bootstrap, config, database, ini, machines, node
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.process import MARKER, Tools, end, strays
+from nova_hpc_lab.progress import Display, Report, Step, run_steps
+from nova_hpc_lab.services import Service, control_plane, require_free
+from nova_hpc_lab.state import Settings
+
+_GRACE: Final = 30.0
+
+
+@attrs.frozen
+class ServiceStatus:
+    """One line of ``nova-hpc lab status``."""
+
+    name: str
+    title: str
+    port: int | None
+    pid: int | None
+    #: Why it does not work; empty where it does.
+    trouble: str
+
+
+@attrs.define
+class Cloud:
+    """One lab: its control plane and its virtual nodes."""
+
+    paths: Paths
+    settings: Settings
+
+    def services(self) -> dict[str, Service]:
+        """The processes of the control plane, in the order in which they depend."""
+        return control_plane(self.paths, self.settings)
+
+    def nodes(self) -> list[node.Node]:
+        """The virtual nodes, whether they run or not."""
+        if not self.settings.nodes:
+            return []
+        shape = node.Shape.load(self.settings.shape)
+        count = self.settings.nodes
+        return [node.Node(index, shape, self.paths, self) for index in range(1, count + 1)]
+
+    def machine(self, name: str) -> node.Node:
+        """The node called *name*.
+
+        :raises LabError: there is none.
+        """
+        machines = {machine.name: machine for machine in self.nodes()}
+        try:
+            return machines[name]
+        except KeyError:
+            known = ", ".join(machines) or "none"
+            raise LabError(f"there is no node {name!r}; the nodes of this lab: {known}") from None
+
+    def logs(self) -> dict[str, list[Path]]:
+        """Log files by the name of the service or node that writes them."""
+        found = {name: [service.process.log] for name, service in self.services().items()}
+        own = {path for paths in found.values() for path in paths}
+        # Of programs that run once: migrations, keys.
+        found |= {
+            path.stem: [path] for path in sorted(self.paths.logs.glob("*.log")) if path not in own
+        }
+        for machine in self._nodes_or_none():
+            found[machine.name] = sorted(machine.folder.glob("*.log"))
+        return found
+
+    def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
+        """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
+        return {"nova.conf": ini.render(config.compute(self.settings, host, host_address))}
+
+    # Up.
+
+    def up(self, shown: Display) -> None:
+        """Start whatever does not run; make whatever is not there or not complete."""
+        # Inherited by everything that is started from here on, so that what a
+        # crash leaves behind can be found.
+        os.environ[MARKER] = str(self.paths.state)
+        bootstrap.bypass_proxies()
+        services = self.services()
+        end_strays(self.paths, self._known_pids(services))
+        for service in services.values():
+            if service.process.pid() is None and service.port is not None:
+                require_free(service.port, service.title)
+        if services["rabbitmq"].process.pid() is None:
+            require_free(self.settings.ports["distribution"], "RabbitMQ's tools")
+        config.write_all(self.paths, self.settings)
+        tools = Tools(self.paths)
+        run_steps(self._steps(services, tools), shown, abort=tools.abort)
+
+    def _steps(self, services: Mapping[str, Service], tools: Tools) -> Sequence[Step]:
+        paths, settings = self.paths, self.settings
+
+        def start(name: str) -> Callable[[Report], None]:
+            return lambda report: services[name].start(tools.aborted)
+
+        def mariadb(report: Report) -> None:
+            if services["mariadb"].process.pid() is None:
+                database.prepare_server(paths, settings, tools)
+            services["mariadb"].start(tools.aborted)
+
+        def rabbitmq(report: Report) -> None:
+            if services["rabbitmq"].process.pid() is None:
+                database.prepare_broker(paths, settings)
+            services["epmd"].start(tools.aborted)
+            services["rabbitmq"].start(tools.aborted)
+
+        def schema(name: str) -> Callable[[Report], None]:
+            return lambda report: database.make_schema(name, paths, settings, tools)
+
+        bus = ("rabbitmq",)
+        steps = [
+            Step("mariadb", "MariaDB", mariadb),
+            Step("rabbitmq", "RabbitMQ", rabbitmq),
+            Step("keys", "Keystone's keys", lambda report: database.make_keys(paths, tools)),
+            *(
+                Step(f"schema-{name}", f"Database of {name.capitalize()}", schema(name), needs)
+                for name, needs in (
+                    ("keystone", ("mariadb", "keys")),
+                    ("nova", ("mariadb",)),
+                    ("placement", ("mariadb",)),
+                    ("glance", ("mariadb",)),
+                    ("neutron", ("mariadb",)),
+                )
+            ),
+            Step("keystone", "Keystone", start("keystone"), ("schema-keystone",)),
+            Step(
+                "catalog",
+                "Catalog and service user",
+                machines.sdk(lambda: bootstrap.make_catalog(settings)),
+                ("keystone",),
+            ),
+            Step("placement", "Placement", start("placement"), ("schema-placement",)),
+            Step("glance", "Glance", start("glance"), ("schema-glance",)),
+            Step("neutron", "Neutron", start("neutron"), ("schema-neutron", *bus)),
+            *(
+                Step(name, services[name].title, start(name), ("schema-nova", *bus))
+                for name in ("nova-conductor", "nova-scheduler", "nova-api")
+            ),
+            Step(
+                "network",
+                "Network of the lab",
+                machines.sdk(lambda: bootstrap.make_network(settings)),
+                ("catalog", "neutron"),
+            ),
+        ]
+        if settings.nodes:
+            steps += machines.steps(paths, settings, self.nodes(), tools.aborted)
+        return steps
+
+    # Down.
+
+    def down(self, report: Callable[[str], None]) -> None:
+        """Stop the nodes, then the control plane, then whatever is still there."""
+        with ThreadPoolExecutor() as pool:
+            for machine in self._nodes_or_none():
+                report(f"stopping node {machine.name}")
+                pool.submit(machine.stop)
+        services = list(self.services().values())
+        # The services first; they talk to the database and the broker to the end.
+        for names in (
+            [one for one in services if one.name not in ("mariadb", "epmd", "rabbitmq")],
+            [one for one in services if one.name in ("mariadb", "rabbitmq")],
+            [one for one in services if one.name == "epmd"],
+        ):
+            report("stopping " + ", ".join(one.title for one in names))
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda one: one.process.stop(_GRACE), names))
+        end_strays(self.paths)
+
+    # Status.
+
+    def service_statuses(self) -> list[ServiceStatus]:
+        """How every process of the control plane is doing, asked right now."""
+
+        def look(service: Service) -> ServiceStatus:
+            return ServiceStatus(
+                name=service.name,
+                title=service.title,
+                port=service.port,
+                pid=service.process.pid(),
+                trouble=service.trouble(),
+            )
+
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(look, self.services().values()))
+
+    def _nodes_or_none(self) -> list[node.Node]:
+        # A shape file that is gone must not keep the lab from going down.
+        try:
+            return self.nodes()
+        except (node.ShapeError, OSError):
+            return []
+
+    def _known_pids(self, services: Mapping[str, Service]) -> set[int]:
+        pids = [service.process.pid() for service in services.values()]
+        for machine in self._nodes_or_none():
+            status = machine.status()
+            pids += [status.supervisor_pid, status.qemu_pid]
+        return {pid for pid in pids if pid is not None}
+
+
+def end_strays(paths: Paths, known: Iterable[int] = ()) -> None:
+    """End what an interrupted command left behind; see :func:`strays`."""
+    end(strays(paths, known), first=None, grace=10.0)
+
+
+def purge(paths: Paths) -> None:
+    """Remove everything of the lab; the cache stays.
+
+    :raises LabError: something cannot be removed.
+    """
+    end_strays(paths)
+    try:
+        shutil.rmtree(paths.state)
+    except FileNotFoundError:
+        return
+    except OSError as err:
+        raise LabError(f"cannot remove {err.filename}: {err.strerror}") from err

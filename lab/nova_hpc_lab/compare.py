@@ -1,0 +1,228 @@
+"""Do request, scheduler, libvirt and guest agree on a server? A pure function.
+
+A device is followed from one account to the next: Placement names a provider,
+Nova's record names a function below it, libvirt's domain names a source
+address, and the guest reports an identity, which the node knows for each of
+its addresses (the size of a GPU stand-in's memory, the MAC of a virtual
+function). Nobody's word is taken for another's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import attrs
+
+from nova_hpc.topology.level import Level, common_level
+from nova_hpc_lab.accounts import Evidence, HostDevice
+
+_MIB = 1024  # KiB
+#: A kernel keeps some of its memory to itself before it counts.
+_LEAST_MEMORY = 0.75
+
+
+@attrs.frozen
+class Check:
+    """One comparison and its outcome."""
+
+    what: str
+    #: Empty where all is well.
+    trouble: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the accounts agree."""
+        return not self.trouble
+
+
+def compare(evidence: Evidence) -> tuple[Check, ...]:
+    """All comparisons, in the order in which a request travels."""
+    checks = {
+        "the devices are those that the flavor asks for": _asked,
+        "Nova's records are what Placement allocated": _allocated,
+        "libvirt's domain has exactly the recorded devices": _attached,
+        "the guest has exactly these devices, by their identities": _identities,
+        "each identity is where the shape put it": _planned,
+        "the devices are as close as the flavor asks for": _affinity,
+        "the node's stored decision says the same": _decision,
+        "every vCPU is pinned next to the devices": _cpus,
+        "emulator threads stay off the pinned CPUs": _emulator,
+        "the memory is in hugepages next to the devices": _memory,
+        "the guest has the CPUs and the memory of the flavor": _size,
+        "the guest's drivers hold its virtual functions": _drivers,
+        "the guest's own nova-hpc-guest check finds what the cloud promised": _checked,
+    }
+    return tuple(Check(what, "; ".join(find(evidence))) for what, find in checks.items())
+
+
+def _asked(evidence: Evidence) -> Iterator[str]:
+    got = Counter(
+        evidence.node[record.address].role if record.address in evidence.node else "unknown"
+        for record in evidence.records
+    )
+    want = Counter(dict(evidence.asked.devices))
+    if got != want:
+        yield f"asked for {_counted(want)}, got {_counted(got)}"
+
+
+def _allocated(evidence: Evidence) -> Iterator[str]:
+    recorded = Counter(record.provider for record in evidence.records)
+    allocated = Counter({key: count for key, count in evidence.allocation.items() if count})
+    if recorded != allocated:
+        yield f"Placement has {_counted(allocated)}, Nova has {_counted(recorded)}"
+    for record in evidence.records:
+        device = evidence.node.get(record.address)
+        if device is not None and device.provider != record.provider:
+            yield (
+                f"{record.address} belongs to {device.provider}, but Nova records it below"
+                f" {record.provider}"
+            )
+
+
+def _attached(evidence: Evidence) -> Iterator[str]:
+    recorded = Counter(record.address for record in evidence.records)
+    attached = Counter(evidence.domain.hostdevs)
+    if recorded != attached:
+        yield f"Nova has {_counted(recorded)}, the domain has {_counted(attached)}"
+
+
+def _identities(evidence: Evidence) -> Iterator[str]:
+    expected = Counter(
+        _identity(evidence, record.address, record.address) for record in evidence.records
+    )
+    reported = Counter(f"{one.ids} {one.identity}" for one in evidence.guest.devices)
+    if expected != reported:
+        yield f"expected {_counted(expected)}, the guest reports {_counted(reported)}"
+    known = Counter(device.identity for device in evidence.node.values())
+    for identity, count in known.items():
+        # Then the comparison above would prove nothing.
+        if count > 1:
+            yield f"{count} devices of the node have the identity {identity}"
+
+
+def _identity(evidence: Evidence, address: str, unknown: str) -> str:
+    device = evidence.node.get(address)
+    return unknown if device is None else f"{device.ids} {device.identity}"
+
+
+def _planned(evidence: Evidence) -> Iterator[str]:
+    for device in _devices(evidence):
+        numa = evidence.planned.get(device.identity)
+        if numa is None:
+            yield f"the shape has no device with {device.identity}"
+        elif numa != device.location.numa:
+            yield (
+                f"{device.identity} is at NUMA node {device.location.numa}, the shape put it"
+                f" at {numa}"
+            )
+
+
+def _affinity(evidence: Evidence) -> Iterator[str]:
+    reached = _reached(evidence)
+    if reached > evidence.asked.level:
+        yield f"asked for {evidence.asked.level.word}, got {reached.word}"
+
+
+def _decision(evidence: Evidence) -> Iterator[str]:
+    decision = evidence.decision
+    if decision is None:
+        yield "there is none"
+        return
+    if decision.asked is not evidence.asked.level:
+        yield f"it says {decision.asked.word} was asked for, not {evidence.asked.level.word}"
+    reached = _reached(evidence)
+    if decision.reached is not reached:
+        yield f"it says {decision.reached.word} was reached, the node's inventory {reached.word}"
+
+
+def _reached(evidence: Evidence) -> Level:
+    return common_level(device.location for device in _devices(evidence))
+
+
+def _cpus(evidence: Evidence) -> Iterator[str]:
+    pins = evidence.domain.pins
+    if set(pins) != set(range(evidence.asked.vcpus)):
+        yield f"{len(pins)} of {evidence.asked.vcpus} vCPUs are pinned"
+    near = frozenset(
+        cpu for numa in _numa_nodes(evidence) for cpu in evidence.cpus.get(numa, frozenset())
+    )
+    used: set[int] = set()
+    for vcpu, cpus in sorted(pins.items()):
+        if len(cpus) != 1:
+            yield f"vCPU {vcpu} may run on {len(cpus)} CPUs"
+        if not cpus <= near:
+            yield f"vCPU {vcpu} is on {_listed(cpus)}, near the devices are {_listed(near)}"
+        if used & cpus:
+            yield f"vCPU {vcpu} shares its CPU with another"
+        used |= cpus
+
+
+def _emulator(evidence: Evidence) -> Iterator[str]:
+    pinned = frozenset(cpu for cpus in evidence.domain.pins.values() for cpu in cpus)
+    if not evidence.domain.emulator:
+        yield "they may run anywhere"
+    elif shared := evidence.domain.emulator & pinned:
+        yield f"they share {_listed(shared)}"
+
+
+def _memory(evidence: Evidence) -> Iterator[str]:
+    asked, domain = evidence.asked, evidence.domain
+    near = _numa_nodes(evidence)
+    if domain.page_kib != asked.page_kib:
+        yield f"the domain has pages of {domain.page_kib} KiB, asked were {asked.page_kib} KiB"
+    if domain.memory_nodes != near:
+        yield (
+            f"the domain's memory is at NUMA nodes {_listed(domain.memory_nodes)}, the devices"
+            f" at {_listed(near)}"
+        )
+    need = asked.memory_mib * _MIB // asked.page_kib
+    held = sum(count for numa, count in evidence.pages.items() if numa in near)
+    stray = sum(count for numa, count in evidence.pages.items() if numa not in near)
+    # Passthrough pins all of a guest's memory, so every page is there.
+    if held < need or stray:
+        yield f"QEMU holds {held} pages near the devices and {stray} elsewhere, needed are {need}"
+
+
+def _size(evidence: Evidence) -> Iterator[str]:
+    asked, guest = evidence.asked, evidence.guest
+    if guest.cpus != asked.vcpus:
+        yield f"{guest.cpus} CPUs, asked were {asked.vcpus}"
+    most = asked.memory_mib * _MIB
+    if not _LEAST_MEMORY * most <= guest.memory_kib <= most:
+        yield f"{guest.memory_kib // _MIB} MiB, asked were {asked.memory_mib}"
+
+
+def _drivers(evidence: Evidence) -> Iterator[str]:
+    for device in evidence.guest.devices:
+        if device.identity.startswith("MAC ") and device.driver is None:
+            yield f"{device.address} has no driver"
+
+
+def _checked(evidence: Evidence) -> Iterator[str]:
+    status = evidence.guest.check_status
+    if status is None:
+        yield "it did not run"
+    elif status:
+        yield f"exit status {status}: {'; '.join(evidence.guest.check) or 'no output'}"
+
+
+def _devices(evidence: Evidence) -> list[HostDevice]:
+    return [
+        evidence.node[record.address]
+        for record in evidence.records
+        if record.address in evidence.node
+    ]
+
+
+def _numa_nodes(evidence: Evidence) -> frozenset[int]:
+    places = (device.location.numa for device in _devices(evidence))
+    return frozenset(numa for numa in places if numa is not None)
+
+
+def _counted(items: Counter[str]) -> str:
+    return ", ".join(f"{count} x {item}" for item, count in sorted(items.items())) or "nothing"
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers))) or "none"

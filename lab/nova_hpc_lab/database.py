@@ -1,0 +1,184 @@
+"""The lab's databases and message broker: their data, made whole or not at all."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+from collections.abc import Callable
+from typing import Final
+
+from nova_hpc_lab import config
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.probes import connect
+from nova_hpc_lab.process import Tools
+from nova_hpc_lab.services import program, script
+from nova_hpc_lab.state import Settings, write
+
+#: Names of the schemas that are complete; kept in the database server itself,
+#: so that it can never disagree with what is there.
+_LEDGER: Final = "lab_ledger"
+
+#: Nova fills these in from its own options, so ports may change between starts.
+_CELL_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}/%s?{query}"
+_TRANSPORT_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}/"
+
+
+def prepare_server(paths: Paths, settings: Settings, tools: Tools) -> None:
+    """Make MariaDB's data directory, and the file that creates its one user.
+
+    The directory gets its name when it is complete. The user is made anew at
+    each start of the server, so its password is always the lab's.
+    """
+    password = settings.passwords["database"]
+    statements = (
+        "CREATE DATABASE IF NOT EXISTS lab;\n"
+        f"CREATE TABLE IF NOT EXISTS lab.{_LEDGER} (name VARCHAR(64) PRIMARY KEY);\n"
+        f"CREATE OR REPLACE USER lab@'{config.LOOPBACK}' IDENTIFIED BY '{password}';\n"
+        f"GRANT ALL ON *.* TO lab@'{config.LOOPBACK}';\n"
+    )
+    write(paths.config / "mariadb.sql", statements, mode=0o600)
+    data = paths.data / "mariadb"
+    if data.is_dir():
+        return
+    unfinished = paths.data / "mariadb.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    user = getpass.getuser()
+    tools.run(
+        "mariadb-install",
+        [
+            program("mariadb-install-db", "mariadb-server"),
+            "--no-defaults",
+            f"--user={user}",
+            f"--datadir={unfinished}",
+            "--auth-root-authentication-method=socket",
+            f"--auth-root-socket-user={user}",
+            "--skip-test-db",
+        ],
+    )
+    unfinished.rename(data)
+
+
+def prepare_broker(paths: Paths, settings: Settings) -> None:
+    """Write RabbitMQ's configuration, and forget the messages of an earlier run.
+
+    What a broker that was killed left behind can keep it from starting, and
+    nothing in it is of use: all services and computes connect anew.
+    """
+    home = paths.data / "rabbitmq"
+    shutil.rmtree(home / "mnesia", ignore_errors=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write(home / ".erlang.cookie", settings.passwords["cookie"], mode=0o400)
+    lines = (
+        "default_user = lab",
+        f"default_pass = {settings.passwords['messages']}",
+        "vm_memory_high_watermark.absolute = 1GB",
+        "disk_free_limit.absolute = 200MB",
+    )
+    folder = paths.config / "rabbitmq"
+    write(folder / "rabbitmq.conf", "\n".join(lines) + "\n", mode=0o600)
+    write(folder / "enabled_plugins", "[].\n")
+
+
+def make_keys(paths: Paths, tools: Tools) -> None:
+    """Make Keystone's keys; does nothing where they exist."""
+    data = paths.data / "keystone"
+    user = getpass.getuser()
+    for kind in ("fernet", "credential"):
+        folder = data / kind
+        # Key 1 is the primary one; it is written last.
+        if (folder / "1").exists():
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, parents=True)
+        _keystone(paths, tools, f"{kind}_setup", "--keystone-user", user, "--keystone-group", user)
+
+
+def make_schema(name: str, paths: Paths, settings: Settings, tools: Tools) -> None:
+    """Make the databases of one service; does nothing where they are complete.
+
+    A migration that was interrupted cannot be continued (MariaDB does not roll
+    back changes of tables), so what is incomplete is dropped and made again.
+    """
+    with connect(settings, "lab") as connection, connection.cursor() as cursor:
+        if cursor.execute(f"SELECT 1 FROM {_LEDGER} WHERE name = %s", (name,)):
+            return
+        for database in config.DATABASES[name]:
+            cursor.execute(f"DROP DATABASE IF EXISTS {database}")
+            cursor.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb3")
+    _MIGRATIONS[name](paths, settings, tools)
+    with connect(settings, "lab") as connection, connection.cursor() as cursor:
+        cursor.execute(f"REPLACE INTO {_LEDGER} (name) VALUES (%s)", (name,))
+
+
+def bootstrap_identity(paths: Paths, settings: Settings, tools: Tools) -> None:
+    """Create the administrator and Keystone's own endpoints, or bring them up to date."""
+    url = config.endpoint(settings, "identity")
+    tools.run(
+        "keystone-bootstrap",
+        [
+            *script(paths, "keystone-manage"),
+            *("--config-file", str(paths.config / "keystone" / "keystone.conf")),
+            "bootstrap",
+            *("--bootstrap-region-id", config.REGION),
+            *("--bootstrap-public-url", url),
+            *("--bootstrap-internal-url", url),
+            *("--bootstrap-admin-url", url),
+        ],
+        # Not on the command line, which everybody on the machine can read.
+        {"OS_BOOTSTRAP_PASSWORD": settings.passwords["admin"]},
+    )
+
+
+def _keystone(paths: Paths, tools: Tools, *command: str) -> None:
+    conf = str(paths.config / "keystone" / "keystone.conf")
+    argv = [*script(paths, "keystone-manage"), "--config-file", conf, *command]
+    tools.run(f"keystone-{command[0]}", argv)
+
+
+def _sync_keystone(paths: Paths, settings: Settings, tools: Tools) -> None:
+    _keystone(paths, tools, "db_sync")
+    bootstrap_identity(paths, settings, tools)
+
+
+def _sync_placement(paths: Paths, settings: Settings, tools: Tools) -> None:
+    folder = str(paths.config / "placement")
+    argv = [*script(paths, "placement-manage"), "--config-dir", folder, "db", "sync"]
+    tools.run("placement-db-sync", argv)
+
+
+def _sync_glance(paths: Paths, settings: Settings, tools: Tools) -> None:
+    conf = str(paths.config / "glance" / "glance-api.conf")
+    argv = [*script(paths, "glance-manage"), "--config-file", conf, "db_sync"]
+    tools.run("glance-db-sync", argv)
+
+
+def _sync_neutron(paths: Paths, settings: Settings, tools: Tools) -> None:
+    conf = str(paths.config / "neutron" / "neutron.conf")
+    argv = [*script(paths, "neutron-db-manage"), "--config-file", conf, "upgrade", "head"]
+    tools.run("neutron-db-sync", argv)
+
+
+def _sync_nova(paths: Paths, settings: Settings, tools: Tools) -> None:
+    conf = str(paths.config / "nova" / "nova.conf")
+
+    def manage(*command: str) -> None:
+        argv = [*script(paths, "nova-manage"), "--config-file", conf, *command]
+        tools.run("nova-db-sync", argv)
+
+    manage("api_db", "sync")
+    manage("cell_v2", "map_cell0", "--database_connection", _CELL_TEMPLATE % "nova_cell0")
+    manage("db", "sync")
+    manage(
+        *("cell_v2", "create_cell", "--name", "cell1"),
+        *("--database_connection", _CELL_TEMPLATE % "nova"),
+        *("--transport-url", _TRANSPORT_TEMPLATE),
+    )
+
+
+_MIGRATIONS: Final[dict[str, Callable[[Paths, Settings, Tools], None]]] = {
+    "keystone": _sync_keystone,
+    "placement": _sync_placement,
+    "glance": _sync_glance,
+    "nova": _sync_nova,
+    "neutron": _sync_neutron,
+}

@@ -1,0 +1,255 @@
+"""Collect what each account says of a server: flavor, cloud, node, libvirt, guest."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from lxml import etree
+
+from nova_hpc.topology.cpuset import parse_list
+from nova_hpc.topology.level import Level, Location
+from nova_hpc_lab import accounts, config, node, observe
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node import python_env
+from nova_hpc_lab.node.shape import Gpu, Shape
+from nova_hpc_lab.state import Settings
+
+_MIB: Final = 1 << 20
+_REMOTE_LIMIT: Final = 180.0
+#: "7f..000 bind:1 file=... N1=256 kernelpagesize_kB=2048"
+_PAGES: Final = re.compile(r" N(\d+)=(\d+)")
+
+
+def remote(machine: node.Node, command: Sequence[str]) -> str:
+    """What *command* prints in the node.
+
+    :raises LabError: it cannot be reached, or the command fails.
+    """
+    try:
+        done = subprocess.run(
+            machine.ssh_argv(command), capture_output=True, text=True, timeout=_REMOTE_LIMIT
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"node {machine.name} does not answer {command[0]} in time") from None
+    if done.returncode:
+        raise LabError(
+            f"{command[0]} failed in node {machine.name}: {done.stderr.strip() or done.returncode}"
+        )
+    return done.stdout
+
+
+def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
+    """By which a guest can tell which device it got; the same on both sides."""
+    for mac in macs:
+        return f"MAC {mac.lower()}"
+    return f"BAR of {max(bars, default=0) // _MIB} MiB"
+
+
+def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> accounts.Asked:
+    """What a flavor of the lab says."""
+    devices = {}
+    for term in extra_specs.get("pci_passthrough:alias", "").split(","):
+        name, _, count = term.partition(":")
+        if name:
+            devices[name] = int(count or 1)
+    return accounts.Asked(
+        devices=devices,
+        level=Level.from_word(extra_specs.get("hpc:affinity", "host")),
+        vcpus=vcpus,
+        memory_mib=memory_mib,
+        page_kib=int(extra_specs.get("hw:mem_page_size", "4")),
+    )
+
+
+def planned(shape: Shape, index: int) -> dict[str, int]:
+    """Identity -> NUMA node, for every device of node number *index*."""
+    found = {}
+    for numa, device in shape.devices():
+        if isinstance(device, Gpu):
+            found[identity([device.bar_bytes], [])] = numa
+        else:
+            found.update((identity([], [mac]), numa) for mac in device.vf_macs(index))
+    return found
+
+
+def host_devices(
+    machine: node.Node,
+) -> tuple[dict[str, accounts.HostDevice], dict[int, frozenset[int]]]:
+    """The assignable functions of a node, and the CPUs of its NUMA nodes.
+
+    Read in the node itself, with the inventory and with ``ip``.
+    """
+    program = f"{python_env.PREFIX}/bin/nova-hpc"
+    inventory = json.loads(remote(machine, [program, "inventory", "--format", "json"]))
+    links = json.loads(remote(machine, ["ip", "-json", "link", "show"]))
+    return devices_of(inventory, links), {
+        numa["id"]: frozenset(parse_list(numa["cpus"])) if numa["cpus"] else frozenset()
+        for numa in inventory["numa_nodes"]
+    }
+
+
+def devices_of(
+    inventory: Mapping[str, Any], links: Sequence[Mapping[str, Any]]
+) -> dict[str, accounts.HostDevice]:
+    """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows."""
+    vf_macs = {
+        (link["ifname"], vf["vf"]): vf.get("address", "")
+        for link in links
+        for vf in link.get("vfinfo_list", ())
+    }
+    roles = {f"{role['vendor_id']}:{role['product_id']}": role["role"] for role in _ROLES}
+    functions = {function["address"]: function for function in inventory["functions"]}
+    found = {}
+    for address, function in functions.items():
+        ids = f"{function['vendor_id']}:{function['product_id']}"
+        if ids not in roles:
+            continue
+        parent = function["physical_function"]
+        macs = []
+        if parent is not None:
+            number = functions[parent]["virtual_functions"].index(address)
+            for device in functions[parent]["os_devices"]:
+                kind, _, name = device.partition(" ")
+                if kind == "net" and vf_macs.get((name, number)):
+                    macs.append(vf_macs[name, number])
+        found[address] = accounts.HostDevice(
+            address=address,
+            ids=ids,
+            role=roles[ids],
+            provider=parent or address,
+            location=Location(
+                numa=function["numa_node"],
+                socket=function["socket"],
+                root=function["root"],
+                switches=tuple(function["switches"]),
+            ),
+            identity=identity([bar["size"] for bar in function["bars"]], macs),
+        )
+    return found
+
+
+#: The roles that servers get.
+_ROLES: Final = [
+    {"role": alias["name"], "vendor_id": alias["vendor_id"], "product_id": alias["product_id"]}
+    for alias in config.ALIASES
+]
+
+
+def domain(machine: node.Node, server: str) -> accounts.Domain:
+    """Libvirt's domain of *server*."""
+    return parse_domain(remote(machine, ["virsh", "-c", "qemu:///system", "dumpxml", server]))
+
+
+def parse_domain(text: str) -> accounts.Domain:
+    """Read a domain's XML.
+
+    :raises LabError: it is none.
+    """
+    try:
+        root = etree.fromstring(text.encode(), etree.XMLParser(resolve_entities=False))
+    except etree.XMLSyntaxError as err:
+        raise LabError(f"libvirt's domain is no XML: {err}") from err
+    hostdevs = []
+    for source in root.findall("./devices/hostdev[@type='pci']/source/address"):
+        parts = [int(source.get(name, "0"), 16) for name in ("domain", "bus", "slot", "function")]
+        hostdevs.append("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
+    pins = {
+        int(pin.get("vcpu", "-1")): frozenset(parse_list(pin.get("cpuset", "")))
+        for pin in root.findall("./cputune/vcpupin")
+    }
+    emulator = root.find("./cputune/emulatorpin")
+    memory = root.find("./numatune/memory[@mode='strict']")
+    page = root.find("./memoryBacking/hugepages/page")
+    unit = {"KiB": 1, "k": 1, "MiB": 1024, "M": 1024, "GiB": 1 << 20, "G": 1 << 20}
+    return accounts.Domain(
+        hostdevs=tuple(hostdevs),
+        pins=pins,
+        emulator=frozenset()
+        if emulator is None
+        else frozenset(parse_list(emulator.get("cpuset", ""))),
+        memory_nodes=frozenset()
+        if memory is None
+        else frozenset(parse_list(memory.get("nodeset", ""))),
+        page_kib=None
+        if page is None
+        else int(page.get("size", "0")) * unit.get(page.get("unit", "KiB"), 1),
+    )
+
+
+def pages(machine: node.Node, instance_name: str, page_kib: int) -> dict[int, int]:
+    """NUMA node -> hugepages that the QEMU process of a server holds."""
+    script = f'cat "/proc/$(cat /run/libvirt/qemu/{instance_name}.pid)/numa_maps"'
+    return parse_numa_maps(remote(machine, ["sh", "-c", script]), page_kib)
+
+
+def parse_numa_maps(text: str, page_kib: int) -> dict[int, int]:
+    """Sum up the lines of ``/proc/PID/numa_maps`` with pages of *page_kib*."""
+    found: dict[int, int] = {}
+    for line in text.splitlines():
+        if not line.endswith(f"kernelpagesize_kB={page_kib}"):
+            continue
+        for numa, count in _PAGES.findall(line):
+            found[int(numa)] = found.get(int(numa), 0) + int(count)
+    return found
+
+
+def guest(report: node.GuestReport) -> accounts.Guest:
+    """What a guest's report says of passed-through devices and of its size."""
+    ids = {f"{role['vendor_id']}:{role['product_id']}" for role in _ROLES}
+    return accounts.Guest(
+        devices=tuple(
+            accounts.GuestDevice(
+                address=function.address,
+                ids=function.ids,
+                driver=function.driver,
+                identity=identity(function.bars, function.macs),
+            )
+            for function in report.functions
+            if function.ids in ids
+        ),
+        cpus=report.cpus,
+        memory_kib=report.memory_kib,
+        check=report.check,
+        check_status=report.check_status,
+    )
+
+
+def collect(
+    settings: Settings,
+    cloud: Any,
+    machine: node.Node,
+    server: Any,
+    wanted: accounts.Asked,
+    report: node.GuestReport,
+) -> accounts.Evidence:
+    """All accounts of *server* (of openstacksdk), which runs on *machine*."""
+    devices, cpus = host_devices(machine)
+    allocated: dict[str, int] = {}
+    for name, resources in observe.allocation(cloud, server.id).items():
+        host, _, address = name.rpartition("_")
+        if host == machine.name:
+            allocated[address] = sum(resources.values())
+    records = observe.pci_records(settings, server.id)
+    return accounts.Evidence(
+        asked=wanted,
+        planned=planned(machine.shape, machine.index),
+        node=devices,
+        cpus=cpus,
+        allocation=allocated,
+        records=tuple(accounts.Record(one.address, one.provider) for one in records),
+        domain=domain(machine, server.id),
+        pages=pages(machine, _domain_file(machine, server), wanted.page_kib),
+        guest=guest(report),
+        decision=observe.stored_decision(settings, server.id),
+    )
+
+
+def _domain_file(machine: node.Node, server: Any) -> str:
+    name = remote(machine, ["virsh", "-c", "qemu:///system", "domname", server.id]).strip()
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise LabError(f"libvirt calls the server {name!r}")
+    return name

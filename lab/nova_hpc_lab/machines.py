@@ -1,0 +1,138 @@
+"""The steps that bring up the virtual nodes and what servers boot there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from keystoneauth1 import exceptions as keystone_exceptions
+from openstack import exceptions as sdk_exceptions
+
+from nova_hpc_lab import bootstrap, node, observe
+from nova_hpc_lab.errors import InterruptedStepError, LabError
+from nova_hpc_lab.node.guest import COMMAND_LINE
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.progress import Report, Step
+from nova_hpc_lab.state import Settings
+
+#: A node that did not come up in this time will not; its supervisor has tried
+#: several times by then.
+_START_LIMIT: Final = 1800.0
+_PAUSE: Final = 2.0
+
+#: Of the image that servers boot.
+IMAGE_PROPERTIES: Final = {
+    "os_command_line": COMMAND_LINE,
+    # Passthrough of PCI Express devices wants a PCI Express machine.
+    "hw_machine_type": "q35",
+}
+
+
+def sdk(work: Callable[[], None]) -> Callable[[Report], None]:
+    """A step that talks to the cloud; its errors become errors of the lab."""
+
+    def call(report: Report) -> None:
+        try:
+            work()
+        except (sdk_exceptions.SDKException, keystone_exceptions.ClientException) as err:
+            raise bootstrap.explain(err) from err
+
+    return call
+
+
+def steps(
+    paths: Paths, settings: Settings, nodes: Sequence[node.Node], aborted: threading.Event
+) -> list[Step]:
+    """Image, nodes, and their registration with the cloud."""
+
+    def image(report: Report) -> None:
+        node.prepare_image(paths, report)
+
+    def guest() -> None:
+        kernel, initramfs = node.guest_image(paths)
+        bootstrap.upload_guest(settings, kernel, initramfs, IMAGE_PROPERTIES)
+
+    def up(machine: node.Node) -> Callable[[Report], None]:
+        def work(report: Report) -> None:
+            machine.start()
+            _wait_up(machine, report, aborted)
+
+        return work
+
+    def joined(machine: node.Node) -> Callable[[Report], None]:
+        return lambda report: _wait_joined(settings, machine, report, aborted)
+
+    services = ("catalog", "placement", "nova-conductor", "nova-scheduler", "nova-api")
+    found = [
+        Step("image", "Image of the virtual nodes", image),
+        Step("guest", "Image for servers", sdk(guest), ("image", "catalog", "glance")),
+    ]
+    for machine in nodes:
+        # It boots while the control plane starts; it needs that only at the end.
+        found.append(Step(machine.name, f"Node {machine.name}", up(machine), ("image",)))
+        found.append(
+            Step(
+                f"{machine.name}-joined",
+                f"Devices of {machine.name} in Placement",
+                joined(machine),
+                (machine.name, *services),
+            )
+        )
+    return found
+
+
+def _wait_up(machine: node.Node, report: Report, aborted: threading.Event) -> None:
+    deadline = time.monotonic() + _START_LIMIT
+    while True:
+        status = machine.status()
+        if status.state is node.State.UP:
+            return
+        if status.state is node.State.FAILED:
+            raise LabError(f"node {machine.name} does not start: {status.reason}; {_look(machine)}")
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"node {machine.name} is not up after {_START_LIMIT:.0f} s (last it said"
+                f" {status.reason or 'nothing'!r}); {_look(machine)}"
+            )
+        again = f", started again {status.restarts} times" if status.restarts else ""
+        report(f"{status.reason or status.state.value}{again}", None)
+        _pause(aborted)
+
+
+def _wait_joined(
+    settings: Settings, machine: node.Node, report: Report, aborted: threading.Event
+) -> None:
+    """Wait until the scheduler can use the node's devices."""
+    deadline = time.monotonic() + _START_LIMIT
+    cloud = bootstrap.connect(settings)
+    while True:
+        try:
+            mapped = {one.name: one.state for one in cloud.compute.hypervisors()}
+            offered = [one for one in observe.providers(cloud) if one.host == machine.name]
+        except (sdk_exceptions.SDKException, keystone_exceptions.ClientException) as err:
+            raise bootstrap.explain(err) from err
+        if mapped.get(machine.name) == "up" and offered:
+            report(f"{len(offered)} providers", None)
+            return
+        status = machine.status()
+        if status.state is node.State.FAILED:
+            raise LabError(f"node {machine.name} failed: {status.reason}; {_look(machine)}")
+        missing = "its devices" if mapped.get(machine.name) == "up" else "nova-compute"
+        if time.monotonic() > deadline:
+            raise LabError(
+                f"node {machine.name} runs, but {missing} did not appear in the cloud;"
+                f" {_look(machine)}"
+            )
+        report(f"waiting for {missing}", None)
+        _pause(aborted)
+
+
+def _look(machine: node.Node) -> str:
+    return f"see: nova-hpc lab logs {machine.name}"
+
+
+def _pause(aborted: threading.Event) -> None:
+    if aborted.wait(_PAUSE):
+        raise InterruptedStepError

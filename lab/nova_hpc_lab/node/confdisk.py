@@ -1,0 +1,177 @@
+"""The configuration disk of a node: made anew at each start, small, read-only in the node.
+
+It holds everything that changes more often than the image: the project's own
+code, Nova's configuration, keys, and what the node is to be.
+"""
+
+from __future__ import annotations
+
+import compileall
+import importlib.metadata
+import importlib.util
+import json
+import py_compile
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node.contract import HOST_ADDRESS
+from nova_hpc_lab.node.python_env import PROJECT
+from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS
+from nova_hpc_lab.node.shape import Adapter, Gpu, Shape
+from nova_hpc_lab.state import write
+
+_PACKAGES: Final = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+_INSIDE: Final = Path(__file__).parent / "inside"
+_SIZE: Final = "48M"
+
+# Nova's options that an emulated node needs.
+_LAB_SETTINGS: Final = """\
+[DEFAULT]
+reserved_host_memory_mb = 512
+resume_guests_state_on_host_boot = true
+# The lab's guests do not listen to the power button.
+shutdown_timeout = 5
+
+[libvirt]
+# libvirt knows no model for what the emulator offers.
+cpu_mode = host-passthrough
+"""
+
+
+def make(
+    target: Path, name: str, number: int, shape: Shape, files: Mapping[str, str], folder: Path
+) -> None:
+    """Write the disk to *target*, in one step.
+
+    :param name: the node's name; *number* is its number, from 1.
+    :param files: below ``/etc/nova`` of the node.
+    :param folder: of the node, where its keys and identity are kept.
+    :raises LabError: a file name leads elsewhere, or a tool failed.
+    """
+    make_keys(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".config-") as temporary:
+        tree = Path(temporary) / "tree"
+        tree.mkdir()
+        _nova(tree / "nova", files)
+        (tree / "lab.conf").write_text(_LAB_SETTINGS)
+        document = describe(name, number, shape, _identity(folder))
+        (tree / "node.json").write_text(json.dumps(document, indent=1))
+        shutil.copytree(_INSIDE, tree / "inside", ignore=shutil.ignore_patterns("__pycache__"))
+        _keys(tree / "keys", folder)
+        _project(tree / Path(PROJECT).name)
+        disk = Path(temporary) / "disk"
+        _run("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-d", str(tree), str(disk), _SIZE)
+        disk.chmod(0o600)
+        disk.replace(target)
+
+
+def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, object]:
+    """What the node's own start-up script has to know."""
+    devices = [device for _, device in shape.devices()]
+    return {
+        "name": name,
+        "uuid": identity,
+        "address": GUEST_ADDRESS,
+        "gateway": HOST_ADDRESS,
+        "gpu_ids": list(GPU_IDS),
+        "gpus": sum(isinstance(device, Gpu) for device in devices),
+        "adapters": [
+            {
+                "name": device.name,
+                "mac": device.pf_mac(number),
+                "vfs": list(device.vf_macs(number)),
+            }
+            for device in devices
+            if isinstance(device, Adapter)
+        ],
+        "hugepages": [node.hugepages for node in shape.numa_nodes],
+    }
+
+
+def make_keys(folder: Path) -> None:
+    """The keys of SSH, made at random once: the user's and the node's own."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in ("ssh-key", "ssh-host-key"):
+        path = folder / name
+        if not (path.exists() and path.with_suffix(".pub").exists()):
+            path.unlink(missing_ok=True)
+            path.with_suffix(".pub").unlink(missing_ok=True)
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "nova-hpc", "-f", str(path))
+
+
+def _identity(folder: Path) -> str:
+    path = folder / "uuid"
+    try:
+        return str(uuid.UUID(path.read_text().strip()))
+    except (OSError, ValueError):
+        write(path, f"{uuid.uuid4()}\n")
+        return path.read_text().strip()
+
+
+def _nova(folder: Path, files: Mapping[str, str]) -> None:
+    if "nova.conf" not in files:
+        raise LabError("the cloud gave the node no nova.conf")
+    folder.mkdir()
+    for name, text in files.items():
+        if name.startswith("/") or ".." in Path(name).parts:
+            raise LabError(f"{name} is no name of a file below /etc/nova")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o600)
+
+
+def _keys(target: Path, folder: Path) -> None:
+    target.mkdir(mode=0o700)
+    shutil.copy2(folder / "ssh-host-key", target / "host")
+    shutil.copy2(folder / "ssh-key.pub", target / "authorized")
+
+
+def _project(target: Path) -> None:
+    """The project's packages as this process runs them, compiled, and their entry points."""
+    target.mkdir()
+    for name in _PACKAGES:
+        shutil.copytree(
+            _folder(name), target / name, ignore=shutil.ignore_patterns("__pycache__", "*.swp")
+        )
+    try:
+        metadata = importlib.metadata.distribution("nova-hpc")
+    except importlib.metadata.PackageNotFoundError as err:
+        raise LabError("the project is not installed; run: pip install nova-hpc-lab") from err
+    texts = {name: metadata.read_text(name) for name in ("METADATA", "entry_points.txt")}
+    information = target / f"nova_hpc-{metadata.version}.dist-info"
+    information.mkdir()
+    for name, text in texts.items():
+        if text is not None:
+            (information / name).write_text(text)
+    compileall.compile_dir(
+        target,
+        quiet=2,
+        stripdir=str(target),
+        prependdir=PROJECT,
+        # The disk is read-only and never changes: nothing has to be checked.
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+
+
+def _folder(package: str) -> Path:
+    """Where a package of the project is, without its being imported: two of them need Nova."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise LabError("the project is not installed; run: pip install nova-hpc-lab")
+    return Path(found.origin).parent
+
+
+def _run(*argv: str) -> None:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except OSError as err:
+        raise LabError(f"cannot run {argv[0]}: {err.strerror}; is it installed?") from err
+    if done.returncode:
+        raise LabError(f"{argv[0]} failed (status {done.returncode}): {done.stderr.strip()}")

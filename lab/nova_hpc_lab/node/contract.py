@@ -1,0 +1,69 @@
+"""What the virtual node needs of the rest of the lab, and what it answers.
+
+The control plane of the lab (``nova_hpc_lab``) and the virtual node
+(``nova_hpc_lab.node``) know each other only through these types.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import attrs
+
+#: Where a node finds the loopback of the machine that runs the lab: QEMU's
+#: user-mode network maps this address to 127.0.0.1 of the host.
+HOST_ADDRESS: Final = "10.0.2.2"
+
+#: Called with a short line of text whenever a step begins or gets further,
+#: and a fraction from 0.0 to 1.0, or None where it cannot be told.
+Progress = Callable[[str, float | None], None]
+
+
+class NodeCloud(Protocol):
+    """The cloud that a node joins."""
+
+    def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
+        """Configuration of nova-compute on node *host*.
+
+        :param host: the node's name, which is also Nova's ``[DEFAULT]host``.
+        :param host_address: the address under which the node reaches the
+            services of the cloud (:data:`HOST_ADDRESS`).
+        :returns: file name -> content. ``nova.conf`` is required; further
+            names land beside it in ``/etc/nova`` of the node, those that end
+            in ``.conf`` below ``nova.conf.d/`` are read after it.
+        """
+
+
+class State(enum.Enum):
+    """How a node is doing."""
+
+    ABSENT = "absent"  #: not started, or stopped
+    STARTING = "starting"  #: QEMU runs, nova-compute has not said it is up
+    UP = "up"  #: heartbeats arrive and libvirt and nova-compute are running
+    SILENT = "silent"  #: no heartbeat for too long; the supervisor restarts it
+    FAILED = "failed"  #: given up; ``reason`` says why
+
+
+@attrs.frozen
+class NodeStatus:
+    """What is known of one node right now."""
+
+    name: str
+    state: State
+    #: Process ids on the machine that runs the lab; None where not running.
+    supervisor_pid: int | None = None
+    qemu_pid: int | None = None
+    #: Loopback port that leads to the node's SSH.
+    ssh_port: int | None = None
+    #: Seconds since QEMU was started, and since the last heartbeat.
+    uptime: float | None = None
+    heartbeat_age: float | None = None
+    #: How often the supervisor had to start a silent or dead node again.
+    restarts: int = 0
+    #: Lines of the form "0000:22:00.0 gpu0 vgamem 16 MiB", as planned by the
+    #: shape and confirmed by the node once it is up.
+    devices: tuple[str, ...] = ()
+    #: What the node itself says of its start ("booting", "libvirt", "up", an error).
+    reason: str = ""

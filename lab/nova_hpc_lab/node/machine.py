@@ -1,0 +1,181 @@
+"""One virtual node: its files, its supervisor, its state."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nova_hpc_lab.node import cache, confdisk, emulator, qemu, tsc
+from nova_hpc_lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, State
+from nova_hpc_lab.node.image import BOOT_MODULES, Image, find_image
+from nova_hpc_lab.node.initramfs import add_modules, base_archive
+from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.node.shape import MAX_NODES, Shape
+from nova_hpc_lab.node.yamlread import ShapeError
+from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.process import Process
+
+
+class Node:
+    """A virtual HPC node of the lab.
+
+    :param index: 1 for the first node; gives the name (``hpc1``) and the
+        identities of the devices.
+    :raises ShapeError: there cannot be so many nodes.
+    """
+
+    def __init__(self, index: int, shape: Shape, paths: Paths, cloud: NodeCloud) -> None:
+        if not 1 <= index <= MAX_NODES:
+            raise ShapeError(f"there can be 1 to {MAX_NODES} nodes, not {index}")
+        self.index = index
+        self.name = f"hpc{index}"
+        self.shape = shape
+        #: Everything of this node: disk, keys, ``serial.log``, ``nova-compute.log``,
+        #: ``qemu.log``, ``status.json``.
+        self.folder: Path = paths.state / "nodes" / self.name
+        self.log: Path = self.folder / "serial.log"
+        self.compute_log: Path = self.folder / "nova-compute.log"
+        self.process = Process(f"node-{self.name}", paths)
+        self._paths = paths
+        self._cloud = cloud
+        self._written = False
+
+    def start(self) -> None:
+        """Start the node in the background; does nothing if it runs already.
+
+        Writes the configuration (:meth:`write_config` with the cloud's files,
+        if that was not called before) and starts the supervisor, which
+        outlives this process.
+
+        :raises LabError: there is no image yet, or a tool is missing.
+        """
+        if self.process.pid() is not None:
+            return
+        image = find_image(self._paths)
+        if not self._written:
+            self.write_config(self._cloud.compute_files(self.name, HOST_ADDRESS))
+        port = _free_port()
+        files = qemu.Files(
+            emulator=emulator.find(self._paths).argv(),
+            kernel=image.kernel,
+            initramfs=self._initramfs(image),
+            disk=self.folder / "disk.qcow2",
+            config=self.folder / "config.disk",
+            serial_log=self.log,
+            heartbeat=self.folder / "heartbeat",
+            compute_log=self.compute_log,
+            qmp=self.folder / "qmp",
+        )
+        khz = tsc.frequency_khz()
+        argv = qemu.command(self.name, self.index, self.shape, files, port, khz)
+        plan = Plan(
+            argv=tuple(argv),
+            disk=str(files.disk),
+            backing=str(image.disk),
+            heartbeat=str(files.heartbeat),
+            qmp=str(files.qmp),
+            ssh_port=port,
+        )
+        plan.save(self.folder)
+        host_key = (self.folder / "ssh-host-key.pub").read_text()
+        (self.folder / "known-hosts").write_text(f"{self.name} {host_key}")
+        (self.folder / "status.json").unlink(missing_ok=True)
+        self.process.spawn([sys.executable, "-m", "nova_hpc_lab.node.supervisor", str(self.folder)])
+
+    def stop(self) -> None:
+        """End the node and wait for it; does nothing if it does not run."""
+        self.process.stop(grace=30.0)
+
+    def status(self) -> NodeStatus:
+        """What is known right now; never raises for a node in a bad state."""
+        try:
+            known: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+            state = State(known["state"])
+        except (OSError, ValueError, KeyError, TypeError):
+            known, state = {}, State.STARTING
+        pid = self.process.pid()
+        devices = self.shape.describe(self.index)
+        if pid is None:
+            failed = state is State.FAILED
+            return NodeStatus(
+                name=self.name,
+                state=State.FAILED if failed else State.ABSENT,
+                restarts=known.get("restarts", 0),
+                devices=devices,
+                reason=str(known.get("reason", "")) if failed else "",
+            )
+        now = time.time()
+        started, heard = known.get("started"), known.get("heartbeat")
+        return NodeStatus(
+            name=self.name,
+            state=state,
+            supervisor_pid=pid,
+            qemu_pid=known.get("qemu_pid"),
+            ssh_port=known.get("ssh_port"),
+            uptime=None if started is None else now - started,
+            heartbeat_age=None if heard is None else now - heard,
+            restarts=known.get("restarts", 0),
+            devices=devices,
+            reason=str(known.get("phase", "")),
+        )
+
+    def ssh_argv(self, command: Sequence[str] = ()) -> list[str]:
+        """The ``ssh`` command line that runs *command* as root in the node.
+
+        Each word is quoted for the remote shell; without a command it gives a
+        login shell.
+        """
+        try:
+            port = Plan.load(self.folder).ssh_port
+        except (OSError, ValueError, TypeError, KeyError):
+            port = 0
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": "20",
+            "HostKeyAlias": self.name,
+            "IdentitiesOnly": "yes",
+            "LogLevel": "ERROR",
+            "StrictHostKeyChecking": "yes",
+            "UserKnownHostsFile": f'"{self.folder / "known-hosts"}"',
+        }
+        argv = ["ssh", "-F", "none", "-i", str(self.folder / "ssh-key"), "-p", str(port)]
+        for name, value in options.items():
+            argv += ["-o", f"{name}={value}"]
+        argv.append("root@127.0.0.1")
+        return [*argv, shlex.join(command)] if command else argv
+
+    def write_config(self, files: Mapping[str, str]) -> None:
+        """Make the node's configuration disk; read by the node at its next start.
+
+        :param files: as :meth:`NodeCloud.compute_files` returns them. The
+            project's own code, keys and the shape are added here.
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = self.folder / "config.disk"
+        confdisk.make(target, self.name, self.index, self.shape, files, self.folder)
+        self._written = True
+
+    def _initramfs(self, image: Image) -> Path:
+        script = (Path(__file__).parent / "inside" / "node-init.sh").read_bytes()
+        folder = self._paths.cache / "node"
+        name = f"boot-{cache.key_of(image.folder.name, script, *BOOT_MODULES)}"
+
+        def make(target: Path) -> None:
+            archive = base_archive(image.busybox)
+            add_modules(archive, image.modules, BOOT_MODULES)
+            archive.file("init", script, 0o755)
+            (target / "initramfs.gz").write_bytes(archive.pack())
+
+        return cache.entry(folder, name, make) / "initramfs.gz"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

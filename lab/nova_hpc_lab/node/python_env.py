@@ -1,0 +1,157 @@
+"""Nova's Python environment, copied into the node without what a compute node never loads."""
+
+from __future__ import annotations
+
+import compileall
+import importlib.metadata
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.node.debian import PYTHON
+
+#: Where the environment is inside the node.
+PREFIX: Final = "/opt/nova-hpc/venv"
+#: Where the project's own packages are, on the configuration disk.
+PROJECT: Final = "/opt/nova-hpc/config/project"
+
+_PROJECT_NAME: Final = "nova-hpc"
+# What a compute node imports, by distribution.
+_ROOTS: Final = ("nova", "libvirt-python", "pymysql", "python-memcached")
+# Required by the consoles' proxies only, and as large as all the rest.
+_LEFT_OUT: Final = frozenset({"numpy", _PROJECT_NAME})
+_TESTS: Final = ("nova/tests/", "nova/locale/")
+
+_SCRIPTS: Final = {
+    "nova-compute": "nova.cmd.compute",
+    "privsep-helper": "oslo_privsep.daemon:helper_main",
+    "nova-hpc": "nova_hpc.cli.main",
+}
+
+
+def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
+    """Name -> distribution of all that goes into the node.
+
+    The project itself is not among them, but what it requires is.
+
+    :raises LabError: the environment lacks Nova, or has another Python than the node.
+    """
+    packages = site_packages(venv)
+    installed = {
+        _plain(found.metadata["Name"]): found
+        for found in importlib.metadata.distributions(path=[str(packages)])
+        if found.metadata["Name"]
+    }
+    if "nova" not in installed:
+        raise LabError(
+            f"the environment {venv} holds no Nova; install all that the lab needs: "
+            "pip install nova-hpc-lab"
+        )
+    chosen: dict[str, importlib.metadata.Distribution] = {}
+    waiting = [(name, "") for name in (*_ROOTS, _PROJECT_NAME)]
+    seen = set()
+    while waiting:
+        name, extra = waiting.pop()
+        found = installed.get(name)
+        if found is None or (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        chosen[name] = found
+        waiting.extend(_requires(found, extra))
+    return {name: chosen[name] for name in sorted(chosen) if name not in _LEFT_OUT}
+
+
+def site_packages(venv: Path) -> Path:
+    """The folder of the environment's packages.
+
+    :raises LabError: it was made for another Python than the node's.
+    """
+    folder = venv / "lib" / f"python{PYTHON[0]}.{PYTHON[1]}" / "site-packages"
+    if not folder.is_dir():
+        raise LabError(
+            f"{folder} does not exist: the lab needs an environment of Python"
+            f" {PYTHON[0]}.{PYTHON[1]}, which is what its nodes run (Debian 12's"
+            " /usr/bin/python3 -m venv makes one)"
+        )
+    return folder
+
+
+def copy(venv: Path, root: Path) -> None:
+    """Copy the environment below *root*, compiled."""
+    source = site_packages(venv)
+    target = root / PREFIX[1:] / source.relative_to(venv)
+    target.mkdir(parents=True, exist_ok=True)
+    for found in distributions(venv).values():
+        for name in _files(found):
+            there = target / name
+            there.parent.mkdir(parents=True, exist_ok=True)
+            # Times are kept: they say whether the compiled file is up to date.
+            shutil.copy2(source / name, there)
+    (target / "nova-hpc-project.pth").write_text(f"{PROJECT}\n")
+    _interpreter(root)
+    compileall.compile_dir(
+        target, quiet=2, maxlevels=40, stripdir=str(root), prependdir="/", workers=0
+    )
+
+
+def _files(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
+    source = found.locate_file("")
+    for name in _listed(found):
+        # Scripts lie outside ("../../../bin"); path files would load what is not copied.
+        if name.parts[0] == ".." or (len(name.parts) == 1 and name.suffix == ".pth"):
+            continue
+        if not str(name).startswith(_TESTS) and (Path(str(source)) / name).is_file():
+            yield name
+
+
+def _listed(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
+    # Without the package wheel, pip installs an "egg-info", whose list is
+    # relative to itself and which importlib.metadata takes for its sources.
+    text = found.read_text("installed-files.txt")
+    if text is None:
+        yield from (PurePosixPath(str(entry)) for entry in found.files or ())
+        return
+    for line in text.splitlines():
+        name = PurePosixPath(line)
+        if name.parts[:1] == ("..",):
+            yield PurePosixPath(*name.parts[1:])
+
+
+def _interpreter(root: Path) -> None:
+    folder = root / PREFIX[1:] / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("python", "python3"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to("/usr/bin/python3")
+    (folder.parent / "pyvenv.cfg").write_text(
+        "home = /usr/bin\ninclude-system-site-packages = false\n"
+    )
+    for name, entry in _SCRIPTS.items():
+        module, _, function = entry.partition(":")
+        script = folder / name
+        script.write_text(
+            f"#!{PREFIX}/bin/python\nimport sys\nfrom {module} import {function or 'main'} as run\n"
+            'if __name__ == "__main__":\n    sys.exit(run())\n'
+        )
+        script.chmod(0o755)
+
+
+def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tuple[str, str]]:
+    """What a distribution needs for one of its extras ("": for itself), as (name, extra)."""
+    for text in found.requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            for wanted in ("", *requirement.extras):
+                yield _plain(requirement.name), wanted
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

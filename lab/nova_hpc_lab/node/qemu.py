@@ -1,0 +1,206 @@
+"""From a shape to QEMU's command line; a pure function.
+
+Some of what is said here was learnt the hard way. The firmware gives up with
+"out of 32bit address space" when the processor has more than 36 address bits.
+Multi-threaded emulation now and then loses a one-shot timer, after which all
+CPUs sleep for ever: the kernel is told to use a periodic tick. Next to
+``pxb-pcie`` every endpoint of the root bus has to name its bus. Debian's kernel
+clears memory when it hands it out, which triples the time to boot with
+hugepages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_lab.node.shape import Adapter, Gpu, Port, Shape, Switch
+
+#: The device ids of the stand-ins, as Nova's ``device_spec`` and alias need them.
+GPU_IDS: Final = ("1234", "1111")
+PF_IDS: Final = ("8086", "10c9")
+VF_IDS: Final = ("8086", "10ca")
+
+GUEST_ADDRESS: Final = "10.0.2.15"
+HEARTBEAT_PORT: Final = "nova-hpc.heartbeat"
+LOG_PORT: Final = "nova-hpc.log"
+CONFIG_SERIAL: Final = "nova-hpc-config"
+
+KERNEL_LINE: Final = (
+    "console=ttyS0 quiet loglevel=4 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
+    " nohz=off highres=off nokaslr mitigations=off audit=0 apparmor=0 selinux=0 net.ifnames=0"
+    " random.trust_cpu=on init_on_alloc=0 rcupdate.rcu_expedited=1"
+    " transparent_hugepage=never panic=1"
+)
+
+# Bus numbers of the expander bridges; between two of them there is room for
+# the buses of a switch with many ports.
+_FIRST_BUS: Final = 0x20
+_BUS_STEP: Final = 0x20
+
+
+@attrs.frozen
+class Files:
+    """The files and sockets of one run of a node."""
+
+    emulator: Sequence[str]  #: the beginning of the command line
+    kernel: Path
+    initramfs: Path
+    disk: Path  #: qcow2, written to
+    config: Path  #: raw, read-only
+    serial_log: Path
+    heartbeat: Path
+    compute_log: Path
+    qmp: Path
+
+
+def command(
+    name: str,
+    number: int,
+    shape: Shape,
+    files: Files,
+    ssh_port: int,
+    tsc_khz: int | None = None,
+) -> list[str]:
+    """The command line of QEMU for one node.
+
+    :param name: the node's name.
+    :param number: the node's number, which is part of the adapters' MACs.
+    :param ssh_port: port of the host's loopback that leads to the node's SSH.
+    :param tsc_khz: frequency of the host's time-stamp counter; None: the kernel measures it.
+    """
+    tsc = f" tsc_early_khz={tsc_khz}" if tsc_khz else ""
+    sockets = len({node.socket for node in shape.numa_nodes})
+    return [
+        *files.emulator,
+        *("-name", name, "-nodefaults", "-no-user-config", "-display", "none", "-vga", "none"),
+        *("-machine", "q35,usb=off", "-accel", "tcg,thread=multi,tb-size=512"),
+        *("-cpu", "max,phys-bits=36", "-no-reboot"),
+        *("-smp", f"{shape.cpus},sockets={sockets},cores={shape.cpus // sockets},threads=1"),
+        *("-m", f"{shape.memory_mib}M"),
+        *_numa(shape),
+        # eim: interrupts by x2APIC, whose registers need no writes to memory.
+        *("-device", "intel-iommu,intremap=on,eim=on,aw-bits=48"),
+        *_services(files, number, ssh_port),
+        *_trees(shape, number),
+        *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
+        *("-append", f"{KERNEL_LINE}{tsc} {_hugepages(shape)}"),
+    ]
+
+
+def _escaped(path: Path) -> str:
+    # QEMU separates options by commas; a comma in a value is written twice.
+    return str(path).replace(",", ",,")
+
+
+def _numa(shape: Shape) -> Iterator[str]:
+    first = 0
+    for number, node in enumerate(shape.numa_nodes):
+        yield from ("-object", f"memory-backend-ram,id=m{number},size={node.memory_mib}M")
+        last = first + node.cpus - 1
+        yield from ("-numa", f"node,nodeid={number},cpus={first}-{last},memdev=m{number}")
+        first = last + 1
+    for one, here in enumerate(shape.numa_nodes):
+        for two, there in enumerate(shape.numa_nodes):
+            if one != two:
+                distance = 12 if here.socket == there.socket else 21
+                yield from ("-numa", f"dist,src={one},dst={two},val={distance}")
+
+
+def _services(files: Files, number: int, ssh_port: int) -> Iterator[str]:
+    """Disks, the management network, the console and the channels to the supervisor."""
+    yield from (
+        "-drive",
+        f"file={_escaped(files.disk)},format=qcow2,if=none,id=root,cache=unsafe,discard=unmap",
+    )
+    yield from ("-device", "virtio-blk-pci,drive=root,bus=pcie.0,addr=2")
+    yield from (
+        "-drive",
+        f"file={_escaped(files.config)},format=raw,if=none,id=config,readonly=on",
+    )
+    yield from ("-device", f"virtio-blk-pci,drive=config,bus=pcie.0,addr=3,serial={CONFIG_SERIAL}")
+    yield from (
+        "-netdev",
+        f"user,id=net,hostfwd=tcp:127.0.0.1:{ssh_port}-{GUEST_ADDRESS}:22",
+    )
+    yield from (
+        "-device",
+        f"virtio-net-pci,netdev=net,bus=pcie.0,addr=4,romfile=,mac=52:54:00:ff:ff:{number:02x}",
+    )
+    yield from ("-chardev", f"file,id=serial,path={_escaped(files.serial_log)},append=on")
+    yield from ("-serial", "chardev:serial")
+    yield from ("-device", "virtio-serial-pci,bus=pcie.0,addr=5")
+    for port, path in ((HEARTBEAT_PORT, files.heartbeat), (LOG_PORT, files.compute_log)):
+        tag = port.rpartition(".")[2]
+        yield from ("-chardev", f"file,id={tag},path={_escaped(path)},append=on")
+        yield from ("-device", f"virtserialport,chardev={tag},name={port}")
+    yield from ("-qmp", f"unix:{_escaped(files.qmp)},server=on,wait=off")
+
+
+def _trees(shape: Shape, number: int) -> Iterator[str]:
+    """The expander bridges, one a root complex, with all that hangs below them."""
+    tree = _Tree(number)
+    count = 0
+    for numa, node in enumerate(shape.numa_nodes):
+        for root in node.roots:
+            bus = f"root{count}"
+            where = f"bus_nr={_FIRST_BUS + count * _BUS_STEP:#x},numa_node={numa}"
+            yield from ("-device", f"pxb-pcie,id={bus},bus=pcie.0,addr={8 + count:#x},{where}")
+            for slot, port in enumerate(root.ports):
+                yield from tree.root_port(bus, slot, port)
+            count += 1
+
+
+@attrs.define
+class _Tree:
+    """Numbers the ports, each of which needs a chassis number of its own."""
+
+    number: int
+    _chassis: int = 0
+
+    def root_port(self, bus: str, slot: int, port: Port) -> Iterator[str]:
+        name = f"{bus}p{slot}"
+        yield from (
+            "-device",
+            f"pcie-root-port,id={name},bus={bus},addr={slot:#x},chassis={self._next()},slot={slot}",
+        )
+        yield from self.below(name, port)
+
+    def below(self, bus: str, port: Port) -> Iterator[str]:
+        if isinstance(port, Gpu):
+            yield from (
+                "-device",
+                f"bochs-display,id={port.name},bus={bus},vgamem={port.memory_mib}M",
+            )
+        elif isinstance(port, Adapter):
+            yield from ("-netdev", f"hubport,hubid={port.number + 1},id=net-{port.name}")
+            yield from (
+                "-device",
+                f"igb,id={port.name},bus={bus},netdev=net-{port.name},romfile=,"
+                f"mac={port.pf_mac(self.number)}",
+            )
+        else:
+            yield from self._switch(bus, port)
+
+    def _switch(self, bus: str, switch: Switch) -> Iterator[str]:
+        yield from ("-device", f"x3130-upstream,id={bus}u,bus={bus}")
+        for slot, port in enumerate(switch.ports):
+            name = f"{bus}d{slot}"
+            yield from (
+                "-device",
+                f"xio3130-downstream,id={name},bus={bus}u,addr={slot:#x},"
+                f"chassis={self._next()},slot={slot}",
+            )
+            yield from self.below(name, port)
+
+    def _next(self) -> int:
+        self._chassis += 1
+        return self._chassis
+
+
+def _hugepages(shape: Shape) -> str:
+    counts = [f"{number}:{node.hugepages}" for number, node in enumerate(shape.numa_nodes)]
+    return f"hugepagesz=2M hugepages={','.join(counts)}"

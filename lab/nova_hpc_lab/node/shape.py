@@ -1,0 +1,263 @@
+"""The shape of a virtual node: sockets, NUMA nodes, PCIe trees and devices, from YAML.
+
+A shape says what hardware is emulated; :mod:`nova_hpc_lab.node.qemu` turns it
+into QEMU's command line. Every device has an identity that survives passthrough
+and can be read by the guest that gets it: a GPU stand-in has a video memory of
+its own size, hence a BAR of that size, and a virtual function its own MAC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_lab.node.yamlread import ShapeError, Value, parse
+
+DEFAULT: Final = "two-socket"
+#: Sizes that QEMU's ``bochs-display`` takes, and hence the number of GPUs of one node.
+GPU_MEMORY_MIB: Final = (4, 8, 16, 32, 64, 128, 256)
+MAX_VFS: Final = 7  # of QEMU's igb model
+MAX_ROOTS: Final = 6
+MAX_NODES: Final = 99
+
+
+@attrs.frozen
+class Gpu:
+    """A GPU stand-in: a display device with a BAR of ``memory_mib``."""
+
+    name: str
+    memory_mib: int
+
+    @property
+    def bar_bytes(self) -> int:
+        """Size of the BAR by which the guest can tell which GPU it got."""
+        return self.memory_mib << 20
+
+
+@attrs.frozen
+class Adapter:
+    """An SR-IOV adapter with *vfs* virtual functions."""
+
+    name: str
+    vfs: int
+    number: int  #: position among the adapters of the node, from 0
+
+    def pf_mac(self, node: int) -> str:
+        """MAC of the physical function on node number *node*."""
+        return f"52:54:00:{node:02x}:{self.number:02x}:ff"
+
+    def vf_macs(self, node: int) -> tuple[str, ...]:
+        """MACs of the virtual functions, in the order of their numbers."""
+        return tuple(f"52:54:00:{node:02x}:{self.number:02x}:{vf:02x}" for vf in range(self.vfs))
+
+
+@attrs.frozen
+class Switch:
+    """A PCIe switch. As emulated it has no ACS: all below it is one IOMMU group."""
+
+    ports: tuple[Port, ...]
+
+
+Port = Gpu | Adapter | Switch
+
+
+@attrs.frozen
+class Root:
+    """A PCIe root complex with one root port for each of *ports*."""
+
+    ports: tuple[Port, ...]
+
+
+@attrs.frozen
+class NumaNode:
+    """A NUMA node of the machine."""
+
+    socket: int
+    cpus: int
+    memory_mib: int
+    hugepages: int  #: pages of 2 MiB
+    roots: tuple[Root, ...]
+
+
+@attrs.frozen
+class Shape:
+    """A virtual node as described by a YAML file."""
+
+    name: str
+    numa_nodes: tuple[NumaNode, ...]
+    #: The text it was read from, for the node's own files.
+    text: str = attrs.field(default="", repr=False, eq=False)
+
+    @classmethod
+    def load(cls, source: str | Path) -> Shape:
+        """Read a sample by its name (``two-socket``) or a YAML file by its path.
+
+        :raises ShapeError: no such file, or one that makes no sense.
+        """
+        if isinstance(source, str) and source in sample_names():
+            text = (_samples() / f"{source}.yaml").read_text()
+            return cls.parse(text, f"sample {source}", source)
+        path = Path(source)
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as err:
+            known = ", ".join(sample_names())
+            raise ShapeError(
+                f"{source} is neither a readable shape file ({err}) nor one of the samples {known}"
+            ) from err
+        return cls.parse(text, str(path), path.stem)
+
+    @classmethod
+    def parse(cls, text: str, where: str, name: str) -> Shape:
+        """Read a shape from YAML.
+
+        :param where: what error messages call the text.
+        :raises ShapeError: names *where*, the line, the key, and what is expected.
+        """
+        root = parse(text, where).mapping({"numa_nodes"}, {"description"})
+        nodes = root["numa_nodes"].sequence(1, 4)
+        counter = _Counter()
+        shape = cls(name, tuple(_numa_node(item, counter) for item in nodes), text)
+        _check(shape, root["numa_nodes"])
+        return shape
+
+    def devices(self) -> Iterator[tuple[int, Gpu | Adapter]]:
+        """All devices with the number of their NUMA node."""
+        for number, node in enumerate(self.numa_nodes):
+            for root in node.roots:
+                for device in _flat(root.ports):
+                    yield number, device
+
+    @property
+    def cpus(self) -> int:
+        """All CPUs of the machine."""
+        return sum(node.cpus for node in self.numa_nodes)
+
+    @property
+    def memory_mib(self) -> int:
+        """All memory of the machine."""
+        return sum(node.memory_mib for node in self.numa_nodes)
+
+    def describe(self, node: int) -> tuple[str, ...]:
+        """One line a device, for people, on node number *node*."""
+        lines = []
+        for numa, device in self.devices():
+            if isinstance(device, Gpu):
+                lines.append(f"{device.name}: GPU, BAR of {device.memory_mib} MiB, NUMA {numa}")
+            else:
+                macs = ", ".join(device.vf_macs(node))
+                lines.append(f"{device.name}: adapter, VFs {macs}, NUMA {numa}")
+        return tuple(lines)
+
+
+def sample_names() -> tuple[str, ...]:
+    """The names of the shapes that come with the package, the default first."""
+    names = sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in _samples().iterdir()
+        if entry.name.endswith(".yaml")
+    )
+    return tuple(sorted(names, key=lambda name: (name != DEFAULT, name)))
+
+
+def _samples() -> Traversable:
+    return resources.files("nova_hpc_lab") / "shapes"
+
+
+def _flat(ports: tuple[Port, ...]) -> Iterator[Gpu | Adapter]:
+    for port in ports:
+        if isinstance(port, Switch):
+            yield from _flat(port.ports)
+        else:
+            yield port
+
+
+@attrs.define
+class _Counter:
+    """What was seen so far, to find names and identities that are given twice."""
+
+    names: dict[str, int] = attrs.field(factory=dict)
+    memory: dict[int, str] = attrs.field(factory=dict)
+    adapters: int = 0
+
+    def name(self, value: Value) -> str:
+        name = value.word()
+        if name in self.names:
+            raise value.error(f"the name {name} is used twice (first in line {self.names[name]})")
+        self.names[name] = value.line
+        return name
+
+
+def _numa_node(value: Value, counter: _Counter) -> NumaNode:
+    keys = value.mapping({"cpus", "memory_mib", "roots"}, {"socket", "hugepages"})
+    cpus = keys["cpus"].number(1, 8)
+    memory = keys["memory_mib"].number(1024, 65536)
+    if memory % 128:
+        raise keys["memory_mib"].error("memory comes in multiples of 128 MiB")
+    hugepages = keys["hugepages"].number(0, memory // 2) if "hugepages" in keys else 0
+    if hugepages * 2 > memory - 512:
+        raise keys["hugepages"].error(
+            f"{hugepages} pages of 2 MiB leave the node itself less than 512 of its {memory} MiB"
+        )
+    return NumaNode(
+        socket=keys["socket"].number(0, 3) if "socket" in keys else 0,
+        cpus=cpus,
+        memory_mib=memory,
+        hugepages=hugepages,
+        roots=tuple(_root(item, counter) for item in keys["roots"].sequence(0, MAX_ROOTS)),
+    )
+
+
+def _root(value: Value, counter: _Counter) -> Root:
+    ports = value.mapping({"ports"})["ports"].sequence(1, 16)
+    return Root(tuple(_port(item, counter, depth=0) for item in ports))
+
+
+def _port(value: Value, counter: _Counter, depth: int) -> Port:
+    kind = value.one_of("gpu", "adapter", "switch")
+    if kind == "gpu":
+        return _gpu(value, counter)
+    if kind == "adapter":
+        keys = value.mapping({"adapter", "vfs"})
+        name = counter.name(keys["adapter"])
+        counter.adapters += 1
+        return Adapter(name, keys["vfs"].number(1, MAX_VFS), counter.adapters - 1)
+    if depth >= 2:
+        raise value.error("switches are at most two deep")
+    ports = value.mapping({"switch"})["switch"].sequence(1, 8)
+    return Switch(tuple(_port(item, counter, depth + 1) for item in ports))
+
+
+def _gpu(value: Value, counter: _Counter) -> Gpu:
+    keys = value.mapping({"gpu", "memory_mib"})
+    name = counter.name(keys["gpu"])
+    memory = keys["memory_mib"].number(1, 1024)
+    if memory not in GPU_MEMORY_MIB:
+        sizes = ", ".join(map(str, GPU_MEMORY_MIB))
+        raise keys["memory_mib"].error(f"a GPU stand-in has one of {sizes} MiB, not {memory}")
+    if memory in counter.memory:
+        raise keys["memory_mib"].error(
+            f"{counter.memory[memory]} has {memory} MiB already; each GPU needs its own size,"
+            " by which a guest can tell which one it got"
+        )
+    counter.memory[memory] = name
+    return Gpu(name, memory)
+
+
+def _check(shape: Shape, value: Value) -> None:
+    if sum(len(node.roots) for node in shape.numa_nodes) > MAX_ROOTS:
+        raise value.error(f"there are at most {MAX_ROOTS} roots in all")
+    sockets = [node.socket for node in shape.numa_nodes]
+    if sockets != sorted(sockets) or set(sockets) != set(range(max(sockets) + 1)):
+        raise value.error("sockets are numbered from 0, in the order of the NUMA nodes")
+    if len({_socket_cpus(shape, socket) for socket in set(sockets)}) > 1:
+        raise value.error("every socket needs the same number of CPUs")
+
+
+def _socket_cpus(shape: Shape, socket: int) -> int:
+    return sum(node.cpus for node in shape.numa_nodes if node.socket == socket)

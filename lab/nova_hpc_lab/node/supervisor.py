@@ -1,0 +1,234 @@
+"""Keeps one virtual node alive: starts QEMU, listens for signs of life, starts it again.
+
+A process of its own for each node (``python -m nova_hpc_lab.node.supervisor
+FOLDER``), so that it outlives the command that started it. It only ever ends
+the QEMU that it started itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.state import write
+
+#: So often in a row a node may freeze or die before it is up; then it is given up.
+MAX_FAILURES: Final = 4
+#: From this failure in a row on the node starts from a fresh disk.
+FRESH_DISK: Final = 2
+
+
+@attrs.frozen
+class Patience:
+    """How long to wait, in seconds. Emulation on a busy machine pauses for half a minute."""
+
+    #: Without any sign of life since the start, and since the last one, after
+    #: which a node counts as frozen.
+    first_sign: float = 180.0
+    next_sign: float = 120.0
+    #: Between two looks.
+    look: float = 2.0
+    #: For QEMU to end, before it is ended by force.
+    end: float = 10.0
+
+
+@attrs.define
+class Beat:
+    """The signs of life of one run of a node, as they arrive in a file."""
+
+    path: Path
+    _seen: int = 0
+    #: When the last one arrived, on the clock of :func:`time.monotonic`.
+    last: float | None = None
+    phase: str = "booting"
+
+    def look(self, now: float) -> None:
+        """Read what is new."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._seen)
+                data = stream.read()
+        except OSError:
+            return
+        whole, newline, _ = data.rpartition(b"\n")
+        if not newline:
+            return
+        self._seen += len(whole) + 1
+        self.last = now
+        _, _, phase = whole.decode(errors="replace").splitlines()[-1].partition(" ")
+        self.phase = phase or self.phase
+
+    def silent(self, now: float, started: float, patience: Patience) -> bool:
+        """Whether the last sign of life is too long ago."""
+        if self.last is None:
+            return now - started > patience.first_sign
+        return now - self.last > patience.next_sign
+
+
+@attrs.define
+class Supervisor:
+    """Runs a node until it is told to stop."""
+
+    folder: Path
+    plan: Plan
+    patience: Patience = Patience()
+    _stop: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _restarts: int = attrs.field(default=0, init=False)
+    #: Ends in a row of which none came after the node was up.
+    _failures: int = attrs.field(default=0, init=False)
+    _reason: str = attrs.field(default="", init=False)
+
+    def run(self) -> int:
+        """Start the node, and again whenever it freezes or dies; 0, or 1 when given up."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        while not self._stop.is_set():
+            try:
+                was_up = self._once()
+            except (OSError, subprocess.SubprocessError) as err:
+                # A program that is not installed, a full disk: the same every time.
+                self._reason = f"failed: {err}"
+                self._log(self._reason)
+                self._tell("failed", None, Beat(Path(self.plan.heartbeat)), 0.0)
+                return 1
+            if self._stop.is_set():
+                break
+            self._restarts += 1
+            if self._reason.startswith("failed"):
+                # What the node itself calls a failure seldom goes away by itself.
+                self._failures += 2
+            else:
+                self._failures = 0 if was_up else self._failures + 1
+            self._log(f"{self._reason}; restart number {self._restarts}")
+            if self._failures >= MAX_FAILURES:
+                self._tell("failed", None, Beat(Path(self.plan.heartbeat)), 0.0)
+                return 1
+            if self._failures >= FRESH_DISK:
+                Path(self.plan.disk).unlink(missing_ok=True)
+        self._tell("absent", None, Beat(Path(self.plan.heartbeat)), 0.0)
+        return 0
+
+    def _once(self) -> bool:
+        """One run of QEMU, to its end; whether the node was up in it."""
+        heartbeat = Path(self.plan.heartbeat)
+        for path in (heartbeat, Path(self.plan.qmp)):
+            path.unlink(missing_ok=True)
+        make_overlay(Path(self.plan.disk), Path(self.plan.backing))
+        beat = Beat(heartbeat)
+        with (self.folder / "qemu.log").open("ab") as log:
+            qemu = subprocess.Popen(
+                self.plan.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        started = time.monotonic()
+        was_up = False
+        try:
+            while qemu.poll() is None and not self._stop.is_set():
+                beat.look(time.monotonic())
+                was_up = was_up or beat.phase == "compute"
+                if beat.phase.startswith("failed"):
+                    self._reason = beat.phase
+                    break
+                if beat.silent(time.monotonic(), started, self.patience):
+                    self._reason = f"no sign of life (last phase: {beat.phase})"
+                    self._tell("silent", qemu.pid, beat, started)
+                    break
+                state = "up" if beat.phase == "compute" else "starting"
+                self._tell(state, qemu.pid, beat, started)
+                self._stop.wait(self.patience.look)
+            else:
+                self._reason = f"QEMU ended with status {qemu.poll()}, see qemu.log"
+        finally:
+            self._end(qemu)
+        return was_up
+
+    def _end(self, qemu: subprocess.Popen[bytes]) -> None:
+        """End QEMU so that its disk is whole; by force only if it does not react."""
+        if qemu.poll() is None:
+            with contextlib.suppress(OSError):
+                qmp(Path(self.plan.qmp), "quit")
+        for step in (qemu.terminate, qemu.kill):
+            try:
+                qemu.wait(self.patience.end)
+                return
+            except subprocess.TimeoutExpired:
+                step()
+        qemu.wait()
+
+    def _tell(self, state: str, pid: int | None, beat: Beat, started: float) -> None:
+        # Wall-clock times, since other processes read them.
+        offset = time.time() - time.monotonic()
+        document = {
+            "state": state,
+            "supervisor_pid": os.getpid(),
+            "qemu_pid": pid,
+            "ssh_port": self.plan.ssh_port,
+            "started": started + offset if pid else None,
+            "heartbeat": None if beat.last is None else beat.last + offset,
+            "phase": beat.phase,
+            "restarts": self._restarts,
+            "reason": self._reason,
+        }
+        write(self.folder / "status.json", json.dumps(document))
+
+    def _log(self, text: str) -> None:
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
+
+
+def make_overlay(disk: Path, backing: Path) -> None:
+    """The node's own disk over the image: kept where it is whole and belongs to this image."""
+    mark = disk.with_suffix(".image")
+    known = backing.stat()
+    # The path alone says too little: an image can be made again at the same place.
+    identity = f"{backing} {known.st_size} {known.st_mtime_ns}\n"
+    with contextlib.suppress(OSError):
+        check = ["qemu-img", "check", "-q", "-r", "leaks", str(disk)]
+        if (
+            mark.read_text() == identity
+            and disk.exists()
+            and not subprocess.run(check, check=False).returncode
+        ):
+            return
+    disk.unlink(missing_ok=True)
+    subprocess.run(
+        ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(backing), str(disk)],
+        check=True,
+    )
+    write(mark, identity)
+
+
+def qmp(path: Path, command: str) -> None:
+    """Send one command to QEMU's monitor.
+
+    :raises OSError: nobody listens, or the connection ended early.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(path))
+        stream = connection.makefile("rwb")
+        stream.readline()
+        for name in ("qmp_capabilities", command):
+            stream.write(json.dumps({"execute": name}).encode() + b"\n")
+            stream.flush()
+            stream.readline()
+
+
+def main() -> int:
+    """Run the supervisor of the node whose folder is the only argument."""
+    folder = Path(sys.argv[1])
+    return Supervisor(folder, Plan.load(folder)).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

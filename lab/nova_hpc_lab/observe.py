@@ -1,0 +1,127 @@
+"""What Placement and Nova know of the nodes' devices; read only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.wire import decision, stats
+from nova_hpc_lab import bootstrap
+from nova_hpc_lab.probes import connect
+from nova_hpc_lab.state import Settings
+
+_HEADERS: Final = {"OpenStack-API-Version": f"placement {bootstrap.PLACEMENT_MICROVERSION}"}
+
+
+@attrs.frozen
+class Provider:
+    """A device, or an adapter with its virtual functions, as Placement counts it."""
+
+    host: str
+    address: str
+    resource_class: str
+    total: int
+    used: int
+
+
+@attrs.frozen
+class PciRecord:
+    """A device as Nova's database has it."""
+
+    address: str
+    #: Address of the physical function; None where the device is none's.
+    parent: str | None
+    ids: str
+    dev_type: str
+    numa_node: int | None
+    status: str
+
+    @property
+    def provider(self) -> str:
+        """Address of the device's resource provider."""
+        return self.parent if self.dev_type == "type-VF" and self.parent else self.address
+
+
+def providers(cloud: Any) -> list[Provider]:
+    """Every PCI device that any node offers, in the order of host and address.
+
+    :param cloud: a connection of openstacksdk.
+    """
+    found = []
+    for item in _get(cloud, "/resource_providers")["resource_providers"]:
+        host, _, address = item["name"].rpartition("_")
+        # Nova calls the provider of a device <node>_<address>.
+        if not host or item["parent_provider_uuid"] is None or address.count(":") != 2:
+            continue
+        inventories = _get(cloud, f"/resource_providers/{item['uuid']}/inventories")["inventories"]
+        usages = _get(cloud, f"/resource_providers/{item['uuid']}/usages")["usages"]
+        found += [
+            Provider(host, address, name, inventory["total"], usages.get(name, 0))
+            for name, inventory in inventories.items()
+        ]
+    return sorted(found, key=lambda one: (one.host, one.address))
+
+
+def allocation(cloud: Any, server: str) -> dict[str, dict[str, int]]:
+    """What Placement has allocated to *server*: provider name -> class -> amount."""
+    names = {
+        item["uuid"]: item["name"]
+        for item in _get(cloud, "/resource_providers")["resource_providers"]
+    }
+    allocations = _get(cloud, f"/allocations/{server}")["allocations"]
+    return {names.get(uuid, uuid): dict(one["resources"]) for uuid, one in allocations.items()}
+
+
+def _get(cloud: Any, path: str) -> Any:
+    answer = cloud.placement.get(path, headers=_HEADERS)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def pci_records(settings: Settings, server: str) -> list[PciRecord]:
+    """The devices that Nova's database gives to *server*."""
+    with connect(settings, "nova") as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT address, parent_addr, vendor_id, product_id, dev_type, numa_node, status"
+            " FROM pci_devices WHERE instance_uuid = %s AND deleted = 0 ORDER BY address",
+            (server,),
+        )
+        return [
+            PciRecord(address, parent, f"{vendor}:{product}", kind, numa, status)
+            for address, parent, vendor, product, kind, numa, status in cursor.fetchall()
+        ]
+
+
+def stored_decision(settings: Settings, server: str) -> decision.Decision | None:
+    """What the node noted when it claimed the devices of *server*."""
+    with connect(settings, "nova") as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT value FROM instance_system_metadata"
+            " WHERE instance_uuid = %s AND `key` = 'hpc_decision' AND deleted = 0",
+            (server,),
+        )
+        row = cursor.fetchone()
+    return None if row is None else decision.loads(row[0])
+
+
+def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
+    """Host -> address -> why the node does not offer that device."""
+    with connect(settings, "nova") as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT host, stats FROM compute_nodes WHERE deleted = 0")
+        rows = cursor.fetchall()
+    found: dict[str, Mapping[str, str]] = {}
+    for host, text in rows:
+        try:
+            document = stats.loads(json.loads(text or "{}").get(stats.KEY))
+        except (ValueError, AttributeError):
+            document = None
+        found[host] = {} if document is None else document.withheld
+    return found
+
+
+def compute_services(cloud: Any) -> dict[str, str]:
+    """Host -> state of its nova-compute (``up`` or ``down``), from heartbeats."""
+    return {one.host: one.state for one in cloud.compute.services(binary="nova-compute")}

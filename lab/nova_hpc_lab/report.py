@@ -1,0 +1,207 @@
+"""``nova-hpc lab status``: everything of a lab, as data and as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+from keystoneauth1 import exceptions as keystone_exceptions
+from openstack import exceptions as sdk_exceptions
+from rich.console import Console, Group
+from rich.table import Table
+
+from nova_hpc_lab import bootstrap, node, observe
+from nova_hpc_lab.cloud import Cloud, ServiceStatus
+
+
+@attrs.frozen
+class Device:
+    """A device that a node offers, or withholds."""
+
+    address: str
+    resource_class: str
+    total: int
+    used: int
+    #: Why it is not offered; empty where it is.
+    withheld: str = ""
+
+
+@attrs.frozen
+class NodeReport:
+    """A node as its machine, Nova and Placement see it."""
+
+    status: node.NodeStatus
+    #: ``up`` or ``down`` by Nova's heartbeats, ``unknown`` where it cannot be asked.
+    compute: str
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether servers can be started there."""
+        return self.status.state is node.State.UP and self.compute == "up"
+
+
+@attrs.frozen
+class LabReport:
+    """Everything that ``status`` shows."""
+
+    state: str
+    services: tuple[ServiceStatus, ...]
+    nodes: tuple[NodeReport, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all of it works."""
+        return not self.troubles
+
+    @property
+    def troubles(self) -> list[str]:
+        """What does not work, each with the name of the part."""
+        return [f"{one.title}: {one.trouble}" for one in self.services if one.trouble] + [
+            f"node {one.status.name}: {one.status.state.value}, its nova-compute: {one.compute}"
+            for one in self.nodes
+            if not one.healthy
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """The report for machines; keys are only ever added."""
+        return {
+            "version": 1,
+            "healthy": self.healthy,
+            "state_directory": self.state,
+            "services": [
+                {
+                    "name": one.name,
+                    "title": one.title,
+                    "port": one.port,
+                    "pid": one.pid,
+                    "healthy": not one.trouble,
+                    "reason": one.trouble,
+                }
+                for one in self.services
+            ],
+            "nodes": [
+                {
+                    **attrs.asdict(one.status),
+                    "state": one.status.state.value,
+                    "healthy": one.healthy,
+                    "nova_compute": one.compute,
+                    "providers": [attrs.asdict(device) for device in one.devices],
+                }
+                for one in self.nodes
+            ],
+        }
+
+    def tables(self) -> Group:
+        """The report for people."""
+        return Group(_services(self.services), *(_node(one) for one in self.nodes))
+
+
+def gather(cloud: Cloud) -> LabReport:
+    """Ask everything how it is; what cannot be asked is unknown, never an error."""
+    services = cloud.service_statuses()
+    computes: Mapping[str, str] = {}
+    devices: Mapping[str, tuple[Device, ...]] = {}
+    if cloud.settings.nodes and not any(
+        one.trouble for one in services if one.name in ("keystone", "nova-api", "placement")
+    ):
+        try:
+            connection = bootstrap.connect(cloud.settings)
+            computes = observe.compute_services(connection)
+            devices = _devices(
+                observe.providers(connection), observe.withheld(cloud.settings), computes
+            )
+        except (sdk_exceptions.SDKException, keystone_exceptions.ClientException, OSError):
+            # The services' own lines say what is wrong.
+            pass
+    return LabReport(
+        state=str(cloud.paths.state),
+        services=tuple(services),
+        nodes=tuple(
+            NodeReport(
+                status=machine.status(),
+                compute=computes.get(machine.name, "unknown"),
+                devices=devices.get(machine.name, ()),
+            )
+            for machine in cloud.nodes()
+        ),
+    )
+
+
+def _devices(
+    offered: Sequence[observe.Provider],
+    withheld: Mapping[str, Mapping[str, str]],
+    hosts: Mapping[str, str],
+) -> dict[str, tuple[Device, ...]]:
+    found = {}
+    for host in hosts:
+        devices = [
+            Device(one.address, one.resource_class, one.total, one.used)
+            for one in offered
+            if one.host == host
+        ]
+        devices += [
+            Device(address, "", 0, 0, reason)
+            for address, reason in sorted(withheld.get(host, {}).items())
+        ]
+        found[host] = tuple(devices)
+    return found
+
+
+def show(report: LabReport, console: Console) -> None:
+    """Print the report for people."""
+    console.print(report.tables())
+
+
+def _services(services: Sequence[ServiceStatus]) -> Table:
+    table = Table(title="Control plane", title_justify="left")
+    for column in ("Service", "Port", "PID", "Health"):
+        table.add_column(column, justify="right" if column in ("Port", "PID") else "left")
+    for one in services:
+        health = f"[red]{_plain(one.trouble)}[/red]" if one.trouble else "[green]ok[/green]"
+        table.add_row(one.title, _number(one.port), _number(one.pid), health)
+    return table
+
+
+def _node(report: NodeReport) -> Table:
+    status = report.status
+    colour = "green" if report.healthy else "red"
+    facts = [f"[{colour}]{status.state.value}[/{colour}]"]
+    if status.reason and status.reason != status.state.value:
+        facts.append(_plain(status.reason))
+    facts.append(f"nova-compute {report.compute}")
+    facts.append(f"supervisor {_number(status.supervisor_pid)}, QEMU {_number(status.qemu_pid)}")
+    if status.ssh_port:
+        facts.append(f"SSH port {status.ssh_port}")
+    if status.uptime is not None:
+        facts.append(f"up {status.uptime:.0f} s")
+    if status.heartbeat_age is not None:
+        facts.append(f"heartbeat {status.heartbeat_age:.0f} s ago")
+    if status.restarts:
+        facts.append(f"started again {status.restarts} times")
+    table = Table(title=f"Node {status.name}: {', '.join(facts)}", title_justify="left")
+    for column in ("Device", "Resource class", "Used", "Health"):
+        table.add_column(column)
+    for device in report.devices:
+        if device.withheld:
+            table.add_row(device.address, "-", "-", f"[red]withheld: {_plain(device.withheld)}[/]")
+        else:
+            used = f"{device.used} of {device.total}"
+            table.add_row(device.address, device.resource_class, used, "[green]offered[/green]")
+    if not report.devices:
+        for line in status.devices:
+            table.add_row(_plain(line), "", "", "not in Placement")
+    else:
+        table.caption = "\n".join(_plain(line) for line in status.devices)
+        table.caption_justify = "left"
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _plain(text: str) -> str:
+    # rich reads [words] as markup.
+    return text.replace("[", "\\[")

@@ -1,0 +1,42 @@
+"""Serve one OpenStack API with waitress: ``python -m nova_hpc_lab.serve MODULE PORT``.
+
+The services come as WSGI applications without a server of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import Any, Final
+
+import waitress
+
+_THREADS: Final = 8
+
+
+def main(argv: list[str]) -> int:
+    """Import ``MODULE`` and serve its ``application`` on the loopback until SIGTERM."""
+    module, port = argv
+    signal.signal(signal.SIGTERM, _leave)
+    # Nova and Neutron parse sys.argv when they are imported.
+    sys.argv = [module]
+    application: Any = importlib.import_module(module).application
+    waitress.serve(
+        application,
+        host="127.0.0.1",
+        port=int(port),
+        threads=_THREADS,
+        ident=None,
+        channel_timeout=300,
+        connection_limit=400,
+    )
+    return 0
+
+
+def _leave(signum: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
