@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Run a set of tests, two jobs at a time, and say what took how long.
+
+A job is what one call of tox does: an environment of tox.ini and the words
+behind ``--``. Jobs are small enough that two CPUs are busy to the end; jobs of
+one environment share it. The standard library alone, for any Python 3.11.
+
+Called by tools/test.sh, which installs what the jobs need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import IO, Final
+
+TOP: Final = Path(__file__).resolve().parents[1]
+LOGS: Final = TOP / ".tox" / "logs"
+
+QUICK, STANDARD, FULL = "quick", "standard", "full"
+#: Seconds between two lines about what runs.
+_PROGRESS: Final = 60.0
+#: Lines of a failed job's log that are shown.
+_SHOWN: Final = 150
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One call of tox.
+
+    :ivar words: what follows ``--``; none: the environment's own command.
+    :ivar minutes: about how long it takes on one quiet CPU. The longest start first.
+    :ivar alone: it keeps all CPUs busy itself, and runs when the others have ended.
+    :ivar needs: a program without which it is left out.
+    """
+
+    name: str
+    env: str
+    words: tuple[str, ...]
+    minutes: float
+    sets: frozenset[str]
+    alone: bool = False
+    needs: str = "tox"
+
+
+def _job(
+    name: str,
+    env: str,
+    words: Sequence[str],
+    minutes: float,
+    *sets: str,
+    alone: bool = False,
+    needs: str = "tox",
+) -> Job:
+    return Job(name, env, tuple(words), minutes, frozenset(sets), alone, needs)
+
+
+# Services of several threads on a loaded machine: one more try, and pytest counts it.
+_OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
+_NOT_SLOW: Final = ("-m", "not slow")
+#: Of the functional tests: what a release of Nova can break.
+_MEETS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or start or reader or paths")
+_SCHEDULER: Final = "scheduler or explain or configure"
+_SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
+
+JOBS: Final[tuple[Job, ...]] = (
+    _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
+    _job("unit", "py311", (), 4, QUICK, STANDARD),
+    _job("docs", "docs", (), 1, STANDARD, FULL),
+    _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 6, STANDARD),
+    _job(
+        "node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", f"not ({_SCHEDULER})"), 8, STANDARD
+    ),
+    _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 16, STANDARD),
+    _job("functional-33", "functional-33", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
+    _job("functional-32", "functional-32", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
+    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 19, STANDARD, alone=True),
+    # A night.
+    _job("unit-20000", "unit-full", (), 240, FULL),
+    _job("unit-312", "py312", (), 4, FULL, needs="python3.12"),
+    _job("unit-313", "py313", (), 4, FULL, needs="python3.13"),
+    _job("functional-34-all", "functional-34", _OURS, 24, FULL),
+    _job("functional-33-all", "functional-33", (*_OURS, *_NOT_SLOW), 14, FULL),
+    _job("functional-32-all", "functional-32", (*_OURS, *_NOT_SLOW), 14, FULL),
+    _job("nova-suites-34-all", "functional-34", (*_SUITES, "--all"), 40, FULL),
+    _job("nova-suites-33", "functional-33", _SUITES, 24, FULL),
+    _job("nova-suites-32", "functional-32", _SUITES, 24, FULL),
+    _job("kills", "functional-34", ("python", "-m", "tests.functional.kills"), 10, FULL),
+    _job(
+        *("races", "functional-34"),
+        ("python", "-m", "tests.functional.concurrency", "--workers", "4"),
+        *(20, FULL),
+        alone=True,
+    ),
+    _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
+    _job("lab-all", "lab", ("tests/lab",), 45, FULL, alone=True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended.
+
+    :ivar said: the last line of its test runner, or of its log.
+    """
+
+    job: Job
+    status: int
+    seconds: float
+    said: str
+
+
+class Runner:
+    """Runs jobs; prints a line when one ends and, once a minute, what runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[float, subprocess.Popen[bytes] | None]] = {}
+        # tox processes of one checkout share the folder in which packages are
+        # built: one of them prepares its environment at a time.
+        self._preparing = threading.Lock()
+        self._prepared: set[str] = set()
+        self._ended = False
+
+    def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
+        """Run *jobs*, at most *workers* at once; those that run alone come last."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        outcomes: list[Outcome] = []
+        with self._progress():
+            for alone in (False, True):
+                some = sorted((j for j in jobs if j.alone is alone), key=lambda j: -j.minutes)
+                with futures.ThreadPoolExecutor(1 if alone else workers) as pool:
+                    try:
+                        outcomes += pool.map(self._one, some)
+                    except BaseException:
+                        self._end()
+                        raise
+        return outcomes
+
+    def _one(self, job: Job) -> Outcome:
+        begun = time.monotonic()
+        log = LOGS / f"{job.name}.log"
+        with log.open("wb") as stream:
+            status = 0
+            if job.env not in self._prepared:
+                with self._preparing:
+                    if job.env not in self._prepared:
+                        status = self._call(job, stream, ["run", "--notest", "-e", job.env])
+                        if status == 0:
+                            self._prepared.add(job.env)
+            if status == 0:
+                words = ["--", *job.words] if job.words else []
+                argv = ["run", "--skip-pkg-install", "-e", job.env, *words]
+                status = self._call(job, stream, argv)
+        outcome = Outcome(job, status, time.monotonic() - begun, _said(log))
+        self._tell(outcome, log)
+        return outcome
+
+    def _call(self, job: Job, stream: IO[bytes], words: Sequence[str]) -> int:
+        """Call tox in a process group of its own; 1 once all is to end."""
+        with self._lock:
+            if self._ended:
+                return 1
+            process = subprocess.Popen(
+                ["tox", *words],
+                cwd=TOP,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            before = self._running.get(job.name)
+            self._running[job.name] = (before[0] if before else time.monotonic(), process)
+        status: int = process.wait()
+        with self._lock:
+            begun = self._running.pop(job.name)[0]
+            self._running[job.name] = (begun, None)
+        return status
+
+    def _tell(self, outcome: Outcome, log: Path) -> None:
+        with self._lock:
+            self._running.pop(outcome.job.name, None)
+            if outcome.status:
+                lines = log.read_text(errors="replace").splitlines()
+                print(f"\n{'=' * 20} {outcome.job.name}: the end of {log} {'=' * 20}")
+                print("\n".join(lines[-_SHOWN:]))
+            word = "FAILED" if outcome.status else "ok"
+            print(f"{word:6} {_clock(outcome.seconds):>7}  {outcome.job.name}: {outcome.said}")
+            sys.stdout.flush()
+
+    def _end(self) -> None:
+        """End what runs: an interrupted run leaves nothing behind."""
+        with self._lock:
+            self._ended = True
+            for _, process in self._running.values():
+                if process is not None and process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGTERM)
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[None]:
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(_PROGRESS):
+                with self._lock:
+                    now = time.monotonic()
+                    parts = [f"{n} {_clock(now - t)}" for n, (t, _) in self._running.items()]
+                if parts:
+                    print(f"       ...     {', '.join(parts)}", flush=True)
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+_COUNTS: Final = re.compile(r"^=* ?(\d+ (?:passed|failed|error).*?) ?=*$")
+
+
+def _said(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    for line in reversed(lines):
+        found = _COUNTS.match(line)
+        if found:
+            return found.group(1)
+    # tox's own last words say nothing of the job.
+    kept = [line for line in lines if line and "congratulations" not in line and ": OK" not in line]
+    return kept[-1][:100] if kept else "no output"
+
+
+def counted(outcomes: Sequence[Outcome], word: str) -> int:
+    """How many tests *word* (passed, failed) by the last lines of pytest."""
+    found = (re.search(rf"(\d+) {word}", each.said) for each in outcomes)
+    return sum(int(each.group(1)) for each in found if each)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+def table(outcomes: Sequence[Outcome], seconds: float) -> str:
+    """What took how long, the longest first."""
+    rows = sorted(outcomes, key=lambda each: -each.seconds)
+    width = max(len(each.job.name) for each in rows)
+    lines = [f"{'job':{width}}  {'min:s':>7}  result"]
+    lines += [
+        f"{each.job.name:{width}}  {_clock(each.seconds):>7}  "
+        f"{'FAILED ' if each.status else ''}{each.said}"
+        for each in rows
+    ]
+    return "\n".join([*lines, f"{'all, by the clock':{width}}  {_clock(seconds):>7}"])
+
+
+def main() -> int:
+    """Exit status 0 when every job ended well."""
+    parser = argparse.ArgumentParser(description="Run a set of tests.")
+    parser.add_argument("set", choices=(QUICK, STANDARD, FULL), nargs="?", default=STANDARD)
+    parser.add_argument("--list", action="store_true", help="show the jobs and run none")
+    parser.add_argument("--only", nargs="+", metavar="JOB", help="some jobs, of any set")
+    parser.add_argument("--workers", type=int, default=2, help="jobs at once")
+    args = parser.parse_args()
+    jobs = [job for job in JOBS if args.set in job.sets]
+    if args.only:
+        known = {job.name: job for job in JOBS}
+        wrong = [name for name in args.only if name not in known]
+        if wrong:
+            parser.error(f"no job is called {wrong[0]!r}; there are: {', '.join(known)}")
+        jobs = [known[name] for name in args.only]
+    if args.list:
+        for job in JOBS:
+            print(f"{job.name:20} {job.minutes:5} min  {job.env:14} {', '.join(sorted(job.sets))}")
+        return 0
+    for job in jobs:
+        if shutil.which(job.needs) is None:
+            print(f"left out: {job.name}, which needs {job.needs}")
+    jobs = [job for job in jobs if shutil.which(job.needs)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    begun = time.monotonic()
+    outcomes = Runner().run(jobs, args.workers)
+    print(f"\n{table(outcomes, time.monotonic() - begun)}")
+    # The same for programs that read what test runners say.
+    print(f"total: {counted(outcomes, 'passed')} passed, {counted(outcomes, 'failed')} failed")
+    return int(any(outcome.status for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
