@@ -1,0 +1,183 @@
+"""The house as a picture and a table, made from the code's own imports.
+
+The documentation is built with it: ``conf.py`` calls :func:`write` first, so that
+the picture is never older than the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from xml.sax import saxutils
+
+TOP = Path(__file__).resolve().parents[1]
+
+#: Packages whose folders are rooms; the others are one room each.
+_HOUSES = ("nova_hpc", "virt_driver_patches")
+_PACKAGES = {
+    "nova_hpc": TOP,
+    "scheduler_filters": TOP,
+    "virt_driver_patches": TOP,
+    "nova_hpc_lab": TOP / "lab",
+}
+
+_WIDTH, _BOX, _HIGH, _GAP = 1180, 200, 62, 46
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """One room: a folder of modules with one concern.
+
+    :ivar says: the first line of its docstring.
+    :ivar uses: names of the rooms that it imports.
+    """
+
+    name: str
+    says: str
+    modules: int
+    lines: int
+    uses: frozenset[str]
+
+
+def _room_of(module: str) -> str | None:
+    parts = module.split(".")
+    if parts[0] not in _PACKAGES:
+        return None
+    if parts[0] in _HOUSES and len(parts) > 1:
+        folder = _PACKAGES[parts[0]].joinpath(*parts[:2])
+        if folder.is_dir():
+            return ".".join(parts[:2])
+    return parts[0]
+
+
+def _imports(tree: ast.AST) -> Iterable[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def rooms() -> dict[str, Room]:
+    """Every room by its name, read from the files."""
+    found: dict[str, list[tuple[Path, ast.Module, int]]] = {}
+    for package, folder in _PACKAGES.items():
+        for path in sorted((folder / package).rglob("*.py")):
+            module = ".".join(path.relative_to(folder).with_suffix("").parts)
+            name = _room_of(module.removesuffix(".__init__"))
+            if name is None:
+                continue
+            text = path.read_text()
+            found.setdefault(name, []).append((path, ast.parse(text), text.count("\n")))
+    result = {}
+    for name, files in found.items():
+        uses = {_room_of(each) for _, tree, _ in files for each in _imports(tree)}
+        home = _PACKAGES[name.split(".")[0]].joinpath(*name.split("."), "__init__.py")
+        says = next((ast.get_docstring(tree) or "" for path, tree, _ in files if path == home), "")
+        result[name] = Room(
+            name=name,
+            says=says.partition("\n")[0],
+            modules=len(files),
+            lines=sum(lines for _, _, lines in files),
+            # The root of a package is its name and version, and no floor.
+            uses=frozenset(use for use in uses if use and use not in {name, "nova_hpc"}),
+        )
+    result.pop("nova_hpc", None)
+    return {name: room for name, room in result.items() if room.lines > 2}
+
+
+def floors(house: Mapping[str, Room]) -> list[list[Room]]:
+    """From the ground up: each room stands one floor above the highest that it uses.
+
+    :raises ValueError: rooms use each other in a circle, which has no floors.
+    """
+    height: dict[str, int] = {}
+    left = dict(house)
+    while left:
+        ready = [
+            room for room in left.values() if all(use not in left for use in room.uses & house.keys())
+        ]
+        if not ready:
+            raise ValueError(f"these rooms use each other in a circle: {', '.join(sorted(left))}")
+        for room in ready:
+            below = [height[use] for use in room.uses if use in height]
+            height[room.name] = 1 + max(below, default=-1)
+        for room in ready:
+            del left[room.name]
+    tops = max(height.values())
+    return [
+        sorted((house[name] for name, at in height.items() if at == floor), key=lambda r: r.name)
+        for floor in range(tops + 1)
+    ]
+
+
+def picture(house: Mapping[str, Room]) -> str:
+    """The house as SVG: rooms on floors, an arrow from each to what it uses."""
+    storeys = floors(house)
+    place: dict[str, tuple[float, float]] = {}
+    for row, storey in enumerate(reversed(storeys)):
+        space = (_WIDTH - len(storey) * _BOX) / (len(storey) + 1)
+        for column, room in enumerate(storey):
+            place[room.name] = (space + column * (_BOX + space), 10 + row * (_HIGH + _GAP))
+    height = 20 + len(storeys) * (_HIGH + _GAP) - _GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        'font-family="sans-serif" font-size="13">',
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto">'
+        '<path d="M0,0 L7,3 L0,6 z" fill="#8899aa"/></marker></defs>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for room in house.values():
+        x, y = place[room.name]
+        for use in sorted(room.uses & house.keys()):
+            to_x, to_y = place[use]
+            parts.append(
+                f'<line x1="{x + _BOX / 2:.0f}" y1="{y + _HIGH:.0f}" x2="{to_x + _BOX / 2:.0f}" '
+                f'y2="{to_y:.0f}" stroke="#8899aa" stroke-width="0.8" marker-end="url(#tip)"/>'
+            )
+    for room in house.values():
+        x, y = place[room.name]
+        outside = not room.name.startswith("nova_hpc.")
+        fill = "#fdf1dc" if outside else "#e6eff7"
+        parts.append(
+            f'<g><title>{saxutils.escape(room.says)}</title><rect x="{x:.0f}" y="{y:.0f}" '
+            f'width="{_BOX}" height="{_HIGH}" rx="5" fill="{fill}" stroke="#446688"/>'
+            f'<text x="{x + 10:.0f}" y="{y + 25:.0f}" font-weight="bold">'
+            f'{saxutils.escape(room.name.removeprefix("nova_hpc."))}</text>'
+            f'<text x="{x + 10:.0f}" y="{y + 46:.0f}" fill="#555555">{room.modules} modules, '
+            f"{room.lines} lines</text></g>"
+        )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def page(house: Mapping[str, Room]) -> str:
+    """The rooms as a table in reStructuredText, from the top floor down."""
+    lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 45 8 25", ""]
+    lines += ["   * - Room", "     - What it holds", "     - Lines", "     - What it uses"]
+    for storey in reversed(floors(house)):
+        for room in storey:
+            uses = ", ".join(
+                use.removeprefix("nova_hpc.") for use in sorted(room.uses & house.keys())
+            )
+            lines += [
+                f"   * - ``{room.name}``",
+                f"     - {room.says}",
+                f"     - {room.lines}",
+                f"     - {uses or 'nothing of ours'}",
+            ]
+    return "\n".join([*lines, ""])
+
+
+def write(folder: Path) -> None:
+    """Write ``house.svg`` and ``house.txt`` into *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    house = rooms()
+    (folder / "house.svg").write_text(picture(house))
+    (folder / "house.txt").write_text(page(house))
+
+
+if __name__ == "__main__":
+    write(TOP / "docs" / "source" / "contributor" / "generated")
