@@ -97,9 +97,7 @@ def floors(house: Mapping[str, Room]) -> list[list[Room]]:
     height: dict[str, int] = {}
     left = dict(house)
     while left:
-        ready = [
-            room for room in left.values() if all(use not in left for use in room.uses & house.keys())
-        ]
+        ready = [room for room in left.values() if not room.uses & left.keys()]
         if not ready:
             raise ValueError(f"these rooms use each other in a circle: {', '.join(sorted(left))}")
         for room in ready:
@@ -146,7 +144,7 @@ def picture(house: Mapping[str, Room]) -> str:
             f'<g><title>{saxutils.escape(room.says)}</title><rect x="{x:.0f}" y="{y:.0f}" '
             f'width="{_BOX}" height="{_HIGH}" rx="5" fill="{fill}" stroke="#446688"/>'
             f'<text x="{x + 10:.0f}" y="{y + 25:.0f}" font-weight="bold">'
-            f'{saxutils.escape(room.name.removeprefix("nova_hpc."))}</text>'
+            f"{saxutils.escape(room.name.removeprefix('nova_hpc.'))}</text>"
             f'<text x="{x + 10:.0f}" y="{y + 46:.0f}" fill="#555555">{room.modules} modules, '
             f"{room.lines} lines</text></g>"
         )
