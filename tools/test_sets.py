@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import IO, Final
 
 TOP: Final = Path(__file__).resolve().parents[1]
-LOGS: Final = TOP / ".tox" / "logs"
 
 QUICK, STANDARD, FULL = "quick", "standard", "full"
 #: Seconds between two lines about what runs.
@@ -123,9 +122,13 @@ class Outcome:
 
 
 class Runner:
-    """Runs jobs; prints a line when one ends and, once a minute, what runs."""
+    """Runs jobs; prints a line when one ends and, once a minute, what runs.
 
-    def __init__(self) -> None:
+    :param logs: the folder for the output of each job.
+    """
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
         self._lock = threading.Lock()
         self._running: dict[str, tuple[float, subprocess.Popen[bytes] | None]] = {}
         # tox processes of one checkout share the folder in which packages are
@@ -136,7 +139,7 @@ class Runner:
 
     def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
         """Run *jobs*, at most *workers* at once; those that run alone come last."""
-        LOGS.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         with self._progress():
             for alone in (False, True):
@@ -151,7 +154,7 @@ class Runner:
 
     def _one(self, job: Job) -> Outcome:
         begun = time.monotonic()
-        log = LOGS / f"{job.name}.log"
+        log = self._logs / f"{job.name}.log"
         with log.open("wb") as stream:
             status = 0
             if job.env not in self._prepared:
@@ -274,6 +277,8 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the jobs and run none")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="some jobs, of any set")
     parser.add_argument("--workers", type=int, default=2, help="jobs at once")
+    logs = TOP / ".tox" / "logs"
+    parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
     args = parser.parse_args()
     jobs = [job for job in JOBS if args.set in job.sets]
     if args.only:
@@ -292,7 +297,7 @@ def main() -> int:
     jobs = [job for job in jobs if shutil.which(job.needs)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
-    outcomes = Runner().run(jobs, args.workers)
+    outcomes = Runner(args.logs).run(jobs, args.workers)
     print(f"\n{table(outcomes, time.monotonic() - begun)}")
     # The same for programs that read what test runners say.
     print(f"total: {counted(outcomes, 'passed')} passed, {counted(outcomes, 'failed')} failed")

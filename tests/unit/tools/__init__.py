@@ -1,0 +1,1 @@
+"""Tests of what developers run: sets of tests, the picture of the house."""

@@ -1,0 +1,110 @@
+"""tools/test_sets.py, run as a program with a tox that a test makes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[3]
+
+# Prepares (--notest) and runs; what a job does is decided by its environment.
+TOX = """#!/bin/sh
+echo "$@" >>"$CALLS"
+case "$*" in
+    *--notest*) exit 0 ;;
+    *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
+    *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 60 ;;
+esac
+echo "===== 7 passed, 2 deselected in 0.20s ====="
+echo "  congratulations :) (0.30 seconds)"
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    program = tmp_path / "bin" / "tox"
+    program.parent.mkdir()
+    program.write_text(TOX)
+    program.chmod(0o755)
+
+    def start(*words, fails="none", sleeps="none"):
+        env = {
+            **os.environ,
+            "PATH": f"{program.parent}:{os.environ['PATH']}",
+            "CALLS": str(tmp_path / "calls"),
+            "FAILS": fails,
+            "SLEEPS": sleeps,
+        }
+        argv = [sys.executable, TOP / "tools" / "test_sets.py", "--logs", tmp_path / "logs", *words]
+        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+
+    start.calls = tmp_path / "calls"
+    return start
+
+
+def test_table_of_a_set_that_passes(command):
+    process = command("quick")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    last = out.rstrip().splitlines()
+    assert last[-1] == "total: 14 passed, 0 failed"
+    assert last[-2].startswith("all, by the clock")
+    table = last[last.index(next(line for line in last if line.startswith("job "))) :]
+    assert {line.split()[0] for line in table[1:-2]} == {"lint", "unit"}
+    assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
+
+
+def test_a_failure_is_shown_and_counted_and_the_others_run(command):
+    process = command("--only", "lint", "unit", "docs", fails="py311")
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "E   assert 1 == 2" in out
+    assert "total: 18 passed, 1 failed" in out
+    assert [line for line in out.splitlines() if line.startswith("FAILED")]
+
+
+def test_an_environment_is_prepared_once_for_all_its_jobs(command):
+    command("--only", "scheduler-34", "node-34", "nova-suites-34").communicate(timeout=60)
+    calls = command.calls.read_text().splitlines()
+    assert [call for call in calls if "--notest" in call] == ["run --notest -e functional-34"]
+    assert sum("--skip-pkg-install -e functional-34 -- " in call for call in calls) == 3
+
+
+def test_an_interrupted_run_leaves_nothing_running(command):
+    process = command("--only", "unit", "lint", sleeps="py311")
+    pid_file = Path(f"{command.calls}.pid")
+    deadline = time.monotonic() + 30
+    while not (pid_file.exists() and pid_file.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) != 0
+    child = int(pid_file.read_text())
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists():
+        assert time.monotonic() < deadline, "the job still runs"
+        time.sleep(0.05)
+
+
+def test_an_unknown_job_is_refused_by_name(command):
+    process = command("--only", "uint")
+    assert process.wait(timeout=30) == 2
+
+
+def test_every_job_names_an_environment_of_tox_ini():
+    out = subprocess.run(
+        [sys.executable, TOP / "tools" / "test_sets.py", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    known = {"lint", "docs", "unit-full", "lab"}
+    known |= {f"py3{minor}" for minor in (11, 12, 13)}
+    known |= {f"functional-{release}" for release in (32, 33, 34)}
+    assert {line.split()[3] for line in out.splitlines()} <= known
+    tox = (TOP / "tox.ini").read_text()
+    assert all(name in tox for name in ("[testenv:lint]", "[testenv:docs]", "[testenv:unit-full]"))
