@@ -85,7 +85,7 @@ class AdaptersTest(DriverTest):
         driver = self.computes["alpha"].driver
         killed = "00000000-0000-4000-8000-000000000001"
         (free,) = set(VFS) - set(self.records("alpha"))
-        driver.hpc_adapters.keeper.give(killed, driver.hpc_source.read().node, [free])
+        driver.hpc_node.adapters.keeper.give(killed, driver.hpc_node.source.read().node, [free])
         self.assertEqual(4, len(self.given("alpha")))
         self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
         self.update("alpha")
@@ -104,9 +104,9 @@ class AdaptersTest(DriverTest):
         self.useFixture(fixtures.fixtures.MockPatch(MIGRATE, return_value="{}"))
         self.card("alpha")
         # Both hosts are one process with one configuration here.
-        alpha = self.computes["alpha"].driver.hpc_adapters
+        alpha = self.computes["alpha"].driver.hpc_node.adapters
         self.card("beta")
-        self.assertNotEqual(alpha.keeper, self.computes["beta"].driver.hpc_adapters.keeper)
+        self.assertNotEqual(alpha.keeper, self.computes["beta"].driver.hpc_node.adapters.keeper)
         server = self.boot(self.vfs(1), host="alpha")
         (mine,) = self.given("alpha")
         server = self._migrate_server(server)

@@ -43,8 +43,8 @@ class _Base(DriverTest):
     def release(self, host: str, address: str) -> str | None:
         """What the operator's command does."""
         driver = self.computes[host].driver
-        bench = driver.hpc_hygiene.keeper.bench
-        candidate = Candidate.of(driver.hpc_source.read().node, address, "gpu")
+        bench = driver.hpc_node.hygiene.keeper.bench
+        candidate = Candidate.of(driver.hpc_node.source.read().node, address, "gpu")
         assert candidate is not None
         return hygiene_operator.release(bench, candidate)
 
@@ -105,10 +105,10 @@ class HygieneTest(_Base):
     def test_a_device_in_use_when_this_comes_into_use(self) -> None:
         self.host("alpha", ONE)
         self.flags(clean_devices=False, group="hpc")
-        self.computes["alpha"].driver.__dict__["hpc_hygiene"] = None
+        self.computes["alpha"].driver.hpc_node.__dict__["hygiene"] = None
         server = self.boot(self.make_flavor(GPU))
         self.assertIsNone(self.record("alpha", FIRST).server)
-        del self.computes["alpha"].driver.__dict__["hpc_hygiene"]
+        del self.computes["alpha"].driver.hpc_node.__dict__["hygiene"]
         self.flags(clean_devices=True, group="hpc")
         self.update("alpha")
         self.assertEqual(hygiene_state.SOMEBODY, self.record("alpha", FIRST).server)
@@ -241,7 +241,9 @@ class HygieneTest(_Base):
             found.task_state = "deleting"
             instances.append(found)
         threads = [
-            threading.Thread(target=driver.hpc_hygiene.take_back, args=(each, driver.hpc_source))
+            threading.Thread(
+                target=driver.hpc_node.hygiene.take_back, args=(each, driver.hpc_node.source)
+            )
             for each in instances * 2
         ]
         for thread in threads:
@@ -278,7 +280,7 @@ class OneTimeUseTest(_Base):
             self._delete_server(server)
             self.assertEqual(0, self.reserved())
         self.update("alpha")
-        self.assertEqual(frozenset(), self.computes["alpha"].driver.hpc_hygiene.keeper.owed())
+        self.assertEqual(frozenset(), self.computes["alpha"].driver.hpc_node.hygiene.keeper.owed())
 
     def test_not_clean(self) -> None:
         self.host("alpha", ONE, device_spec=self.entries())

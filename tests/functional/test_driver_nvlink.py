@@ -52,7 +52,7 @@ class NvlinkTest(DriverTest):
         self.computes[name] = self.restart_compute_service(name, keep_hypervisor_state=True)
 
     def recorded(self, name: str = "alpha") -> dict[int, str]:
-        state = self.computes[name].driver.hpc_links.keeper.state()
+        state = self.computes[name].driver.hpc_node.links.keeper.state()
         return {key: one.server for key, one in state.tenancies.items()}
 
     def addresses(self, server) -> set[str]:

@@ -13,27 +13,104 @@ from typing import Any
 import nova.conf
 from nova import context as nova_context
 from nova import exception, objects
-from nova.compute import task_states
+from nova.compute import power_state, task_states
 from nova.compute import utils as compute_utils
 from nova.virt import hardware
+from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 
-from nova_hpc.from_nova.claim import Claim, has_hpc_keys
+from nova_hpc.from_nova.claim import has_hpc_keys
 from nova_hpc.topology.model import normalise_address
-from virt_driver_patches.domain import attach, guest_topology, guest_xml
-from virt_driver_patches.driver import before_start
-from virt_driver_patches.driver.node import HpcNodeDriver
+from virt_driver_patches.domain import attach, guest_xml
+from virt_driver_patches.driver import guest_topology
+from virt_driver_patches.driver.admission import Admission
+from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, rollback
+from virt_driver_patches.patches import (
+    attach_reason,
+    bind_moves,
+    check_moves,
+    compat,
+    follow,
+    last_host,
+    refuse_early,
+)
 
 CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
 
 
-class HpcLibvirtDriver(HpcNodeDriver):
+class HpcLibvirtDriver(LibvirtDriver):
     """Nova's libvirt driver for nodes whose ``device_spec`` has ``hpc_*`` tags.
 
-    Elsewhere, and for flavors without ``hpc:`` keys, it is Nova's driver.
+    Elsewhere, and for flavors without ``hpc:`` keys, it is Nova's driver. It has
+    its node and the checks of servers on it, and decides nothing itself.
     """
+
+    def __init__(self, virtapi: Any, read_only: bool = False) -> None:
+        super().__init__(virtapi, read_only)
+        self.hpc_node = HpcNode()
+        self.hpc_admission = Admission(self.hpc_node)
+
+    # -- the node ---------------------------------------------------------------
+
+    def init_host(self, host: str) -> None:
+        """Refuse to start where a contract with Nova does not hold."""
+        active = self.hpc_node.check_options(host)
+        super().init_host(host)
+        if active:
+            bind_moves.install()
+            check_moves.install(self.virtapi, self.hpc_admission.claim)
+            follow.follow(self.virtapi)
+            last_host.keep_reason(self.virtapi)
+            attach_reason.keep(self.virtapi)
+            refuse_early.install(self.virtapi, self._hpc_early_checks())
+            self.hpc_node.begin()
+
+    def _get_pci_passthrough_devices(self) -> str:
+        """Nova's reading, afresh where this project is in use."""
+        if self.hpc_node.active:
+            return compat.fresh_pci_devices()(self)
+        return str(super()._get_pci_passthrough_devices())
+
+    def get_available_resource(self, nodename: str) -> dict[str, Any]:
+        """Nova's answer without the devices that must not be given."""
+        resources: dict[str, Any] = super().get_available_resource(nodename)
+        self.hpc_node.report(resources, nodename)
+        return resources
+
+    def update_provider_tree(
+        self, provider_tree: Any, nodename: str, allocations: Any = None
+    ) -> None:
+        """Nova's answer, and clean one-time-use devices are free again."""
+        super().update_provider_tree(provider_tree, nodename, allocations=allocations)
+        self.hpc_node.report_providers(provider_tree, nodename)
+
+    def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
+        """Method of the compute manager -> what is checked before it."""
+        restart = self.hpc_admission.restart
+        return {
+            "reboot_instance": restart,
+            "rescue_instance": restart,
+            "unrescue_instance": restart,
+            "rebuild_instance": restart,
+            "snapshot_instance": self._hpc_check_snapshot,
+            "backup_instance": self._hpc_check_snapshot,
+        }
+
+    def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
+        """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        cold = (
+            CONF.libvirt.images_type == "lvm"
+            or CONF.ephemeral_storage_encryption.enabled
+            or CONF.workarounds.disable_libvirt_livesnapshot
+        )
+        if not cold or not has_hpc_keys(instance):
+            return
+        guest = self._host.get_guest(instance)
+        if guest.get_power_state(self._host) in (power_state.RUNNING, power_state.PAUSED):
+            attach.check_suspend(guest.get_xml_desc(dump_inactive=True))
+            self.hpc_admission.restart(instance)  # the devices have to come back
 
     # -- a server starts --------------------------------------------------------
 
@@ -47,9 +124,9 @@ class HpcLibvirtDriver(HpcNodeDriver):
         """Check, then start; nothing has been made for the guest yet."""
         rebuilt = instance.task_state == task_states.REBUILD_SPAWNING
         if rebuilt and instance.migration_context is None:
-            self._hpc_check_restart(instance)  # the same host, the same devices
+            self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
-            self._hpc_check(context, instance)
+            self.hpc_admission.start(context, instance)
         super().spawn(context, instance, *args, **kwargs)
 
     def rebuild(
@@ -65,7 +142,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
         """
         if not kwargs.get("evacuate"):
             try:
-                self._hpc_check_restart(instance)
+                self.hpc_admission.restart(instance)
             except exception.NovaException as error:
                 raise rollback(error) from error
         super().rebuild(context, instance, *args, **kwargs)  # raises NotImplementedError
@@ -78,7 +155,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
         **kwargs: Any,
     ) -> None:
         """Check before the old domain is destroyed; also start and host boot."""
-        self._hpc_check_restart(instance)
+        self.hpc_admission.restart(instance)
         super()._hard_reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
@@ -104,7 +181,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
     ) -> None:
         """Check before the saved guest is started and gets its devices back."""
         try:
-            self._hpc_check_restart(instance)
+            self.hpc_admission.restart(instance)
         except exception.NovaException as error:
             raise rollback(error) from error
         super().resume(context, instance, *args, **kwargs)
@@ -146,11 +223,8 @@ class HpcLibvirtDriver(HpcNodeDriver):
     ) -> None:
         """Check a direct port's device together with those that the server has."""
         slot = (vif.get("profile") or {}).get("pci_slot")
-        if slot and has_hpc_keys(instance):
-            claim = Claim.of(instance).with_port(slot)
-            before_start.check_flavor(context, instance, claim, self.hpc_source.read())
         if slot:
-            self.hpc_tenancy.give(instance, [normalise_address(slot)], self.hpc_source.read())
+            self.hpc_admission.port(context, instance, slot)
         super().attach_interface(context, instance, image_meta, vif)
 
     def rescue(
@@ -161,7 +235,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
         **kwargs: Any,
     ) -> None:
         """Check before the guest is replaced by the rescue guest."""
-        self._hpc_check_restart(instance)
+        self.hpc_admission.restart(instance)
         super().rescue(context, instance, *args, **kwargs)
 
     # -- a server ends --------------------------------------------------------
@@ -175,7 +249,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
     ) -> None:
         """Clean the devices of a server that is gone, before Nova frees them."""
         super().destroy(context, instance, *args, **kwargs)
-        self.hpc_tenancy.take_back(instance, self.hpc_source)
+        self.hpc_node.tenancy.take_back(instance, self.hpc_node.source)
 
     # -- a server moves -----------------------------------------------------------
 
@@ -188,8 +262,8 @@ class HpcLibvirtDriver(HpcNodeDriver):
     ) -> Any:
         """On the source: its adapters forget a server that goes on elsewhere."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
-        if self.hpc_active and self.hpc_adapters is not None:
-            self.hpc_adapters.rest(instance, self.hpc_source)
+        if self.hpc_node.active and self.hpc_node.adapters is not None:
+            self.hpc_node.adapters.rest(instance, self.hpc_node.source)
         return disks
 
     def finish_migration(
@@ -201,7 +275,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
         **kwargs: Any,
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
-        self._hpc_check(context, instance)
+        self.hpc_admission.start(context, instance)
         super().finish_migration(context, migration, instance, *args, **kwargs)
 
     def finish_revert_migration(
@@ -212,8 +286,7 @@ class HpcLibvirtDriver(HpcNodeDriver):
         **kwargs: Any,
     ) -> None:
         """Back on the source, with the devices that the server had before."""
-        self._hpc_check_restart(instance)
-        self._hpc_record_again(context, instance)
+        self.hpc_admission.back(context, instance)
         super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(
@@ -241,12 +314,12 @@ class HpcLibvirtDriver(HpcNodeDriver):
         **kwargs: Any,
     ) -> str:
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
-        xml = super()._get_guest_xml(context, instance, *args, **kwargs)
+        xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
         if not has_hpc_keys(instance):
             return xml
-        xml = guest_topology.apply(xml, instance, self.hpc_source)
+        xml = guest_topology.apply(xml, instance, self.hpc_node.source)
         xml = self._hpc_keep_emulator_off(xml, instance)
-        return guest_topology.tell(xml, instance, self.hpc_source)
+        return guest_topology.tell(xml, instance, self.hpc_node.source)
 
     def _hpc_keep_emulator_off(self, xml: str, instance: objects.Instance) -> str:
         """Emulator threads on housekeeping CPUs of the guest's own NUMA nodes."""

@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 _NEEDED = ("context", "instance", "nodename")
 
 #: Takes a context, an instance and its claim; raises a NovaException to refuse.
-Check = Callable[[Any, Any, Claim], None]
+Check = Callable[[Any, Any, Claim], object]
 
 
 def install(virtapi: Any, check: Check) -> None:

@@ -60,7 +60,7 @@ TRACED: Final = (
     "nova.objects.instance:Instance.save",
     "nova.objects.instance:Instance.destroy",
     f"{_DRIVER}.spawn",
-    f"{_DRIVER}._hpc_check",
+    "virt_driver_patches.driver.admission:Admission.start",
     f"{_DRIVER}.destroy",
     "virt_driver_patches.driver.tenancy:Tenancy.give",
     "virt_driver_patches.driver.tenancy:Tenancy.take_back",

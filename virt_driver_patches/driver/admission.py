@@ -1,0 +1,120 @@
+"""May a server start here, with the devices that it has? The checks at each action.
+
+What is checked is in :mod:`virt_driver_patches.driver.before_start`; this is when, and
+what is recorded with the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import attrs
+import nova.conf
+from nova import context as nova_context
+from nova import objects
+
+from nova_hpc.from_nova.claim import Claim, has_hpc_keys
+from nova_hpc.guest_tree import Abi
+from nova_hpc.placement import flavor as flavors
+from nova_hpc.topology.model import normalise_address
+from nova_hpc.wire.decision import Decision
+from virt_driver_patches.driver import before_start, guest_topology
+from virt_driver_patches.driver.node import HpcNode
+from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.errors import ClaimRefused
+
+CONF = nova.conf.CONF
+
+
+@attrs.frozen
+class Admission:
+    """Checks servers on one node. It keeps no state: that is the server's."""
+
+    node: HpcNode
+
+    def start(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+        """Check all devices that *instance* has, give them, and record the decision.
+
+        :raises ClaimRefused: they are not what the flavor asks for.
+        :raises DeviceFault: one must not be given.
+        """
+        decision = None
+        if self.node.active or has_hpc_keys(instance):
+            claim, reading = Claim.of(instance), self.node.source.read()
+            decision = self.claim(context, instance, claim, reading)
+            self.node.tenancy.give(instance, claim.addresses, reading)
+        _record(instance, decision)
+        guest_topology.record(instance, _abi(instance, instance.flavor.extra_specs))
+
+    def claim(
+        self,
+        context: nova_context.RequestContext,
+        instance: objects.Instance,
+        claim: Claim,
+        reading: Reading | None = None,
+    ) -> Decision | None:
+        """Refuse a *claim* on this node that must not, or may not, start.
+
+        :raises ClaimRefused: as for :meth:`start`.
+        :raises DeviceFault: as for :meth:`start`.
+        """
+        if not claim.addresses and not flavors.has_hpc_keys(claim.extra_specs):
+            return None
+        reading = reading or self.node.source.read()
+        if self.node.active:
+            before_start.check_health(instance, claim, reading)
+        decision = before_start.check_flavor(context, instance, claim, reading)
+        guest_topology.check(instance, claim, reading, _abi(instance, claim.extra_specs))
+        return decision
+
+    def port(
+        self, context: nova_context.RequestContext, instance: objects.Instance, slot: str
+    ) -> None:
+        """Check a direct port's device together with those that the server has; give it.
+
+        :param slot: the device's address, as Neutron's binding profile has it.
+        """
+        reading = self.node.source.read()
+        if has_hpc_keys(instance):
+            claim = Claim.of(instance).with_port(slot)
+            before_start.check_flavor(context, instance, claim, reading)
+        self.node.tenancy.give(instance, [normalise_address(slot)], reading)
+
+    def restart(self, instance: objects.Instance) -> None:
+        """Check only for what would fail, or harm the host, now.
+
+        :raises ClaimRefused: the server's hardware cannot be made again.
+        :raises DeviceFault: one of its devices must not be used.
+        """
+        if self.node.active and instance.pci_devices:
+            claim, reading = Claim.of(instance), self.node.source.read()
+            before_start.check_health(instance, claim, reading, restart=True)
+            self.node.tenancy.keep(instance, claim, reading)
+        if has_hpc_keys(instance):
+            guest_topology.check_restart(instance, self.node.source)
+
+    def back(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
+        """Check a server that has its former devices back, and record its former decision."""
+        self.restart(instance)
+        decision = None
+        if has_hpc_keys(instance):
+            claim, reading = Claim.of(instance), self.node.source.read()
+            with contextlib.suppress(ClaimRefused):
+                decision = before_start.check_flavor(context, instance, claim, reading)
+        _record(instance, decision)
+        with contextlib.suppress(ClaimRefused):
+            guest_topology.record(instance, _abi(instance, instance.flavor.extra_specs))
+
+
+def _abi(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> Abi | None:
+    """The rules of the guest's hardware, with a flavor of these *extra_specs*."""
+    return guest_topology.wanted(instance, extra_specs or {}, CONF.hpc.gpudirect_clique)
+
+
+def _record(instance: objects.Instance, decision: Decision | None) -> None:
+    """Keep the decision with the server; Nova saves it together with the server's state."""
+    if decision is not None:
+        instance.system_metadata[before_start.DECISION] = decision.dumps()
+    else:
+        instance.system_metadata.pop(before_start.DECISION, None)
