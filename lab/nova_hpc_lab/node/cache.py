@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,10 +56,15 @@ def entry(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def intact(target: Path) -> bool:
-    """Whether the entry is there and every file still has its checksum."""
+    """Whether the entry is there, every file has its checksum and every link its target."""
     try:
         manifest = json.loads((target / _MANIFEST).read_text())
-        return all(checksum(target / name) == digest for name, digest in manifest["sha256"].items())
+        return all(
+            checksum(target / name) == digest for name, digest in manifest["sha256"].items()
+        ) and all(
+            str((target / name).readlink()) == goal
+            for name, goal in manifest.get("links", {}).items()
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
@@ -70,18 +77,32 @@ def remove_others(folder: Path, prefix: str, keep: str) -> None:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as stream:
+    """SHA-256 of a regular file, in hex.
+
+    :raises OSError: it is none. A link is not followed: what an unpacked
+        Debian has at ``dev/stderr`` leads to whatever the reader's own standard
+        error is, and a pipe is never read to its end.
+    """
+    # O_NONBLOCK: to open a pipe would wait for somebody who writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"{path} is no regular file")
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _seal(folder: Path) -> None:
-    sums = {
-        str(path.relative_to(folder)): checksum(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-    (folder / _MANIFEST).write_text(json.dumps({"sha256": sums}, indent=1))
+    """Write the manifest: files by their content, links by where they lead."""
+    sums, links = {}, {}
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place, name) for name in (*folders, *files)):
+            name = str(path.relative_to(folder))
+            if path.is_symlink():
+                links[name] = str(path.readlink())
+            elif path.is_file():
+                sums[name] = checksum(path)
+    manifest = {"sha256": dict(sorted(sums.items())), "links": dict(sorted(links.items()))}
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 def _clean(folder: Path, name: str) -> None:

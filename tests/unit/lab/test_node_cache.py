@@ -1,7 +1,12 @@
 """The cache: whole entries only, whatever interrupts or damages them."""
 
+import hashlib
 import json
 import multiprocessing
+import os
+import pty
+import subprocess
+import sys
 
 import pytest
 
@@ -108,3 +113,130 @@ def test_keys_tell_contents_apart():
 def test_the_manifest_lists_every_file(tmp_path):
     made = cache.entry(tmp_path, "a", writer("x"))
     assert list(json.loads((made / "manifest.json").read_text())["sha256"]) == ["sub/file"]
+
+
+# Debian's unpacked /dev has such links: they lead to what the reading process itself writes.
+ASK = """\
+import sys
+from pathlib import Path
+from nova_hpc_lab.node import cache
+
+def make(folder):
+    (folder / "made").write_text("x")
+    (folder / "stderr").symlink_to("/proc/self/fd/2")
+    (folder / "stdout").symlink_to("/proc/self/fd/1")
+    (folder / "loop").symlink_to("loop")
+    (folder / "up").symlink_to("..")
+    with Path(sys.argv[1], "makes").open("a") as stream:
+        stream.write("x")
+
+print("some output", file=sys.stderr, flush=True)
+cache.entry(Path(sys.argv[1], "cache"), "a", make)
+print("more output", file=sys.stderr, flush=True)
+"""
+
+
+def _to_file(run, folder):
+    with (folder / "log").open("ab") as log:
+        run(stdout=log, stderr=log)
+
+
+def _to_pipe(run, folder):
+    # The parent holds both ends, so a reader of the pipe would wait for ever.
+    reading, writing = os.pipe()
+    try:
+        run(stdout=writing, stderr=writing)
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _to_terminal(run, folder):
+    master, terminal = pty.openpty()
+    try:
+        run(stdin=terminal, stdout=terminal, stderr=terminal)
+    finally:
+        os.close(master)
+        os.close(terminal)
+
+
+def _to_nowhere(run, folder):
+    # Not even open: a file that is opened next gets the number of standard error.
+    run(preexec_fn=lambda: [os.close(number) for number in (0, 1, 2)])
+
+
+OUTPUTS = {"file": _to_file, "pipe": _to_pipe, "terminal": _to_terminal, "nowhere": _to_nowhere}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "file pipe terminal nowhere",
+        "pipe file nowhere terminal pipe",
+        "terminal nowhere file pipe file",
+        "nowhere terminal pipe file",
+    ],
+)
+def test_wherever_the_output_goes_an_entry_with_links_is_made_once(tmp_path, order):
+    def run(**streams):
+        subprocess.run(
+            [sys.executable, "-c", ASK, str(tmp_path)], check=True, timeout=60, **streams
+        )
+
+    for output in order.split():
+        OUTPUTS[output](run, tmp_path)
+    assert (tmp_path / "makes").read_text() == "x"
+
+
+def links(folder):
+    outside = folder.parent.parent / "outside"
+    outside.mkdir(exist_ok=True)
+    (outside / "file").write_text("x")
+    (folder / "folder").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "file")
+    (folder / "nothing").symlink_to("/nowhere")
+
+
+def test_a_link_is_recorded_as_a_link_and_nothing_behind_it_is_read(tmp_path):
+    made = cache.entry(tmp_path / "cache", "a", links)
+    manifest = json.loads((made / "manifest.json").read_text())
+    outside = str(tmp_path / "outside")
+    assert manifest["sha256"] == {}
+    assert manifest["links"] == {
+        "file": f"{outside}/file",
+        "folder": outside,
+        "nothing": "/nowhere",
+    }
+    (tmp_path / "outside" / "file").write_text("y")
+    assert cache.intact(made)
+
+
+def test_a_link_that_leads_elsewhere_is_damage(tmp_path):
+    made = cache.entry(tmp_path / "cache", "a", links)
+    (made / "file").unlink()
+    (made / "file").symlink_to("/elsewhere")
+    assert not cache.intact(made)
+
+
+def test_a_link_in_the_place_of_a_file_is_damage_and_is_not_read(tmp_path):
+    made = cache.entry(tmp_path, "a", writer("x"))
+    same = tmp_path / "same"
+    same.write_text("x")
+    (made / "sub" / "file").unlink()
+    (made / "sub" / "file").symlink_to(same)
+    assert not cache.intact(made)
+
+
+def test_pipes_and_sockets_in_an_entry_are_left_alone(tmp_path):
+    def make(folder):
+        (folder / "file").write_text("x")
+        os.mkfifo(folder / "pipe")
+
+    assert cache.intact(cache.entry(tmp_path, "a", make))
+
+
+def test_the_manifest_of_an_earlier_release_that_took_links_for_files_is_not_intact(tmp_path):
+    made = cache.entry(tmp_path / "cache", "a", links)
+    document = {"sha256": {"file": hashlib.sha256(b"x").hexdigest()}}
+    (made / "manifest.json").write_text(json.dumps(document))
+    assert not cache.intact(made)
