@@ -98,7 +98,13 @@ class Cloud:
             require_free(self.settings.ports["distribution"], "RabbitMQ's tools")
         config.write_all(self.paths, self.settings)
         tools = Tools(self.paths)
-        run_steps(self._steps(services, tools), shown, abort=tools.abort)
+
+        def abort() -> None:
+            tools.abort()
+            # Programs that are not run by way of the tools, such as mmdebstrap.
+            end_strays(self.paths, self._known_pids(services))
+
+        run_steps(self._steps(services, tools), shown, abort)
 
     def _steps(self, services: Mapping[str, Service], tools: Tools) -> Sequence[Step]:
         paths, settings = self.paths, self.settings

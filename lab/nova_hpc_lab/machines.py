@@ -20,6 +20,10 @@ from nova_hpc_lab.state import Settings
 #: A node that did not come up in this time will not; its supervisor has tried
 #: several times by then.
 _START_LIMIT: Final = 1800.0
+#: Debian's packages, over a slow network.
+_IMAGE_LIMIT: Final = 3600.0
+#: Of the step as a whole, which by then would have said itself what is missing.
+_LATEST: Final = _START_LIMIT + 300.0
 _PAUSE: Final = 2.0
 
 #: Of the image that servers boot.
@@ -66,18 +70,19 @@ def steps(
 
     services = ("catalog", "placement", "nova-conductor", "nova-scheduler", "nova-api")
     found = [
-        Step("image", "Image of the virtual nodes", image),
+        Step("image", "Image of the virtual nodes", image, limit=_IMAGE_LIMIT),
         Step("guest", "Image for servers", sdk(guest), ("image", "catalog", "glance")),
     ]
     for machine in nodes:
         # It boots while the control plane starts; it needs that only at the end.
-        found.append(Step(machine.name, f"Node {machine.name}", up(machine), ("image",)))
+        found.append(Step(machine.name, f"Node {machine.name}", up(machine), ("image",), _LATEST))
         found.append(
             Step(
                 f"{machine.name}-joined",
                 f"Devices of {machine.name} in Placement",
                 joined(machine),
                 (machine.name, *services),
+                _LATEST,
             )
         )
     return found

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from graphlib import TopologicalSorter
-from typing import Protocol, TextIO
+from typing import Final, Protocol, TextIO
 
 import attrs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from nova_hpc_lab.errors import InterruptedStepError
+from nova_hpc_lab.errors import InterruptedStepError, LabError
 
 #: Called by a step with a line on how far it is, and a fraction if known.
 Report = Callable[[str, float | None], None]
+
+#: Seconds that a step may take, unless it says otherwise.
+STEP_LIMIT: Final = 900.0
+#: Seconds that steps get to end after a failure or an interrupt. One that is
+#: stuck in a call that nothing ends is left behind.
+END_LIMIT: Final = 20.0
 
 
 @attrs.frozen
@@ -29,6 +35,8 @@ class Step:
     title: str
     work: Callable[[Report], None]
     needs: Sequence[str] = ()
+    #: Seconds after which it counts as stuck.
+    limit: float = STEP_LIMIT
 
 
 def _outcome(error: BaseException | None) -> str:
@@ -131,38 +139,115 @@ def run_steps(
 ) -> None:
     """Run *steps*, each as soon as those that it needs are done.
 
-    After the first failure no step begins; the running ones are aborted and
-    waited for, and the failure is raised. The same on Ctrl-C.
+    After the first failure no step begins; the running ones are aborted and get
+    :data:`END_LIMIT` seconds to end, and the failure is raised. The same on Ctrl-C.
 
     :param abort: called once to make the running steps end soon.
+    :raises LabError: a step was not done within its limit; the text names it.
     """
-    by_name = {step.name: step for step in steps}
-    # What a caller left out (as already done) is no obstacle.
-    order = TopologicalSorter(
-        {step.name: [need for need in step.needs if need in by_name] for step in steps}
-    )
-    order.prepare()
+    _Run(steps, shown).run(abort)
 
-    def perform(step: Step) -> None:
-        shown.begin(step)
-        try:
-            step.work(lambda text, fraction: shown.note(step, text, fraction))
-        except BaseException as err:
-            shown.done(step, err)
-            raise
-        shown.done(step, None)
 
-    with ThreadPoolExecutor(max_workers=max(1, len(steps))) as pool:
-        running: dict[Future[None], str] = {}
+@attrs.define
+class _Begun:
+    """A step that runs."""
+
+    step: Step
+    deadline: float
+    said: str = ""
+
+
+class _Run:
+    """Steps in threads of their own, which nobody waits for without a limit.
+
+    The threads are daemons: a pool's are waited for when the process ends, so
+    that one stuck step would keep the command from ever ending.
+    """
+
+    def __init__(self, steps: Sequence[Step], shown: Display) -> None:
+        self._steps = {step.name: step for step in steps}
+        self._shown = shown
+        self._running: dict[str, _Begun] = {}
+        self._ended: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
+        #: Set when nobody listens to the steps any more.
+        self._left = threading.Event()
+
+    def run(self, abort: Callable[[], None]) -> None:
+        # What a caller left out (as already done) is no obstacle.
+        order = TopologicalSorter(
+            {
+                step.name: [need for need in step.needs if need in self._steps]
+                for step in self._steps.values()
+            }
+        )
+        order.prepare()
         try:
             while order.is_active():
                 for name in order.get_ready():
-                    running[pool.submit(perform, by_name[name])] = name
-                finished, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    name = running.pop(future)
-                    future.result()
-                    order.done(name)
+                    self._begin(self._steps[name])
+                name, error = self._next()
+                if error is not None:
+                    raise error
+                order.done(name)
         except BaseException:
-            abort()
+            try:
+                abort()
+                self._wait_for_the_others(time.monotonic() + END_LIMIT)
+            finally:
+                self._left.set()
             raise
+
+    def _begin(self, step: Step) -> None:
+        begun = _Begun(step, time.monotonic() + step.limit)
+        self._running[step.name] = begun
+        self._shown.begin(step)
+        threading.Thread(
+            target=self._perform, args=(begun,), name=f"step {step.name}", daemon=True
+        ).start()
+
+    def _perform(self, begun: _Begun) -> None:
+        step = begun.step
+
+        def listened_to() -> bool:
+            return step.name in self._running and not self._left.is_set()
+
+        def report(text: str, fraction: float | None) -> None:
+            begun.said = text
+            if listened_to():
+                self._shown.note(step, text, fraction)
+
+        error: BaseException | None = None
+        try:
+            step.work(report)
+        except BaseException as err:
+            error = err
+        if listened_to():
+            self._shown.done(step, error)
+        self._ended.put((step.name, error))
+
+    def _next(self) -> tuple[str, BaseException | None]:
+        """The next step that ends, and its error if it failed.
+
+        :raises LabError: before that, one reached its deadline.
+        """
+        first = min(self._running.values(), key=lambda begun: begun.deadline)
+        try:
+            name, error = self._ended.get(timeout=max(0.0, first.deadline - time.monotonic()))
+        except queue.Empty:
+            said = f" (last it said: {first.said})" if first.said else ""
+            late = LabError(f"{first.step.title} is not done after {first.step.limit:.0f} s{said}")
+            self._shown.done(first.step, late)
+            del self._running[first.step.name]
+            raise late from None
+        del self._running[name]
+        return name, error
+
+    def _wait_for_the_others(self, deadline: float) -> None:
+        while self._running:
+            try:
+                name, _ = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                for begun in self._running.values():
+                    self._shown.note(begun.step, "does not end; it is left behind", None)
+                return
+            self._running.pop(name, None)

@@ -1,11 +1,17 @@
 """Steps run in order, in parallel, and stop on failure."""
 
 import io
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 from rich.console import Console
 
+from nova_hpc_lab import progress
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.progress import PlainDisplay, RichDisplay, Step, display, run_steps
 
@@ -69,3 +75,102 @@ def test_a_pipe_gets_plain_lines_and_a_terminal_a_live_display(monkeypatch):
         assert isinstance(shown, RichDisplay)
         run_steps([Step("a", "Title", lambda report: report("note", 0.5))], shown)
     assert "Title" in stream.getvalue()
+
+
+def test_a_step_that_never_returns_is_named_and_left(monkeypatch):
+    monkeypatch.setattr(progress, "END_LIMIT", 0.3)
+    release = threading.Event()
+
+    def stuck(report):
+        report("reading", None)
+        release.wait()
+
+    stream = io.StringIO()
+    begun = time.monotonic()
+    steps = [
+        Step("stuck", "The stuck one", stuck, limit=0.5),
+        Step("other", "The other one", lambda report: release.wait()),
+    ]
+    with pytest.raises(
+        LabError, match=r"The stuck one is not done after 0 s \(last it said: reading\)"
+    ):
+        run_steps(steps, PlainDisplay(stream))
+    assert time.monotonic() - begun < 30
+    assert "The stuck one: failed" in stream.getvalue()
+    assert "The other one: does not end; it is left behind" in stream.getvalue()
+    # What they say later goes nowhere.
+    said = stream.getvalue()
+    release.set()
+    time.sleep(0.1)
+    assert stream.getvalue() == said
+
+
+# The real command, with steps of which one never ends: it reads a pipe that
+# nobody closes, as the seal of the cache once did.
+STUCK_UP = """\
+import os, sys
+from nova_hpc.cli.main import main
+from nova_hpc_lab import cloud, process, progress, session
+
+progress.END_LIMIT = 0.5
+reading, writing = os.pipe()
+limit = float(sys.argv[1])
+
+def up(self, shown):
+    tools = process.Tools(self.paths)
+    def read(report):
+        report("reading", None)
+        os.read(reading, 1)
+    def program(report):
+        tools.run("sleeper", ["sleep", "600"])
+    steps = [progress.Step("read", "A read", read, limit=limit),
+             progress.Step("program", "A program", program)]
+    progress.run_steps(steps, shown, tools.abort)
+
+cloud.Cloud.up = up
+sys.exit(main(["lab", "up", "--nodes", "0"]))
+"""
+
+
+@pytest.fixture
+def stuck_up(tmp_path_factory):
+    """Start the command with a step that never ends."""
+    home = tmp_path_factory.mktemp("l")
+    started = []
+
+    def start(limit):
+        environ = {**os.environ, "XDG_STATE_HOME": f"{home}/s", "XDG_CACHE_HOME": f"{home}/c"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", STUCK_UP, str(limit)],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stuck_up_can_be_interrupted(stuck_up, number):
+    process = stuck_up(600)
+    assert "A read: reading" in process.stderr.readline()
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert "A program: stopped" in said
+    assert "Interrupted. Go on with: nova-hpc lab up" in said
+    assert "Traceback" not in said
+
+
+def test_a_stuck_up_ends_by_itself_and_names_the_step(stuck_up):
+    process = stuck_up(1)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "nova-hpc: A read is not done after 1 s (last it said: reading)" in said
+    assert "Traceback" not in said
