@@ -13,6 +13,9 @@ from typing import Any, Final
 import waitress
 
 _THREADS: Final = 8
+#: Bytes. An image is one request: the snapshot of a server's disk is larger than
+#: waitress's own limit of 1 GiB. A file below TMPDIR takes what does not fit into memory.
+_LARGEST_BODY: Final = 1 << 40
 
 
 def main(argv: list[str]) -> int:
@@ -30,6 +33,7 @@ def main(argv: list[str]) -> int:
         ident=None,
         channel_timeout=300,
         connection_limit=400,
+        max_request_body_size=_LARGEST_BODY,
     )
     return 0
 

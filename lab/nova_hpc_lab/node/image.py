@@ -29,7 +29,7 @@ _DISK_SIZE: Final = "6G"
 #: What the node's own initial RAM file system loads before there is a root disk.
 BOOT_MODULES: Final = ("virtio_blk", "ext4", "crc32c_generic")
 #: What the tenant's guest loads.
-GUEST_MODULES: Final = ("igbvf", "qemu_fw_cfg")
+GUEST_MODULES: Final = ("igbvf", "qemu_fw_cfg", "virtio_net")
 # Loaded later by the node; kept uncompressed, since unpacking is slow there.
 _LATER_MODULES: Final = ("virtio_net", "kvm_amd", "vfio_pci", "vfio_iommu_type1", "igb", "tun")
 

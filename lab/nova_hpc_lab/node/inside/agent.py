@@ -97,8 +97,9 @@ def network(node: dict[str, Any]) -> None:
 
 def adapters_by_mac() -> dict[str, Path]:
     """Load the drivers; the network devices by their MACs."""
-    # kvm_amd because the emulated processor has AMD's virtualisation.
-    run("modprobe", "-a", "kvm_amd", "vfio-pci", "vfio_iommu_type1", "igb")
+    # kvm_amd because the emulated processor has AMD's virtualisation; tun for the
+    # taps of ordinary ports, which Nova makes and nothing here would load it for.
+    run("modprobe", "-a", "kvm_amd", "vfio-pci", "vfio_iommu_type1", "igb", "tun")
     adapters: dict[str, Path] = {}
     for link in Path("/sys/class/net").iterdir():
         with contextlib.suppress(OSError):

@@ -46,7 +46,8 @@ report() {
             [ $count -lt 6 ] && [ $((last)) -ne 0 ] && echo "bar $address $count $((last - first + 1))"
             count=$((count + 1))
         done <"$device/resource"
-        for net in "$device"/net/*; do
+        # A virtio adapter's is one level further down.
+        for net in "$device"/net/* "$device"/virtio*/net/*; do
             [ -r "$net/address" ] && echo "mac $address $(cat "$net/address")"
         done
     done
