@@ -101,9 +101,16 @@ def _wait_up(machine: node.Node, report: Report, aborted: threading.Event) -> No
                 f"node {machine.name} is not up after {_START_LIMIT:.0f} s (last it said"
                 f" {status.reason or 'nothing'!r}); {_look(machine)}"
             )
-        again = f", started again {status.restarts} times" if status.restarts else ""
-        report(f"{status.reason or status.state.value}{again}", None)
+        report(f"{status.reason or status.state.value}{started_again(status)}", None)
         _pause(aborted)
+
+
+def started_again(status: node.NodeStatus) -> str:
+    """How often the supervisor had to, and why the last time; empty for a node that ran through."""
+    if not status.restarts:
+        return ""
+    times = "once" if status.restarts == 1 else f"{status.restarts} times"
+    return f", started again {times}" + (f" ({cause})" if (cause := status.restart_cause) else "")
 
 
 def _wait_joined(

@@ -11,7 +11,7 @@ from openstack import exceptions as sdk_exceptions
 from rich.console import Console, Group
 from rich.table import Table
 
-from nova_hpc_lab import bootstrap, node, observe
+from nova_hpc_lab import bootstrap, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
 
 
@@ -178,8 +178,8 @@ def _node(report: NodeReport) -> Table:
         facts.append(f"up {status.uptime:.0f} s")
     if status.heartbeat_age is not None:
         facts.append(f"heartbeat {status.heartbeat_age:.0f} s ago")
-    if status.restarts:
-        facts.append(f"started again {status.restarts} times")
+    if again := machines.started_again(status):
+        facts.append(_plain(again.removeprefix(", ")))
     table = Table(title=f"Node {status.name}: {', '.join(facts)}", title_justify="left")
     for column in ("Device", "Resource class", "Used", "Health"):
         table.add_column(column)

@@ -62,6 +62,8 @@ class NodeStatus:
     heartbeat_age: float | None = None
     #: How often the supervisor had to start a silent or dead node again.
     restarts: int = 0
+    #: Why the last time; with the kernel's own words where its kernel died.
+    restart_cause: str = ""
     #: Lines of the form "0000:22:00.0 gpu0 vgamem 16 MiB", as planned by the
     #: shape and confirmed by the node once it is up.
     devices: tuple[str, ...] = ()

@@ -81,6 +81,7 @@ class Node:
             heartbeat=str(files.heartbeat),
             qmp=str(files.qmp),
             ssh_port=port,
+            serial=str(files.serial_log),
         )
         plan.save(self.folder)
         host_key = (self.folder / "ssh-host-key.pub").read_text()
@@ -123,6 +124,7 @@ class Node:
             restarts=known.get("restarts", 0),
             devices=devices,
             reason=str(known.get("phase", "")),
+            restart_cause=str(known.get("reason", "")),
         )
 
     def ssh_argv(self, command: Sequence[str] = ()) -> list[str]:

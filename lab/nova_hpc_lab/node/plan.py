@@ -20,6 +20,8 @@ class Plan:
     heartbeat: str
     qmp: str
     ssh_port: int
+    #: What the node's kernel says; "" in the plan of an earlier release.
+    serial: str = ""
 
     def save(self, folder: Path) -> None:
         """Write the plan for the supervisor to read."""

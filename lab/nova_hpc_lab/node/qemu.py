@@ -33,7 +33,8 @@ KERNEL_LINE: Final = (
     "console=ttyS0 quiet loglevel=4 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
     " nohz=off highres=off nokaslr mitigations=off audit=0 apparmor=0 selinux=0 net.ifnames=0"
     " random.trust_cpu=on init_on_alloc=0 rcupdate.rcu_expedited=1"
-    " transparent_hugepage=never panic=1"
+    # A kernel that went on after an Oops would be a node that is stuck and says nothing.
+    " transparent_hugepage=never oops=panic panic=1"
 )
 
 # Bus numbers of the expander bridges; between two of them there is room for

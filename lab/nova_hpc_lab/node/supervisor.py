@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +29,14 @@ from nova_hpc_lab.state import write
 MAX_FAILURES: Final = 4
 #: From this failure in a row on the node starts from a fresh disk.
 FRESH_DISK: Final = 2
+
+#: Of the serial log, in bytes: the kernel's last words are at its end.
+_LAST_WORDS: Final = 64 * 1024
+_STAMP: Final = re.compile(r"^\[ *\d+\.\d+\](?:\[[^]]*\])? ")
+_DEATH: Final = re.compile(r"BUG: |Oops: |Unable to handle|general protection fault|Kernel panic")
+_WHERE: Final = re.compile(r"RIP: \w+:(\w+)\+")
+#: Of the kernel's report: registers and the first functions of the stack.
+_SHOWN: Final = 40
 
 
 @attrs.frozen
@@ -127,6 +136,8 @@ class Supervisor:
             path.unlink(missing_ok=True)
         make_overlay(Path(self.plan.disk), Path(self.plan.backing))
         beat = Beat(heartbeat)
+        serial = Path(self.plan.serial) if self.plan.serial else None
+        told = serial.stat().st_size if serial is not None and serial.exists() else 0
         with (self.folder / "qemu.log").open("ab") as log:
             qemu = subprocess.Popen(
                 self.plan.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -151,7 +162,18 @@ class Supervisor:
                 self._reason = f"QEMU ended with status {qemu.poll()}, see qemu.log"
         finally:
             self._end(qemu)
+        if serial is not None and not self._stop.is_set():
+            self._add_last_words(serial, told)
         return was_up
+
+    def _add_last_words(self, serial: Path, offset: int) -> None:
+        """Put the kernel's account of its own death into the reason, all of it into the log."""
+        words = last_words(serial, offset)
+        if words:
+            where = next((found[1] for line in words if (found := _WHERE.search(line))), "")
+            self._reason = f"{words[0]}{f' in {where}' if where else ''}; {self._reason}"
+            for line in words:
+                self._log(f"serial: {line}")
 
     def _end(self, qemu: subprocess.Popen[bytes]) -> None:
         """End QEMU so that its disk is whole; by force only if it does not react."""
@@ -184,6 +206,24 @@ class Supervisor:
 
     def _log(self, text: str) -> None:
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
+
+
+def last_words(serial: Path, offset: int) -> list[str]:
+    """What a kernel said of its own death, without its time stamps; empty if it did not.
+
+    :param serial: the node's serial log, to which each run adds.
+    :param offset: where the run began in it, in bytes.
+    """
+    try:
+        with serial.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(offset, size - _LAST_WORDS))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    lines = [_STAMP.sub("", line.rstrip()) for line in text.replace("\r", "").splitlines()]
+    first = next((i for i, line in enumerate(lines) if _DEATH.search(line)), len(lines))
+    return lines[first : first + _SHOWN]
 
 
 def make_overlay(disk: Path, backing: Path) -> None:

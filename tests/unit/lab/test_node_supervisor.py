@@ -5,21 +5,31 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import psutil
 import pytest
 
-from nova_hpc_lab.node.contract import State
+from nova_hpc_lab.machines import started_again
+from nova_hpc_lab.node.contract import NodeStatus, State
 from nova_hpc_lab.node.machine import Node
 from nova_hpc_lab.node.plan import Plan
 from nova_hpc_lab.node.shape import Shape
-from nova_hpc_lab.node.supervisor import Beat, Patience, make_overlay
+from nova_hpc_lab.node.supervisor import Beat, Patience, last_words, make_overlay
 from nova_hpc_lab.paths import Paths
+
+# As it was seen on a serial log; with what an earlier run had written there before.
+PANIC = """\
+[   17.513219] BUG: kernel NULL pointer dereference, address: 0000000000000010\r
+[   17.514061] #PF: supervisor read access in kernel mode\r
+[   17.521402] CPU: 1 UID: 0 PID: 45 Comm: kworker/1:1 Not tainted 6.12\r
+[   17.523310] RIP: 0010:igb_ping_all_vfs+0x3c/0xb0 [igb]\r
+[   17.560002] Kernel panic - not syncing: Fatal exception\r
+"""
 
 # Each start of the stand-in takes the next word of the plan of its life.
 MACHINE = """\
+PANIC = {panic!r}
 import signal, sys, time
 from pathlib import Path
 folder = Path(sys.argv[1])
@@ -36,6 +46,10 @@ def say(phase):
     beat.write(f"1.0 {phase}\\n")
 if "dead" in life:
     sys.exit(3)
+if "panic" in life:
+    with (folder / "serial.log").open("a") as stream:
+        stream.write(PANIC)
+    sys.exit(0)
 if "mute" not in life:
     say("booting")
     say("failed: no devices" if "broken" in life else "compute")
@@ -68,7 +82,7 @@ def supervise(tmp_path, backing):
     """Start a supervisor whose machine has the given lives."""
     folder = tmp_path / "node"
     folder.mkdir()
-    (tmp_path / "machine.py").write_text(textwrap.dedent(MACHINE))
+    (tmp_path / "machine.py").write_text(MACHINE.replace("{panic!r}", repr(PANIC)))
     started = []
 
     def start(*lives):
@@ -79,6 +93,7 @@ def supervise(tmp_path, backing):
             heartbeat=str(folder / "heartbeat"),
             qmp=str(folder / "qmp"),
             ssh_port=1,
+            serial=str(folder / "serial.log"),
         )
         plan.save(folder)
         process = subprocess.Popen([sys.executable, "-c", RUN, folder])
@@ -141,6 +156,34 @@ def test_a_node_that_dies_or_falls_silent_is_started_again(supervise, life, reas
     _, folder = supervise(life, "well")
     until(lambda: status(folder).get("restarts") == 1 and status(folder)["state"] == "up")
     assert status(folder)["reason"].startswith(reason)
+
+
+def test_a_kernel_that_died_is_the_cause_of_a_restart(supervise, capfd):
+    _, folder = supervise("panic", "well")
+    until(lambda: status(folder).get("restarts") == 1 and status(folder)["state"] == "up")
+    assert status(folder)["reason"] == (
+        "BUG: kernel NULL pointer dereference, address: 0000000000000010 in igb_ping_all_vfs;"
+        " QEMU ended with status 0, see qemu.log"
+    )
+    said = capfd.readouterr().out
+    assert "serial: Kernel panic - not syncing: Fatal exception\n" in said
+    assert "restart number 1" in said
+
+
+def test_the_death_of_an_earlier_run_is_not_told_again(supervise):
+    _, folder = supervise("panic", "dead", "well")
+    until(lambda: status(folder).get("restarts") == 2 and status(folder)["state"] == "up")
+    assert status(folder)["reason"] == "QEMU ended with status 3, see qemu.log"
+
+
+def test_last_words_are_few_and_of_this_run(tmp_path):
+    log = tmp_path / "serial.log"
+    assert last_words(log, 0) == []
+    log.write_text("[    1.0] usual words\n" + PANIC + "[   18.0] more\n" * 1000)
+    words = last_words(log, 0)
+    assert words[0] == "BUG: kernel NULL pointer dereference, address: 0000000000000010"
+    assert len(words) == 40
+    assert last_words(log, len("[    1.0] usual words\n" + PANIC.replace("\r", ""))) == []
 
 
 def test_a_node_that_never_starts_is_given_up(supervise):
@@ -277,3 +320,10 @@ def test_every_word_of_a_command_reaches_the_node_as_it_is(tmp_path):
 def test_stopping_a_node_that_does_not_run_does_nothing(tmp_path):
     node(tmp_path).stop()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_restart_and_its_cause_are_told(tmp_path):
+    found = node(tmp_path)
+    assert started_again(found.status()) == ""
+    status = NodeStatus("hpc2", State.STARTING, restarts=2, restart_cause="Oops: 0000")
+    assert started_again(status) == ", started again 2 times (Oops: 0000)"

@@ -113,7 +113,6 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
     if link is None:
         raise NodeError(f"adapter {adapter['name']} ({adapter['mac']}) is not there")
     device = link / "device"
-    run("ip", "link", "set", "up", "dev", link.name)
     # No driver of the node may take them: they are for guests.
     (device / "sriov_drivers_autoprobe").write_text("0")
     (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
@@ -121,6 +120,10 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
     for number, mac in enumerate(adapter["vfs"]):
         run("ip", "link", "set", "dev", link.name, "vf", str(number), "mac", mac)
         found.append((device / f"virtfn{number}").resolve().name)
+    # Last: the watchdog of an igb that is up pings its VFs, and while they are being
+    # made it finds their number before their table (igb_ping_all_vfs in
+    # drivers/net/ethernet/intel/igb/igb_main.c: a NULL pointer, Linux 6.12).
+    run("ip", "link", "set", "up", "dev", link.name)
     return found
 
 
