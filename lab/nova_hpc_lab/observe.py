@@ -100,8 +100,8 @@ def stored_decision(settings: Settings, server: str) -> decision.Decision | None
     with connect(settings, "nova") as connection, connection.cursor() as cursor:
         cursor.execute(
             "SELECT value FROM instance_system_metadata"
-            " WHERE instance_uuid = %s AND `key` = 'hpc_decision' AND deleted = 0",
-            (server,),
+            " WHERE instance_uuid = %s AND `key` = %s AND deleted = 0",
+            (server, decision.KEY),
         )
         row = cursor.fetchone()
     return None if row is None else decision.loads(row[0])

@@ -19,13 +19,13 @@ from nova_hpc.from_nova import hosts, providers
 from nova_hpc.from_nova.providers import Free, Kind
 from nova_hpc.from_nova.request import Task
 from nova_hpc.placement.model import Pool
+from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
 
 CONF = nova.conf.CONF
 
-_DECISION: Final = "hpc_decision"
 _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 #: Free functions of one adapter that Placement is asked about at most.
 _MOST: Final = 8
@@ -228,7 +228,7 @@ def _server(instance: objects.Instance, state: host_manager.HostState) -> Server
         node=instance.node or state.nodename,
         flavor=printable(flavor.name),
         extra_specs=dict(flavor.extra_specs or {}),
-        decision=instance.system_metadata.get(_DECISION),
+        decision=instance.system_metadata.get(hpc_decision.KEY),
         cells=tuple(
             ServerCell(
                 numa=cell.id,

@@ -15,6 +15,8 @@ from .files import FileError, Root
 
 SCHEMA: Final = "nova-hpc/guest"
 VERSION: Final = 1
+#: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
+READS: Final = (1,)
 
 #: Names in the firmware's configuration interface; fw_cfg takes 55 characters.
 PREFIX: Final = "opt/org.nova-hpc/"
@@ -179,10 +181,12 @@ def parse(data: bytes) -> Document:
         raise DocumentError(f"{DOCUMENT} is not JSON: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise DocumentError(f"{DOCUMENT} is not a document of schema {SCHEMA}")
-    if found.get("version") != VERSION:
+    version = found.get("version")
+    # True == 1 == 1.0 in Python, but neither true nor 1.0 is a version.
+    if type(version) is not int or version not in READS:
         raise DocumentError(
-            f"{DOCUMENT} has version {found.get('version')!r}, and this command knows version "
-            f"{VERSION}; install the command that belongs to the cloud"
+            f"{DOCUMENT} has version {_short(version)}, and this command knows version "
+            f"{', '.join(map(str, READS))}; install the command that belongs to the cloud"
         )
     topology = _pick(found, "topology", lambda value: value in TOPOLOGIES, "document")
     cells = tuple(

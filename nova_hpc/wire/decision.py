@@ -1,8 +1,6 @@
 """What was decided for a server, as it is stored with the server.
 
-The text goes to ``instance.system_metadata['hpc_decision']``, whose values
-hold at most 255 characters. The devices themselves are Nova's PCI records and
-are not repeated here.
+The devices themselves are Nova's PCI records and are not repeated here.
 """
 
 from __future__ import annotations
@@ -14,12 +12,11 @@ import attrs
 
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
+from nova_hpc.wire.documents import DECISION
+from nova_hpc.wire.version import WireError
 
-#: Version of the text's meaning.
-VERSION: Final = 1
-
-#: Longest value of instance system metadata, in bytes.
-MAX_BYTES: Final = 255
+#: The key in the server's ``system_metadata``.
+KEY: Final = "hpc_decision"
 
 
 @attrs.frozen
@@ -34,9 +31,9 @@ class Decision:
     redirected: tuple[int, int] | None = None
 
     def dumps(self) -> str:
-        """The text to store, at most MAX_BYTES bytes of ASCII."""
+        """The text to store: ASCII, within the limit of :data:`DECISION`."""
         found: dict[str, object] = {
-            "v": VERSION,
+            DECISION.key: DECISION.version,
             "asked": self.asked.word,
             "policy": self.policy.value,
             "reached": self.reached.word,
@@ -52,23 +49,15 @@ def loads(text: object) -> Decision | None:
     :returns: None where there is nothing that this release understands: no
         text, damaged text, or a text of a newer version.
     """
-    if not isinstance(text, str) or len(text) > MAX_BYTES:
-        return None
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    # True == 1 in Python, but true is no version.
-    if not isinstance(data, dict) or type(data.get("v")) is not int or data["v"] != VERSION:
-        return None
-    try:
+        data = DECISION.load(text)
         return Decision(
             asked=Level.from_word(data["asked"]),
             policy=Policy(data["policy"]),
             reached=Level.from_word(data["reached"]),
             redirected=_pair(data.get("redirected")),
         )
-    except (KeyError, TypeError, ValueError):
+    except (WireError, KeyError, TypeError, ValueError):
         return None
 
 

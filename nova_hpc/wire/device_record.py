@@ -12,11 +12,15 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
+from nova_hpc.wire.documents import DEVICE_RECORD, DEVICE_TAGS
+from nova_hpc.wire.version import WireError
+
 #: The key in ``extra_info``.
 KEY: Final = "hpc"
 
 _PREFIX: Final = "hpc_"
-_LONGEST: Final = 4096
+#: What stands for tags that cannot be read: the reader of tags refuses it by name.
+_BROKEN: Final = {DEVICE_TAGS.key: "unreadable"}
 
 
 def dumps(tags: Mapping[str, str]) -> str:
@@ -26,16 +30,17 @@ def dumps(tags: Mapping[str, str]) -> str:
 
 
 def loads(text: object) -> dict[str, str]:
-    """The tags in a record; {} where it has none, or none that can be read.
+    """The tags in a record; {} where it has none. Never raises.
 
-    Never raises: it is asked about whatever a database holds.
+    Of a record that cannot be read, tags of a version that no release reads: the place of
+    the device is unknown then, and it is not taken for an ordinary device.
     """
-    if not isinstance(text, str) or len(text) > _LONGEST:
+    if text is None:
         return {}
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
-        return {}
+        found = DEVICE_RECORD.load(text)
+    except WireError:
+        return _BROKEN.copy()
+    if not all(isinstance(each, str) for each in found.values()):
+        return _BROKEN.copy()
     return {key: value for key, value in found.items() if key.startswith(_PREFIX)}

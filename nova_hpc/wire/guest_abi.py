@@ -12,13 +12,11 @@ from typing import Final
 
 import attrs
 
-#: The version that new servers get.
-CURRENT: Final = 1
-#: All versions that this release can make.
-KNOWN: Final = (1,)
+from nova_hpc.wire.documents import GUEST_ABI
+from nova_hpc.wire.version import LaterError, WireError
 
-#: Longest value of instance system metadata, in bytes.
-MAX_BYTES: Final = 255
+#: The key in the server's ``system_metadata``.
+KEY: Final = "hpc_guest_abi"
 
 
 class Mode(enum.Enum):
@@ -29,7 +27,7 @@ class Mode(enum.Enum):
     FLAT = "flat"
 
 
-class AbiError(ValueError):
+class AbiError(WireError):
     """A stored text that this release must not act on; it says the cure."""
 
 
@@ -40,12 +38,12 @@ class Abi:
     mode: Mode
     #: Cliques are shown to GPUs.
     clique: bool = False
-    version: int = CURRENT
+    version: int = GUEST_ABI.version
 
     def dumps(self) -> str:
-        """The text to store, at most MAX_BYTES bytes of ASCII."""
+        """The text to store: ASCII, within the limit of :data:`GUEST_ABI`."""
         return json.dumps(
-            {"v": self.version, "mode": self.mode.value, "clique": int(self.clique)},
+            {GUEST_ABI.key: self.version, "mode": self.mode.value, "clique": int(self.clique)},
             separators=(",", ":"),
         )
 
@@ -59,24 +57,18 @@ def loads(text: object) -> Abi | None:
     if text is None:
         return None
     try:
-        if not isinstance(text, str) or len(text) > MAX_BYTES:
-            raise ValueError
-        data = json.loads(text)
-        version = data["v"]
-        if type(version) is not int:  # true == 1 in Python, but is no version
-            raise ValueError
-        if version not in KNOWN:
-            known = ", ".join(map(str, KNOWN))
-            raise AbiError(
-                f"The server's virtual hardware is of version {version}, and this release of "
-                f"nova-hpc makes {known}: start it with the release that it was started with, "
-                "or a newer one."
-            )
-        return Abi(version=version, mode=Mode(data["mode"]), clique=bool(data["clique"]))
-    except AbiError:
-        raise
-    except (ValueError, KeyError, TypeError, RecursionError):
+        data = GUEST_ABI.load(text)
+        return Abi(
+            version=data[GUEST_ABI.key], mode=Mode(data["mode"]), clique=bool(data["clique"])
+        )
+    except LaterError as error:
         raise AbiError(
-            "The record of the server's virtual hardware (hpc_guest_abi) is damaged: it must be "
+            f"The server's virtual hardware is of version {error.version}, and this release of "
+            f"nova-hpc makes {', '.join(map(str, GUEST_ABI.reads))}: start it with the release "
+            "that it was started with, or a newer one."
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise AbiError(
+            f"The record of the server's virtual hardware ({KEY}) is damaged: it must be "
             "repaired before the server can start."
         ) from None

@@ -16,9 +16,9 @@ import attrs
 from nova_hpc.topology import peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
+from nova_hpc.wire.documents import INVENTORY
 
 SCHEMA: Final = "nova-hpc/inventory"
-VERSION: Final = 1
 
 
 def build(node: Node) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def build(node: Node) -> dict[str, Any]:
     peers = peer.switches(node)
     return {
         "schema": SCHEMA,
-        "version": VERSION,
+        INVENTORY.key: INVENTORY.version,
         "source": node.source,
         "hostname": node.hostname,
         "problems": list(node.problems),

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import attrs
 
-#: Version of the document; a reader ignores documents of other versions.
-VERSION: Final = 1
+from nova_hpc.wire.documents import STATS
+from nova_hpc.wire.version import WireError
 
 #: The document is smaller than this, in bytes of UTF-8.
 LIMIT: Final = 16 * 1024
@@ -96,7 +96,7 @@ class StatsDocument:
     def _body(
         self, withheld: Mapping[str, str], in_use: Mapping[str, str], left_out: int
     ) -> dict[str, Any]:
-        body: dict[str, Any] = {"v": VERSION}
+        body: dict[str, Any] = {STATS.key: STATS.version}
         if withheld:
             body["withheld"] = _by_reason(withheld)
         if in_use:
@@ -108,31 +108,35 @@ class StatsDocument:
         return body
 
 
-def loads(text: object) -> StatsDocument | None:
-    """Read a document; None when it is absent, broken or of another version.
+def read(text: object) -> StatsDocument | None:
+    """Read a document; None: there is none, the node does not run this project's driver.
 
-    Never raises: it runs in the scheduler on whatever a node has sent.
+    :raises WireError: there is one that this release cannot read: what the node says is
+        unknown, which is not the same as nothing.
     """
-    if not isinstance(text, str) or len(text) > 4 * LIMIT:
+    if text is None:
         return None
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    # True == 1, hence the test of the type.
-    if not isinstance(body, dict) or type(body.get("v")) is not int or body["v"] != VERSION:
-        return None
-    withheld = _by_address(body.get("withheld", {}))
-    in_use = _by_address(body.get("in_use", {}))
+    body = STATS.load(text)
     notes = body.get("notes", [])
     left_out = body.get("left_out", 0)
-    if withheld is None or in_use is None or not isinstance(notes, list):
-        return None
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise STATS.broken("has notes that are no texts")
     if type(left_out) is not int or left_out < 0:
+        raise STATS.broken("has a left_out that is no count")
+    return StatsDocument(
+        withheld=_by_address(body, "withheld"),
+        in_use=_by_address(body, "in_use"),
+        notes=tuple(notes),
+        left_out=left_out,
+    )
+
+
+def loads(text: object) -> StatsDocument | None:
+    """The same; None also where it cannot be read. Never raises."""
+    try:
+        return read(text)
+    except WireError:
         return None
-    if not all(isinstance(note, str) for note in notes):
-        return None
-    return StatsDocument(withheld=withheld, in_use=in_use, notes=tuple(notes), left_out=left_out)
 
 
 def _encode(body: Mapping[str, Any]) -> str:
@@ -146,15 +150,13 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     return grouped
 
 
-def _by_address(value: object) -> dict[str, str] | None:
-    if not isinstance(value, dict):
-        return None
+def _by_address(body: Mapping[str, Any], key: str) -> dict[str, str]:
+    reasons = body.get(key, {})
+    if not isinstance(reasons, dict):
+        raise STATS.broken(f"has a {key} that is no object")
     found: dict[str, str] = {}
-    for reason, addresses in value.items():
-        if not isinstance(addresses, list):
-            return None
-        for address in addresses:
-            if not isinstance(address, str):
-                return None
-            found[address] = reason
+    for reason, addresses in reasons.items():
+        if not isinstance(addresses, list) or not all(isinstance(each, str) for each in addresses):
+            raise STATS.broken(f"has a {key} that does not list addresses")
+        found.update(dict.fromkeys(addresses, reason))
     return found

@@ -15,11 +15,11 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.level import Location
+from nova_hpc.wire.documents import DEVICE_TAGS
+from nova_hpc.wire.version import WireError
 
 #: Version of the meaning of the tags below.
-SCHEMA: Final = "1"
-
-VERSION: Final = "hpc_tags"
+VERSION: Final = DEVICE_TAGS.key
 ROLE: Final = "hpc_role"
 SWITCH: Final = "hpc_switch"
 ROOT: Final = "hpc_root"
@@ -35,11 +35,13 @@ ALL: Final = frozenset(
     {VERSION, ROLE, SWITCH, ROOT, NUMA, SOCKET, GROUP, NVLINK, RESOURCE_CLASS, TRAITS}
 )
 
+_READS: Final = tuple(map(str, DEVICE_TAGS.reads))
+
 #: Switches of one path are written outermost first, joined by this.
 SEPARATOR: Final = "/"
 
 
-class TagError(ValueError):
+class TagError(WireError):
     """Tags that cannot be trusted; the text says which and why."""
 
 
@@ -62,7 +64,7 @@ class Tags:
         """The keys to add to an entry of ``[pci]device_spec``."""
         place = self.location
         pairs = {
-            VERSION: SCHEMA,
+            VERSION: str(DEVICE_TAGS.version),
             ROLE: self.role,
             SWITCH: SEPARATOR.join(place.switches) or None,
             ROOT: place.root,
@@ -91,8 +93,9 @@ def parse(pool: Mapping[str, object]) -> Tags | None:
             raise TagError(f"tag {key} is not a string of at most 255 characters")
     text = {key: str(value) for key, value in found.items()}
     version = text.get(VERSION)
-    if version != SCHEMA:
-        raise TagError(f"tag {VERSION} is {version!r}, this release reads {SCHEMA!r}")
+    if version not in _READS:
+        known = " or ".join(map(repr, _READS))
+        raise TagError(f"tag {VERSION} is {version!r}, this release reads {known}")
     switches = tuple(filter(None, text.get(SWITCH, "").split(SEPARATOR)))
     if switches and ROOT not in text:
         raise TagError(f"tag {SWITCH} needs tag {ROOT}")

@@ -18,6 +18,7 @@ from nova_hpc.from_nova.claim import Claim, has_hpc_keys
 from nova_hpc.guest_tree import Abi
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.topology.model import normalise_address
+from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
 from virt_driver_patches.driver import before_start, guest_topology
 from virt_driver_patches.driver.node import HpcNode
@@ -115,6 +116,6 @@ def _abi(instance: objects.Instance, extra_specs: Mapping[str, str] | None) -> A
 def _record(instance: objects.Instance, decision: Decision | None) -> None:
     """Keep the decision with the server; Nova saves it together with the server's state."""
     if decision is not None:
-        instance.system_metadata[before_start.DECISION] = decision.dumps()
+        instance.system_metadata[wire_decision.KEY] = decision.dumps()
     else:
-        instance.system_metadata.pop(before_start.DECISION, None)
+        instance.system_metadata.pop(wire_decision.KEY, None)

@@ -29,9 +29,6 @@ from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
 
-#: Key of the server's system_metadata that keeps the decision.
-DECISION = "hpc_decision"
-
 USE_HOST = (
     "Hosts given with --availability-zone ZONE:HOST are not checked by the scheduler: "
     "use --host HOST (compute API 2.74 or later) instead."

@@ -27,9 +27,6 @@ from virt_driver_patches.errors import ClaimRefused
 
 LOG = logging.getLogger(__name__)
 
-#: Key of the server's system_metadata.
-ABI = "hpc_guest_abi"
-
 #: QEMU accepts cliques for GPUs of this vendor only.
 _CLIQUE_VENDOR = "10de"
 _DISPLAY = "03"
@@ -47,7 +44,7 @@ def stored(instance: objects.Instance) -> Abi | None:
     :raises ClaimRefused: this release must not start a server with it.
     """
     try:
-        return guest_abi.loads(instance.system_metadata.get(ABI))
+        return guest_abi.loads(instance.system_metadata.get(guest_abi.KEY))
     except AbiError as error:
         LOG.error("%s", error, instance=instance)
         raise ClaimRefused(str(error)) from error
@@ -73,9 +70,9 @@ def wanted(instance: objects.Instance, extra_specs: Mapping[str, str], clique: b
 def record(instance: objects.Instance, found: Abi | None) -> None:
     """Keep *found* with the server; Nova saves it together with its state."""
     if found is not None:
-        instance.system_metadata[ABI] = found.dumps()
+        instance.system_metadata[guest_abi.KEY] = found.dumps()
     else:
-        instance.system_metadata.pop(ABI, None)
+        instance.system_metadata.pop(guest_abi.KEY, None)
 
 
 def check(instance: objects.Instance, claim: Claim, reading: Reading, found: Abi | None) -> None:

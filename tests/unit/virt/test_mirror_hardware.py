@@ -12,6 +12,7 @@ from nova_hpc.guest_tree.windows import GIB, Span
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from nova_hpc.wire import guest_abi
+from nova_hpc.wire.documents import GUEST_ABI
 from tests.unit.virt.mirror_worlds import UEFI, domain
 from virt_driver_patches.domain import mirror
 
@@ -169,7 +170,7 @@ def test_the_record():
     for mode in Mode:
         for clique in (False, True):
             text = Abi(mode, clique).dumps()
-            assert len(text.encode()) <= guest_abi.MAX_BYTES
+            assert len(text.encode()) <= GUEST_ABI.limit
             assert guest_abi.loads(text) == Abi(mode, clique)
     assert Abi(Mode.MIRROR).dumps() == '{"v":1,"mode":"mirror","clique":0}'
     assert guest_abi.loads(None) is None

@@ -1,9 +1,11 @@
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire import stats
+from nova_hpc.wire.version import WireError
 
 REASON = "IOMMU group 17 is not viable: 0000:22:00.0 (igb) is in it"
 
@@ -105,3 +107,10 @@ def test_reading_never_raises(body):
     if isinstance(body, dict):
         body["v"] = 1
     stats.loads(json.dumps(body))
+
+
+def test_what_cannot_be_read_is_not_nothing():
+    assert stats.read(None) is None
+    for value in ('{"v":2}', "", "{", '{"v":1,"withheld":[]}'):
+        with pytest.raises(WireError):
+            stats.read(value)

@@ -1,0 +1,105 @@
+"""Every wire document: its version, who writes and reads it, and where it lies.
+
+The contributor guide ("Wire documents") has the same as a table, and a test compares
+them. Each has golden texts in ``tests/data/golden/wire``, in a folder of its name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nova_hpc.wire.version import Document
+
+#: Longest value of instance system metadata, in characters (nova/db/main/models.py,
+#: InstanceSystemMetadata.value, all releases); what is longer fails the server's save.
+_METADATA: Final = 255
+
+DEVICE_TAGS: Final = Document(
+    name="device tags",
+    lives="[pci]device_spec, and Nova's PCI pools",
+    writer="nova_hpc.wire.tags:Tags.to_spec",
+    readers=("nova_hpc.wire.tags:parse",),
+    key="hpc_tags",
+)
+DEVICE_RECORD: Final = Document(
+    name="device record",
+    lives="pci_devices.extra_info['hpc'] of Nova's database",
+    writer="nova_hpc.wire.device_record:dumps",
+    readers=("nova_hpc.wire.device_record:loads",),
+    # Its keys are device tags, which have a version of their own.
+    absent=1,
+    limit=4096,
+)
+STATS: Final = Document(
+    name="statistics of the node",
+    lives="stats['hpc'] of Nova's compute node",
+    writer="nova_hpc.wire.stats:StatsDocument.dumps",
+    readers=("nova_hpc.wire.stats:loads",),
+    key="v",
+    limit=16 * 1024 - 1,
+    # The column has 64 KiB for all statistics (ComputeNode.stats, a TEXT of MySQL).
+    longest=64 * 1024,
+)
+DECISION: Final = Document(
+    name="decision",
+    lives="system_metadata['hpc_decision'] of the server",
+    writer="nova_hpc.wire.decision:Decision.dumps",
+    readers=("nova_hpc.wire.decision:loads",),
+    key="v",
+    limit=_METADATA,
+)
+GUEST_ABI: Final = Document(
+    name="guest ABI",
+    lives="system_metadata['hpc_guest_abi'] of the server",
+    writer="nova_hpc.wire.guest_abi:Abi.dumps",
+    readers=("nova_hpc.wire.guest_abi:loads",),
+    key="v",
+    limit=_METADATA,
+)
+GUEST_DOCUMENT: Final = Document(
+    name="guest document",
+    lives="opt/org.nova-hpc/guest.json of the guest's firmware",
+    writer="nova_hpc.guest_tree.guest_document:documents",
+    # Standard library alone, and older or newer than the cloud: it has its own check.
+    readers=("nova_hpc.guest.document:parse",),
+)
+NCCL_TOPOLOGY: Final = Document(
+    name="NCCL topology",
+    lives="opt/org.nova-hpc/nccl-topology.xml of the guest's firmware",
+    writer="nova_hpc.topology.nccl:write",
+    # And NCCL itself, which refuses every version but its own.
+    readers=("nova_hpc.guest.install:fill",),
+)
+SNAPSHOT: Final = Document(
+    name="snapshot",
+    lives="a file of the operator's",
+    writer="nova_hpc.cloud.snapshot.document:dumps",
+    readers=("nova_hpc.cloud.snapshot.document:loads",),
+    cure="take the snapshot again",
+)
+INVENTORY: Final = Document(
+    name="inventory",
+    lives="the output of nova-hpc inventory",
+    writer="nova_hpc.wire.inventory:dumps",
+)
+DECLARATION: Final = Document(
+    name="declaration",
+    lives="[hpc]device_role of nova.conf",
+    # The operator writes it.
+    writer="",
+    readers=("nova_hpc.offer.roles:strict", "nova_hpc.offer.roles:lenient"),
+    absent=1,
+)
+
+ALL: Final = (
+    DEVICE_TAGS,
+    DEVICE_RECORD,
+    STATS,
+    DECISION,
+    GUEST_ABI,
+    GUEST_DOCUMENT,
+    NCCL_TOPOLOGY,
+    SNAPSHOT,
+    INVENTORY,
+    DECLARATION,
+)

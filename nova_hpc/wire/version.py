@@ -1,0 +1,108 @@
+"""The one rule by which every wire document changes, and its readers judge it.
+
+A version is a whole number. Within one, keys may be added; none is removed and none
+changes its meaning, and a reader ignores keys that it does not know (but for the
+snapshot, where a wrong answer is worse than none). Whatever cannot be done so is the
+next version, in two releases: the first reads it and still writes the one before, the
+second writes it and still reads the one before. So neighbours in a rolling upgrade, of
+which either may be the newer one, read each other.
+
+A reader that meets a version it does not know, or a text that is broken, says that the
+fact is *unknown*. It never takes that for "there is nothing", and it leaves the text
+where it lies: after the next upgrade it can be read.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import attrs
+
+_LONGEST: Final = 60
+
+
+class WireError(ValueError):
+    """A text that must not be acted on. The error says why, for operators."""
+
+
+class LaterError(WireError):
+    """A text of a *version* that only a later release reads: it stays as it is."""
+
+    def __init__(self, text: str, version: int) -> None:
+        super().__init__(text)
+        self.version = version
+
+
+@attrs.frozen
+class Document:
+    """What all texts of one kind have in common."""
+
+    name: str
+    #: Where it is while nobody reads it.
+    lives: str
+    #: What makes it, and what reads it, as ``module:function``; "" where only others do.
+    writer: str
+    readers: tuple[str, ...] = ()
+    #: Version that this release writes.
+    version: int = 1
+    #: Versions that it reads: also the one before, and one that it does not write yet.
+    reads: tuple[int, ...] = (1,)
+    #: Where the version is said.
+    key: str = "version"
+    #: Version of a text that does not say one; None: every one says it.
+    absent: int | None = None
+    #: The longest that is written, in bytes; None: as long as it needs to be.
+    limit: int | None = None
+    #: The longest that is looked at, in characters; None: *limit*.
+    longest: int | None = None
+    #: What helps when it is broken or too old.
+    cure: str = ""
+
+    def load(self, text: object) -> dict[str, Any]:
+        """The JSON object in *text*, whatever that is.
+
+        :raises LaterError: only a later release reads it.
+        :raises WireError: it is broken, or of a version that nobody reads any more.
+        """
+        longest = self.longest or self.limit
+        if not isinstance(text, str) or (longest is not None and len(text) > longest):
+            raise self.broken(f"is no text of at most {longest} characters" if longest else "")
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.broken(f"is not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise self.broken("is no JSON object")
+        self.check(data.get(self.key, self.absent))
+        return data
+
+    def check(self, version: object) -> int:
+        """The *version* itself, if this release reads it.
+
+        :raises LaterError: only a later one does.
+        :raises WireError: no release does.
+        """
+        # True == 1 == 1.0 in Python, but neither true nor 1.0 is a version.
+        if type(version) is int and version in self.reads:
+            return version
+        known = ", ".join(map(str, self.reads))
+        said = f"version {shown(version)}"
+        if type(version) is int and version > max(self.reads):
+            raise LaterError(
+                f"the {self.name} has {said}, which is newer than what this release of nova-hpc "
+                f"reads, {known}: update nova-hpc",
+                version,
+            )
+        raise self.broken(f"has {said}, and this release of nova-hpc reads {known}")
+
+    def broken(self, why: str) -> WireError:
+        """The error for a text that is not what it should be."""
+        cure = f"; {self.cure}" if self.cure else ""
+        return WireError(f"the {self.name} {why or 'is no text'}{cure}")
+
+
+def shown(value: object) -> str:
+    """A value as JSON has it, in ASCII and of bounded length, for messages."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,271 @@
+"""One example of every wire document, and what today's writer makes of it.
+
+Every field of every document has a value. The golden files are what these examples
+become; ``python -m tests.unit.wire.examples`` writes them again, which is right only
+where a document was meant to change (contributor guide, "Wire documents").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.cloud import snapshot
+from nova_hpc.cloud.snapshot import Snapshot
+from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.guest import document as guest
+from nova_hpc.guest_tree.guest_document import Cell as GuestCell
+from nova_hpc.guest_tree.guest_document import Given, documents
+from nova_hpc.placement.model import Cell, HostNode, Policy
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.topology import nccl
+from nova_hpc.topology.level import Level, Location
+from nova_hpc.topology.model import (
+    Bar,
+    BridgeKind,
+    Function,
+    HugePages,
+    IommuGroup,
+    Link,
+    Node,
+    NumaNode,
+    RdmaDevice,
+    RdmaPort,
+)
+from nova_hpc.wire import device_record, inventory
+from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.guest_abi import Abi, Mode
+from nova_hpc.wire.stats import StatsDocument
+from nova_hpc.wire.tags import Tags
+
+FOLDER: Final = Path(__file__).parents[2] / "data/golden/wire"
+
+GPU: Final = "0000:19:00.0"
+ADAPTER: Final = "0000:1a:00.0"
+PORT: Final = "0000:1a:00.2"
+_UPSTREAM: Final = "0000:17:00.0"
+_LINK: Final = Link(speed=32.0, width=8, max_speed=32.0, max_width=16, bandwidth=31.508)
+
+
+def _function(address: str, *path: str, **more: object) -> Function:
+    values: dict[str, object] = {
+        "vendor_id": "1b36",
+        "product_id": "000c",
+        "class_code": "060400",
+        "revision": "01",
+        "numa_node": 0,
+        "local_numa_nodes": frozenset({0}),
+        "socket": 0,
+        "root": "pci0000:16",
+        "path": path,
+        "switches": tuple(each for each in path if each == _UPSTREAM),
+        "link": _LINK,
+        "reset_methods": ("flr", "bus"),
+    } | more
+    return Function(address, **values)  # type: ignore[arg-type]
+
+
+_ABOVE: Final = ("0000:16:01.0", _UPSTREAM)
+NODE: Final = Node(
+    source="example",
+    hostname="node1",
+    hugepages=(HugePages(2048, 1024, 1000),),
+    numa_nodes=(
+        NumaNode(
+            0,
+            socket=0,
+            cpus=frozenset({0, 1, 2, 3}),
+            smt_siblings=(frozenset({0, 2}), frozenset({1, 3})),
+            memory_kib=1 << 22,
+            hugepages=(HugePages(2048, 512, None),),
+        ),
+        NumaNode(1, memory_kib=1 << 20, memory_of=GPU),
+    ),
+    functions=(
+        _function("0000:16:01.0", bridge=BridgeKind.ROOT_PORT, acs_control=0x1D, acs_isolates=True),
+        _function(_UPSTREAM, _ABOVE[0], bridge=BridgeKind.UPSTREAM, acs_control=0),
+        _function("0000:18:00.0", *_ABOVE, bridge=BridgeKind.DOWNSTREAM, acs_control=0x1D),
+        _function("0000:18:01.0", *_ABOVE, bridge=BridgeKind.DOWNSTREAM, acs_control=0x1D),
+        _function(
+            GPU,
+            *_ABOVE,
+            "0000:18:00.0",
+            vendor_id="10de",
+            product_id="2330",
+            class_code="030200",
+            subsystem_vendor_id="10de",
+            subsystem_id="16c1",
+            driver="vfio-pci",
+            iommu_group=17,
+            ats=False,
+            ats_enabled=False,
+            acs_on_path=True,
+            bars=(Bar(1, 1 << 37, prefetchable=True, wide=True), Bar(5, 128, io=True)),
+            model="H100",
+        ),
+        _function(
+            ADAPTER,
+            *_ABOVE,
+            "0000:18:01.0",
+            vendor_id="15b3",
+            product_id="1021",
+            class_code="020700",
+            driver="mlx5_core",
+            total_vfs=8,
+            virtual_functions=(PORT,),
+            rdma=(
+                RdmaDevice(
+                    "mlx5_0",
+                    "0002:c903:0041:2d20",
+                    (RdmaPort(1, "0002:c903:0041:2d21", "InfiniBand", "ACTIVE", "400 Gb/sec"),),
+                ),
+            ),
+            os_devices=("net ib0",),
+        ),
+        _function(
+            PORT,
+            *_ABOVE,
+            "0000:18:01.0",
+            vendor_id="15b3",
+            product_id="101e",
+            class_code="020700",
+            physical_function=ADAPTER,
+            reset_methods=(),
+            link=None,
+            unknown="its config space cannot be read",
+        ),
+    ),
+    inactive=(_function("0000:16:02.0", bridge=BridgeKind.ROOT_PORT, link=None),),
+    iommu_groups=(IommuGroup(17, (GPU,)),),
+    problems=("numa_node of 0000:16:03.0 is 'x'",),
+)
+
+TAGS: Final = Tags(
+    location=Location(
+        numa=0, socket=0, root="pci0000:16", switches=("0000:17:00.0", "0000:18:00.0")
+    ),
+    role="gpu",
+    group="0000:19:00.0",
+    resource_class="CUSTOM_GPU",
+    traits=frozenset({"CUSTOM_NVLINK", "CUSTOM_H100"}),
+    nvlink="left:2,all:8",
+)
+DECISION: Final = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA, (1, 4))
+STATS: Final = StatsDocument(
+    withheld={"0000:22:10.2": "IOMMU group 17 is not viable", "0000:23:00.0": "quarantined"},
+    in_use={"0000:41:00.0": "link is x8, the device can do x16"},
+    notes=("the quarantine file cannot be read",),
+    left_out=3,
+)
+ABI: Final = Abi(Mode.MIRROR, clique=True)
+GUEST: Final = documents(
+    NODE,
+    "mirror",
+    [GuestCell(4, 1 << 21, 2048, 0), GuestCell(2, 1 << 20, None, 1)],
+    [Given(GPU, ("20", "00.0", "00.0"), "gpu"), Given(PORT, ("20", "00.0", "01.0"), "vf")],
+    nccl.Processor("x86_64", "GenuineIntel", 6, 143),
+)
+SERVER: Final = "11111111-2222-3333-4444-555555555555"
+SNAPSHOT: Final = Snapshot(
+    taken="2026-01-01T00:00:00+00:00",
+    nova="34.0.0",
+    hosts=(
+        snapshot.Node(
+            host="node1",
+            node="node1.example.org",
+            zone="nova",
+            aggregates={"slow": {}, "fast": {"hpc:leaf": "l1", "note": "\u00fc\n"}},
+            out="its nova-compute is down",
+            devices=(
+                snapshot.Device(
+                    provider="p0",
+                    address=GPU,
+                    free=1,
+                    location=Location(0, 0, "pci0000:16", (_UPSTREAM,)),
+                    aliases=frozenset({"gpu-2330", "gpu"}),
+                    role="gpu",
+                    unit="0000:19:00.0",
+                    resource_class="CUSTOM_GPU",
+                    traits=frozenset({"CUSTOM_NVLINK"}),
+                ),
+                snapshot.Device(
+                    provider="p1",
+                    address=ADAPTER,
+                    free=7,
+                    used=(snapshot.Use(PORT, SERVER),),
+                ),
+            ),
+            numa=(HostNode(0, 0, 16, {1048576: 4, 2048: 512}), HostNode(1)),
+            nvlink=(frozenset({"p1", "p0"}),),
+            unusable=("0000:50:00.0: tag hpc_tags is '9', this release reads '1'",),
+            withheld={"0000:60:00.0": "quarantined"},
+            ailing={"0000:1a:00.2": "narrow link"},
+        ),
+    ),
+    flavors=(
+        snapshot.Flavor(
+            name="pair",
+            id="7",
+            image="linux",
+            extra_specs={"hpc:affinity": "switch", "": "any text\n"},
+            wants=(snapshot.FlavorWant("gpu", 2),),
+            cells=(Cell(0, 4, 1 << 20, 2048), Cell(1)),
+            numa_policy="required",
+            vcpus=4,
+            memory_mb=1024,
+        ),
+        snapshot.Flavor(name="bad", id="8", problem="no such alias"),
+    ),
+    aliases=(
+        snapshot.Alias("gpu", "CUSTOM_GPU", frozenset({"CUSTOM_NVLINK", "CUSTOM_H100"})),
+        snapshot.Alias("broken", problem="it has no ids"),
+    ),
+    servers=(
+        snapshot.Server(
+            uuid=SERVER,
+            name="ranks",
+            host="node1",
+            node="node1.example.org",
+            flavor="pair",
+            extra_specs={"hpc:affinity": "switch"},
+            decision=DECISION.dumps(),
+            cells=(snapshot.ServerCell(0, 4, 4096, 2048), snapshot.ServerCell(1)),
+        ),
+    ),
+    profile=Profile(
+        (
+            Shape({"vf": 1, "gpu": 2}, 2, Level.SWITCH, 3, 8, 1 << 20, 2048),
+            Shape({"gpu": 1}),
+        )
+    ),
+    problems=("Placement could not be asked",),
+)
+
+#: File of the golden text -> what writes it today.
+WRITERS: Final[dict[str, Callable[[], str]]] = {
+    "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
+    "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
+    "stats/v1.json": STATS.dumps,
+    "decision/v1.json": DECISION.dumps,
+    "guest-abi/v1.json": ABI.dumps,
+    "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
+    "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
+    "snapshot/v1.json": lambda: snapshot_document.dumps(SNAPSHOT),
+    "inventory/v1.json": lambda: inventory.dumps(NODE),
+    "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
+}
+
+
+def main() -> None:
+    """Write the golden files again."""
+    for name, write in WRITERS.items():
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(write(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Every wire document against texts that lie in the tree.
+
+``v1`` is what today's writer makes of the example; ``v1-first`` is the same example as
+the first code that had the document wrote it, before keys were added; ``v2`` is what a
+later release might write. The first two are read, the third is refused and stays
+unknown, and so is whatever is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.guest import document as guest
+from nova_hpc.guest import install
+from nova_hpc.guest.machine import Function
+from nova_hpc.offer import roles
+from nova_hpc.topology.nccl import VERSION as NCCL_VERSION
+from nova_hpc.wire import decision, device_record, documents, guest_abi, stats, tags
+from nova_hpc.wire.version import Document, WireError
+from tests.unit.topology import nccl_reader
+from tests.unit.wire import examples
+from tests.unit.wire.examples import FOLDER, WRITERS
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def read_tags(text: str) -> object:
+    return tags.parse(json.loads(text))
+
+
+def read_record(text: str) -> object:
+    return tags.parse(device_record.loads(text))
+
+
+def read_decision(text: str) -> object:
+    found = decision.loads(text)
+    if found is None:  # it has no other word for "unknown"; nobody takes it for "nothing"
+        raise WireError("unknown")
+    return found
+
+
+#: What is said of a text that cannot be read; anything else is a bug.
+UNKNOWN = (WireError, guest.DocumentError, SnapshotError, roles.RoleError)
+READERS: dict[str, Callable[[str], object]] = {
+    "device-tags": read_tags,
+    "device-record": read_record,
+    "stats": stats.read,
+    "decision": read_decision,
+    "guest-abi": guest_abi.loads,
+    "guest-document": lambda text: guest.parse(text.encode("utf-8", "surrogatepass")),
+    "snapshot": snapshot_document.loads,
+}
+#: What the golden text means.
+MEANING: dict[str, object] = {
+    "device-tags": examples.TAGS,
+    "device-record": examples.TAGS,
+    "stats": examples.STATS,
+    "decision": examples.DECISION,
+    "guest-abi": examples.ABI,
+    "snapshot": examples.SNAPSHOT,
+}
+
+
+def golden(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_is_written_today(name: str) -> None:
+    assert WRITERS[name]() == golden(name)
+
+
+@pytest.mark.parametrize("name", MEANING)
+def test_what_is_read_today(name: str) -> None:
+    assert READERS[name](golden(f"{name}/v1.json")) == MEANING[name]
+
+
+def test_the_guest_reads_what_it_is_promised() -> None:
+    found = READERS["guest-document"](golden("guest-document/v1.json"))
+    assert isinstance(found, guest.Document)
+    assert found.cells == (guest.Cell(4, 1 << 21, 2048), guest.Cell(2, 1 << 20, None))
+    assert [(each.role, each.ids, each.path) for each in found.devices] == [
+        ("gpu", ("10de", "2330"), ("20", "00.0", "00.0")),
+        ("vf", ("15b3", "101e"), ("20", "00.0", "01.0")),
+    ]
+    assert found.peers == (guest.Peers(0, (1,), "root", "acs-redirect"),)
+
+
+def test_nccl_reads_what_the_guest_fills_in() -> None:
+    template = golden("nccl-topology/v1.xml")
+    assert template.startswith(f'<system version="{NCCL_VERSION}">')
+    places = {0: "0000:21:00.0", 1: "0000:22:00.0"}
+    functions = {
+        number: Function(**{**dict.fromkeys(Function._fields), "address": address})
+        for number, address in places.items()
+    }
+    text, left_out = install.fill(template, functions)
+    assert left_out == []
+    assert nccl_reader.devices(nccl_reader.read(text)).keys() == set(places.values())
+    assert install.fill(template, {})[1] == [0, 1]
+
+
+def test_the_declaration_is_read() -> None:
+    entries = golden("declaration/v1.txt").splitlines()
+    assert roles.strict(entries).names == ("nvswitch", "gpu", "vf", "pf", "nic")
+    assert roles.lenient(entries) == roles.strict(entries)
+
+
+# -- the texts of former code ----------------------------------------------------------
+
+
+def test_texts_of_the_first_code_are_read() -> None:
+    assert READERS["decision"](golden("decision/v1-first.json")) == attrs.evolve(
+        examples.DECISION, redirected=None
+    )
+    assert READERS["device-tags"](golden("device-tags/v1-first.json")) == attrs.evolve(
+        examples.TAGS, nvlink=None
+    )
+    now = READERS["guest-document"](golden("guest-document/v1.json"))
+    assert isinstance(now, guest.Document)
+    first = READERS["guest-document"](golden("guest-document/v1-first.json"))
+    assert first == now._replace(peers=())
+
+
+def test_the_inventory_has_kept_its_keys() -> None:
+    def keys(value: Any) -> set[str]:
+        parts = value.values() if isinstance(value, dict) else value
+        below = [keys(each) for each in parts if isinstance(each, (dict, list))]
+        return set(value if isinstance(value, dict) else ()).union(*below)
+
+    first, now = (json.loads(golden(f"inventory/{name}.json")) for name in ("v1-first", "v1"))
+    assert keys(first) < keys(now)
+    for before, after in zip(first["functions"], now["functions"], strict=True):
+        assert before.items() <= after.items()
+
+
+# -- later ones ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_later_version_is_unknown(name: str) -> None:
+    with pytest.raises(UNKNOWN) as error:
+        READERS[name](golden(f"{name}/v2.json"))
+    assert name == "decision" or "2" in str(error.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_key_more_is_no_new_version(name: str) -> None:
+    text = golden(f"{name}/v1.json")
+    document = json.loads(text)
+    document["hpc_more"] = "later"
+    if name == "snapshot":  # a wrong answer would be worse than none
+        with pytest.raises(SnapshotError, match="hpc_more is no known field of this version"):
+            READERS[name](json.dumps(document))
+    else:
+        assert READERS[name](json.dumps(document)) == READERS[name](text)
+
+
+def test_a_key_more_of_the_declaration_is_refused_by_name() -> None:
+    entry = '{"role": "gpu", "vendor_id": "10de", "serial": "1"}'
+    with pytest.raises(roles.RoleError, match="'serial'"):
+        roles.strict([entry])
+    assert roles.lenient([entry]).patterns == ()
+
+
+# -- broken ones -----------------------------------------------------------------------
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs: Any = ()
+    if isinstance(value, dict):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value)
+    for key, each in pairs:
+        yield (*path, key)
+        yield from _paths(each, (*path, key))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_text_that_is_cut_is_unknown(name: str) -> None:
+    text = golden(f"{name}/v1.json").rstrip("\n")
+    for length in range(len(text)):
+        if name == "device-tags":
+            break  # no text, but a mapping of Nova's
+        with pytest.raises(UNKNOWN):
+            READERS[name](text[:length])
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_values_of_wrong_types(name: str) -> None:
+    """Each is unknown, or means something else; none is an error of another kind."""
+    text = golden(f"{name}/v1.json")
+    for path in _paths(json.loads(text)):
+        for value in (None, True, -1, 1.5, 10**30, "", "\ud800", "x" * 300, [], [[]], {}, {"": 0}):
+            document = json.loads(text)
+            place = document
+            for part in path[:-1]:
+                place = place[part]
+            place[path[-1]] = value
+            try:
+                found = READERS[name](json.dumps(document))
+            except UNKNOWN:
+                continue
+            assert found is not None, (path, value)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "device-tags"])
+@given(data=st.data())
+def test_bytes_that_have_changed(name: str, data: st.DataObject) -> None:
+    found = bytearray(golden(f"{name}/v1.json").encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(found)))
+        end = data.draw(st.integers(start, min(len(found), start + 9)))
+        found[start:end] = data.draw(st.binary(max_size=4))
+    with contextlib.suppress(UNKNOWN):
+        assert READERS[name](found.decode("utf-8", "surrogateescape")) is not None
+
+
+@given(st.binary(max_size=80), st.integers(0, 400))
+def test_a_template_for_nccl_that_is_broken(data: bytes, place: int) -> None:
+    template = golden("nccl-topology/v1.xml")
+    broken = template[:place] + data.decode("latin-1") + template[place:]
+    install.fill(broken, {})
+
+
+# -- the table -------------------------------------------------------------------------
+
+
+def _resolve(name: str) -> object:
+    module, _, path = name.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@pytest.mark.parametrize("document", documents.ALL, ids=lambda document: document.name)
+def test_every_document_is_what_the_table_says(document: Document) -> None:
+    for name in (document.writer, *document.readers):
+        assert not name or callable(_resolve(name))
+    folder = {"statistics of the node": "stats"}.get(document.name, document.name)
+    folder = folder.lower().replace(" ", "-")
+    versions = {path.stem for path in (FOLDER / folder).iterdir()}
+    assert {f"v{version}" for version in {*document.reads, document.version}} <= versions
+    if document.limit is not None:
+        assert len(golden(f"{folder}/v{document.version}.json").encode()) <= document.limit
+    assert document.version in document.reads
+    page = (REPOSITORY / "docs/source/contributor/wire.rst").read_text(encoding="utf-8")
+    assert f"* - {document.name}\n" in page
+
+
+def test_the_command_in_the_guest_keeps_to_the_table() -> None:
+    known = documents.GUEST_DOCUMENT
+    assert (known.version, known.reads) == (guest.VERSION, guest.READS)
+
+
+@pytest.mark.parametrize("key", [decision.KEY, guest_abi.KEY])
+def test_a_key_is_written_down_once(key: str) -> None:
+    packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
+    places = [
+        path
+        for package in packages
+        for path in (REPOSITORY / package).rglob("*.py")
+        if f'"{key}"' in path.read_text(encoding="utf-8")
+    ]
+    assert len(places) == 1
