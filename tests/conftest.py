@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Callable
 
 import pytest
+
+from tests.nodes.catalogue import NODES
+from tests.nodes.write import write
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
@@ -30,3 +34,16 @@ def captures() -> pathlib.Path:
     if not folder:
         pytest.skip("NOVA_HPC_TEST_DATA names no folder of captures")
     return pathlib.Path(folder)
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], pathlib.Path]:
+    """Gives the sys and proc of a synthetic node by its name; not to be changed."""
+    written: dict[str, pathlib.Path] = {}
+
+    def node(name: str) -> pathlib.Path:
+        if name not in written:
+            written[name] = write(NODES[name], tmp_path_factory.mktemp(name))
+        return written[name]
+
+    return node

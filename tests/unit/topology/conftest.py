@@ -1,4 +1,4 @@
-"""Captures of machines, unpacked once."""
+"""Captures of machines, unpacked once, and synthetic nodes beside them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 OWN = Path(__file__).parents[2] / "data/topology/virtual-node.tar.xz"
 NONE = "no-captures"
+#: Nodes of tests.nodes that every test of captures runs on, too.
+SYNTHETIC = ("gh200", "hgx-h100", "two-socket", "vmd")
 
 
 def archives() -> list[Path]:
@@ -24,7 +26,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes `archive` once for every capture."""
     if "archive" in metafunc.fixturenames:
         found = archives()
-        values: list[Path | str] = list(found) if len(found) > 1 else [*found, NONE]
+        values: list[Path | str] = (
+            [*found, *SYNTHETIC] if len(found) > 1 else [*found, *SYNTHETIC, NONE]
+        )
         metafunc.parametrize("archive", values, ids=lambda path: Path(path).name)
 
 
@@ -45,8 +49,14 @@ def unpack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
 
 
 @pytest.fixture
-def capture(archive: Path | str, unpack: Callable[[Path], Path]) -> Path:
+def capture(
+    archive: Path | str,
+    unpack: Callable[[Path], Path],
+    synthetic: Callable[[str], Path],
+) -> Path:
     """The top directory of one capture; not to be changed."""
+    if archive in SYNTHETIC:
+        return synthetic(str(archive))
     if archive == NONE:
         pytest.skip("NOVA_HPC_TEST_DATA names no folder of captures")
     return unpack(Path(archive))
