@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from .files import FileError, Root
 
 SCHEMA: Final = "nova-hpc/guest"
-VERSION: Final = 1
 #: The rule is that of nova_hpc/wire/version.py, which is not there in a guest.
 READS: Final = (1,)
 

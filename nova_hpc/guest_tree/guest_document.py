@@ -16,6 +16,7 @@ import attrs
 from nova_hpc.guest import document
 from nova_hpc.topology import nccl, peer
 from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire.documents import GUEST_DOCUMENT
 
 #: What a GPU or an adapter is to NCCL.
 _FOR_NCCL: Final = ("03", "02")
@@ -68,8 +69,7 @@ def documents(
     places = _Places.of([function for _, function in known])
     homes = {cell.host_node: number for number, cell in enumerate(cells)}
     entry = {
-        "schema": document.SCHEMA,
-        "version": document.VERSION,
+        **GUEST_DOCUMENT.head(),
         "topology": topology,
         "cells": [
             {"cpus": cell.cpus, "memory_kib": cell.memory_kib, "page_kib": cell.page_kib}

@@ -62,6 +62,7 @@ GUEST_DOCUMENT: Final = Document(
     writer="nova_hpc.guest_tree.guest_document:documents",
     # Standard library alone, and older or newer than the cloud: it has its own check.
     readers=("nova_hpc.guest.document:parse",),
+    schema="nova-hpc/guest",
 )
 NCCL_TOPOLOGY: Final = Document(
     name="NCCL topology",
@@ -75,12 +76,14 @@ SNAPSHOT: Final = Document(
     lives="a file of the operator's",
     writer="nova_hpc.cloud.snapshot.document:dumps",
     readers=("nova_hpc.cloud.snapshot.document:loads",),
-    cure="take the snapshot again",
+    schema="nova-hpc/snapshot",
+    cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )
 INVENTORY: Final = Document(
     name="inventory",
     lives="the output of nova-hpc inventory",
     writer="nova_hpc.wire.inventory:dumps",
+    schema="nova-hpc/inventory",
 )
 DECLARATION: Final = Document(
     name="declaration",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -18,15 +18,12 @@ from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
 from nova_hpc.wire.documents import INVENTORY
 
-SCHEMA: Final = "nova-hpc/inventory"
-
 
 def build(node: Node) -> dict[str, Any]:
     """The document as plain objects."""
     peers = peer.switches(node)
     return {
-        "schema": SCHEMA,
-        INVENTORY.key: INVENTORY.version,
+        **INVENTORY.head(),
         "source": node.source,
         "hostname": node.hostname,
         "problems": list(node.problems),

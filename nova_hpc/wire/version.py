@@ -48,6 +48,8 @@ class Document:
     version: int = 1
     #: Versions that it reads: also the one before, and one that it does not write yet.
     reads: tuple[int, ...] = (1,)
+    #: What the key ``schema`` says; None: there is no such key.
+    schema: str | None = None
     #: Where the version is said.
     key: str = "version"
     #: Version of a text that does not say one; None: every one says it.
@@ -67,13 +69,15 @@ class Document:
         """
         longest = self.longest or self.limit
         if not isinstance(text, str) or (longest is not None and len(text) > longest):
-            raise self.broken(f"is no text of at most {longest} characters" if longest else "")
+            raise self.broken(f"is no text{f' of at most {longest} characters' if longest else ''}")
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self.broken(f"is not JSON: {error}") from error
         if not isinstance(data, dict):
             raise self.broken("is no JSON object")
+        if self.schema is not None and data.get("schema") != self.schema:
+            raise WireError(f"it is no {self.name}{self._cure}")
         self.check(data.get(self.key, self.absent))
         return data
 
@@ -96,10 +100,18 @@ class Document:
             )
         raise self.broken(f"has {said}, and this release of nova-hpc reads {known}")
 
+    def head(self) -> dict[str, Any]:
+        """What a text of this release begins with."""
+        schema = {} if self.schema is None else {"schema": self.schema}
+        return {**schema, self.key: self.version}
+
     def broken(self, why: str) -> WireError:
         """The error for a text that is not what it should be."""
-        cure = f"; {self.cure}" if self.cure else ""
-        return WireError(f"the {self.name} {why or 'is no text'}{cure}")
+        return WireError(f"the {self.name} {why}{self._cure}")
+
+    @property
+    def _cure(self) -> str:
+        return f"; {self.cure}" if self.cure else ""
 
 
 def shown(value: object) -> str:

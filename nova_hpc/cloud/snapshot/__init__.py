@@ -34,6 +34,10 @@ def _sorted(values: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(values.items()))
 
 
+def _by_name(values: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    return {name: values[name] for name in sorted(values)}
+
+
 @attrs.frozen
 class Alias:
     """One PCI alias, as Nova understands it."""
@@ -62,13 +66,13 @@ class Flavor:
     id: str
     #: The image whose properties were taken into account; None: none.
     image: str | None = None
+    vcpus: int = 0
+    memory_mb: int = 0
     extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
     wants: tuple[FlavorWant, ...] = ()
     cells: tuple[Cell, ...] = ()
     #: The PCI NUMA policy that Nova follows.
     numa_policy: str | None = None
-    vcpus: int = 0
-    memory_mb: int = 0
     #: Why Nova refuses to create servers of it; None: it does not.
     problem: str | None = None
 
@@ -119,11 +123,13 @@ class Node:
     node: str
     zone: str | None = None
     #: aggregate -> metadata
-    aggregates: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict, hash=False)
+    aggregates: Mapping[str, Mapping[str, str]] = attrs.field(
+        factory=dict, converter=_by_name, hash=False
+    )
     #: Why the scheduler gives it no servers at all; None: it does.
     out: str | None = None
-    devices: tuple[Device, ...] = ()
     numa: tuple[HostNode, ...] = ()
+    devices: tuple[Device, ...] = ()
     #: All NVLink sets, free or not, by provider.
     nvlink: tuple[frozenset[str], ...] = ()
     #: Devices that are reported but cannot be used, each with the reason.
@@ -178,14 +184,14 @@ class Snapshot:
     taken: str
     #: Version of Nova that it was taken with.
     nova: str
-    hosts: tuple[Node, ...] = ()
-    flavors: tuple[Flavor, ...] = ()
-    aliases: tuple[Alias, ...] = ()
-    servers: tuple[Server, ...] = ()
-    #: By what the scheduler measures the damage of a placement.
-    profile: profiles.Profile = profiles.DEFAULT
     #: What could not be read or will not work, for operators.
     problems: tuple[str, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    flavors: tuple[Flavor, ...] = ()
+    #: By what the scheduler measures the damage of a placement.
+    profile: profiles.Profile = profiles.DEFAULT
+    hosts: tuple[Node, ...] = ()
+    servers: tuple[Server, ...] = ()
 
 
 def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:

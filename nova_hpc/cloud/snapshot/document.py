@@ -2,45 +2,60 @@
 
 Reading is strict: whatever is missing, unknown, of the wrong type or absurd is
 an error that names the host, the flavor or the server, and the field. A wrong
-number here would be a wrong answer everywhere else.
+number here would be a wrong answer everywhere else. So every change of the keys
+is a new version: who reads it refuses what is unknown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from operator import eq
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from nova_hpc.cloud.snapshot import (
-    Alias,
-    Device,
-    Flavor,
-    FlavorWant,
-    Node,
-    Server,
-    ServerCell,
-    Snapshot,
-    SnapshotError,
-    Use,
-)
-from nova_hpc.cloud.snapshot import plain as snapshot_plain
-from nova_hpc.cloud.snapshot.fields import Fields
-from nova_hpc.cloud.snapshot.plain import SCHEMA, VERSION
-from nova_hpc.placement.model import Cell, HostNode
+import attrs
+import cattrs
+
+from nova_hpc.cloud.snapshot import Device, Snapshot, SnapshotError
+from nova_hpc.placement.model import Cell
 from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.topology.level import Level, Location
+from nova_hpc.wire import strict
+from nova_hpc.wire.documents import SNAPSHOT
+from nova_hpc.wire.strict import ANY_TEXT, WrongError, number
+from nova_hpc.wire.version import WireError, shown
 
-#: More of anything on one node than any machine has.
-_MOST: Final = 1_000_000
 _MOST_KIB: Final = 1 << 50
-
-_T = TypeVar("_T")
+#: More of one thing than any server has.
+_MOST_DEVICES: Final = 1024
+_FIELDS: Final = {
+    "memory_mb": number(most=_MOST_KIB),
+    "memory_kib": number(most=_MOST_KIB),
+    "page_kib": number(1, _MOST_KIB),
+    "pages": (Mapping[int, int], lambda value, kind: _pages(value, kind)),
+    "weight": number(1, _MOST_KIB),
+    "count": number(1, _MOST_DEVICES),
+    "counts": number(1, _MOST_DEVICES),
+    "groups": number(1, _MOST_DEVICES),
+    "extra_specs": ANY_TEXT,
+    "aggregates": ANY_TEXT,
+}
+_SINGULAR: Final = {"aliases": "alias", "flavors": "flavor", "hosts": "host", "servers": "server"}
+#: The fields of a device that the model has in its location.
+_PLACE: Final = tuple(each.name for each in attrs.fields(Location))
 
 
 def dumps(snapshot: Snapshot) -> str:
     """The document as text: ASCII, indented, ends with a newline."""
-    return json.dumps(snapshot_plain.build(snapshot), indent=1) + "\n"
+    return json.dumps(build(snapshot), indent=1) + "\n"
+
+
+def build(snapshot: Snapshot) -> dict[str, Any]:
+    """The document as plain objects."""
+    return {**SNAPSHOT.head(), **_CONVERTER.unstructure(snapshot)}
 
 
 def read(path: Path) -> Snapshot:
@@ -65,227 +80,129 @@ def loads(text: str) -> Snapshot:
     :raises SnapshotError: names the host and the field that is wrong.
     """
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SnapshotError(f"it is not JSON: {error}") from error
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise SnapshotError(
-            "it is no snapshot of a cloud; take one with: nova-hpc simulate snapshot FILE"
-        )
-    version = data.get("version")
-    if type(version) is not int or version != VERSION:
-        newer = type(version) is int and version > VERSION
-        raise SnapshotError(
-            f"version {json.dumps(version)} of the snapshot is "
-            + ("newer than" if newer else "not")
-            + f" the one that this release reads, {VERSION}; "
-            + ("update nova-hpc" if newer else "take the snapshot again")
-        )
-    top = Fields(data, "")
-    top.text("schema")
-    top.count("version")
-    snapshot = Snapshot(
-        taken=top.text("taken"),
-        nova=top.text("nova"),
-        problems=top.texts("problems"),
-        aliases=_unique(top, "aliases", "alias", _read_alias, lambda alias: alias.name),
-        flavors=_unique(
-            top, "flavors", "flavor", _read_flavor, lambda each: f"{each.name} with {each.image}"
-        ),
-        hosts=_unique(top, "hosts", "host", _read_node, lambda each: each.name),
-        profile=Profile(tuple(_read_shape(shape) for shape in top.finished("profile"))),
-        servers=_unique(top, "servers", "server", _read_server, lambda each: each.uuid),
-    )
-    top.finish()
-    _check_references(snapshot)
+        data = SNAPSHOT.load(text)
+    except WireError as error:
+        raise SnapshotError(str(error)) from error
+    body = {key: value for key, value in data.items() if key not in SNAPSHOT.head()}
+    try:
+        snapshot: Snapshot = _CONVERTER.structure(body, Snapshot)
+    except (cattrs.BaseValidationError, WireError) as error:
+        raise SnapshotError(strict.explain(error, body, _SINGULAR)) from error
+    for problem in _contradictions(snapshot):
+        raise SnapshotError(problem)
     return snapshot
 
 
-def _check_references(snapshot: Snapshot) -> None:
+def _contradictions(snapshot: Snapshot) -> Iterator[str]:
     """Nothing belongs to two, and whatever is named is there."""
     if not snapshot.hosts:
-        raise SnapshotError(
+        yield (
             "it has no hosts; take it again where Nova's cells are mapped "
             "(nova-manage cell_v2 discover_hosts)"
         )
+    yield from _twice("alias ", (alias.name for alias in snapshot.aliases))
+    yield from _twice("flavor ", (f"{each.name} with {each.image}" for each in snapshot.flavors))
+    yield from _twice("host ", (node.name for node in snapshot.hosts))
+    yield from _twice("server ", (server.uuid for server in snapshot.servers))
     owners: dict[str, str] = {}
     servers = {server.uuid for server in snapshot.servers}
     for node in snapshot.hosts:
-        seen: set[str] = set()
-        numa = {each.id for each in node.numa}
-        if len(numa) != len(node.numa):
-            raise SnapshotError(f"host {node.name}: two NUMA nodes have the same id")
+        here = f"host {node.name}: "
+        if len({each.id for each in node.numa}) != len(node.numa):
+            yield f"{here}two NUMA nodes have the same id"
+        yield from _twice(f"{here}device ", (device.address for device in node.devices))
         for device in node.devices:
-            where = f"host {node.name}: device {device.address}"
-            if device.address in seen:
-                raise SnapshotError(f"{where} is there twice")
-            seen.add(device.address)
+            where = f"{here}device {device.address}: "
+            if device.location.switches and device.location.root is None:
+                yield f"{where}switches needs a root"
             if device.provider in owners:
-                raise SnapshotError(
-                    f"{where}: provider {device.provider} is also that of {owners[device.provider]}"
-                )
+                yield f"{where}provider {device.provider} is also that of {owners[device.provider]}"
             owners[device.provider] = f"{node.name}, {device.address}"
-            functions = [use.address for use in device.used]
-            if len(set(functions)) != len(functions):
-                raise SnapshotError(f"{where}: used: one function is there twice")
+            yield from _twice(f"{where}used: function ", (use.address for use in device.used))
             for use in device.used:
                 if use.server not in servers:
-                    raise SnapshotError(
-                        f"{where}: used: server {use.server} is not among the servers"
-                    )
+                    yield f"{where}used: server {use.server} is not among the servers"
+        if frozenset() in node.nvlink:
+            yield f"{here}nvlink has a set without devices"
         members = {device.provider for device in node.devices}
-        for each in node.nvlink:
-            for provider in sorted(each - members):
-                raise SnapshotError(
-                    f"host {node.name}: nvlink: provider {provider} is none of its devices"
-                )
+        for provider in sorted({one for each in node.nvlink for one in each} - members):
+            yield f"{here}nvlink: provider {provider} is none of its devices"
 
 
-def _unique(
-    top: Fields,
-    key: str,
-    kind: str,
-    reader: Callable[[Fields], _T],
-    name: Callable[[_T], str],
-) -> tuple[_T, ...]:
-    """A list of objects; in errors each is called by its own name."""
-    found: dict[str, _T] = {}
-    for item in top.objects(key, kind):
-        value = reader(item)
-        item.finish()
-        if name(value) in found:
-            raise SnapshotError(f"{kind} {name(value)} is there twice")
-        found[name(value)] = value
-    return tuple(found.values())
+def _twice(what: str, names: Iterable[str]) -> Iterator[str]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield f"{what}{name} is there twice"
 
 
-# -- aliases and flavors ---------------------------------------------------------
+# -- where the document is not as the model ------------------------------------------
 
 
-def _read_alias(item: Fields) -> Alias:
-    return Alias(
-        name=item.text("name"),
-        resource_class=item.maybe_text("resource_class"),
-        traits=frozenset(item.texts("traits")),
-        problem=item.maybe_text("problem"),
-    )
-
-
-def _read_flavor(item: Fields) -> Flavor:
-    return Flavor(
-        name=item.text("name"),
-        id=item.text("id"),
-        image=item.maybe_text("image"),
-        vcpus=item.count("vcpus", _MOST),
-        memory_mb=item.count("memory_mb", _MOST_KIB),
-        extra_specs=item.pairs("extra_specs"),
-        wants=tuple(
-            FlavorWant(alias=want.text("alias"), count=want.count("count", 1024, least=1))
-            for want in item.finished("wants")
-        ),
-        cells=tuple(
-            Cell(
-                id=cell.count("id", _MOST),
-                dedicated_cpus=cell.count("dedicated_cpus", _MOST),
-                memory_kib=cell.count("memory_kib", _MOST_KIB),
-                page_kib=cell.maybe_count("page_kib", _MOST_KIB, least=1),
-            )
-            for cell in item.finished("cells")
-        ),
-        numa_policy=item.maybe_text("numa_policy"),
-        problem=item.maybe_text("problem"),
-    )
-
-
-def _read_shape(item: Fields) -> Shape:
+def _level(value: Any, kind: Any) -> Level:
     try:
-        level = Level.from_word(item.text("level"))
-    except ValueError as error:
-        raise item.error("level", str(error)) from error
-    return Shape(
-        counts=item.counts("counts", 1024, least=1),
-        groups=item.count("groups", 1024, least=1),
-        level=level,
-        weight=item.count("weight", _MOST_KIB, least=1),
-        cpus=item.count("cpus", _MOST),
-        memory_kib=item.count("memory_kib", _MOST_KIB),
-        page_kib=item.maybe_count("page_kib", _MOST_KIB, least=1),
-    )
+        return Level.from_word(value)
+    except (ValueError, TypeError):
+        words = ", ".join(level.word for level in Level)
+        raise WrongError(f"is {shown(value)}, not one of: {words}") from None
 
 
-# -- hosts -------------------------------------------------------------------------
+def _pages(value: Any, _: Any) -> dict[int, int]:
+    """Sizes, which are texts in JSON, and counts."""
+    for size in value if isinstance(value, dict) else ():
+        if not (size.isascii() and size.isdigit() and len(size) <= 15 and int(size)):
+            raise WrongError(f"has the size {shown(size)}, not a number of KiB above 0")
+    counts = _COUNTS.structure(value, dict[str, int])
+    return {int(size): count for size, count in counts.items()}
 
 
-def _read_node(item: Fields) -> Node:
-    return Node(
-        host=item.text("host"),
-        node=item.text("node"),
-        zone=item.maybe_text("zone"),
-        aggregates=item.nested_pairs("aggregates"),
-        out=item.maybe_text("out"),
-        numa=tuple(
-            HostNode(
-                id=each.count("id", _MOST),
-                socket=each.maybe_count("socket", _MOST),
-                dedicated_cpus=each.maybe_count("dedicated_cpus", _MOST),
-                pages=each.maybe_counts("pages", _MOST_KIB),
-            )
-            for each in item.finished("numa")
-        ),
-        devices=tuple(_read_device(each) for each in item.finished("devices", "address")),
-        nvlink=tuple(frozenset(each) for each in item.text_lists("nvlink")),
-        unusable=item.texts("unusable"),
-        withheld=item.texts_by_name("withheld"),
-        ailing=item.texts_by_name("ailing"),
-    )
+def _in_order(pages: Mapping[int, int]) -> dict[str, int]:
+    return {str(size): pages[size] for size in sorted(pages)}
 
 
-def _read_device(item: Fields) -> Device:
-    switches = item.texts("switches")
-    root = item.maybe_text("root")
-    if switches and root is None:
-        raise item.error("switches", "needs a root")
-    return Device(
-        provider=item.text("provider"),
-        address=item.text("address"),
-        free=item.count("free", _MOST),
-        location=Location(
-            numa=item.maybe_count("numa", _MOST),
-            socket=item.maybe_count("socket", _MOST),
-            root=root,
-            switches=switches,
-        ),
-        aliases=frozenset(item.texts("aliases")),
-        role=item.maybe_text("role"),
-        unit=item.maybe_text("unit"),
-        resource_class=item.maybe_text("resource_class"),
-        traits=frozenset(item.texts("traits")),
-        used=tuple(
-            Use(address=use.text("address"), server=use.text("server"))
-            for use in item.finished("used")
-        ),
-    )
+def _sets(sets: Iterable[frozenset[str]]) -> list[list[str]]:
+    return sorted(map(sorted, sets))
 
 
-# -- servers -----------------------------------------------------------------------
+def _profile(made: cattrs.Converter) -> None:
+    """Its document is the list of its shapes."""
+    read = made.get_structure_hook(tuple[Shape, ...])
+    made.register_structure_hook(Profile, lambda value, _: Profile(read(value, None)))
+    made.register_unstructure_hook(Profile, lambda each: made.unstructure(each.shapes))
 
 
-def _read_server(item: Fields) -> Server:
-    return Server(
-        uuid=item.text("uuid"),
-        name=item.text("name"),
-        host=item.text("host"),
-        node=item.text("node"),
-        flavor=item.text("flavor"),
-        extra_specs=item.pairs("extra_specs"),
-        decision=item.maybe_text("decision"),
-        cells=tuple(
-            ServerCell(
-                numa=cell.count("numa", _MOST),
-                dedicated_cpus=cell.count("dedicated_cpus", _MOST),
-                memory_kib=cell.count("memory_kib", _MOST_KIB),
-                page_kib=cell.maybe_count("page_kib", _MOST_KIB, least=1),
-            )
-            for cell in item.finished("cells")
-        ),
-    )
+def _device(made: cattrs.Converter) -> None:
+    """Its location is no object of its own in the document."""
+    read, write = made.get_structure_hook(Device), made.get_unstructure_hook(Device)
+
+    def structure(value: Any, kind: Any) -> Device:
+        if isinstance(value, dict):
+            rest = {key: each for key, each in value.items() if key not in _PLACE}
+            place = {key: value[key] for key in _PLACE if key in value}
+            value = {**rest, "location": place}
+        found: Device = read(value, kind)
+        return found
+
+    def unstructure(device: Device) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in write(device).items():
+            found.update(value if key == "location" else {key: value})
+        return found
+
+    made.register_structure_hook(Device, structure)
+    made.register_unstructure_hook(Device, unstructure)
+
+
+def _made() -> cattrs.Converter:
+    made = strict.converter(_FIELDS, omit={Cell: {"host_node"}})
+    made.register_structure_hook(Level, _level)
+    made.register_unstructure_hook(Level, lambda level: level.word)
+    made.register_unstructure_hook_func(partial(eq, Mapping[int, int]), _in_order)
+    made.register_unstructure_hook_func(partial(eq, tuple[frozenset[str], ...]), _sets)
+    _profile(made)
+    _device(made)
+    return made
+
+
+_COUNTS: Final = strict.converter({})
+_COUNTS.register_structure_hook(*number(most=_MOST_KIB))
+_CONVERTER: Final = _made()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nova_hpc.cloud import snapshot
 from nova_hpc.cloud.snapshot import ServerCell, Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.cloud.snapshot import plain as snapshot_plain
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell
 from tests.unit.cloud import clouds
@@ -71,7 +70,7 @@ def _set(path: str, value: Any) -> Any:
     [
         ("hosts", [], ["no hosts", "discover_hosts"]),
         ("hosts", {}, ["hosts is {}, not a list"]),
-        ("hosts.0", 7, ["hosts is 7, not a list of objects"]),
+        ("hosts.0", 7, ["host number 0 is 7, not an object"]),
         ("hosts.0.devices.0.free", -1, ["host one", "0000:40:00.0", "free is -1", "0 to"]),
         ("hosts.0.devices.0.free", 10**12, ["0000:40:00.0", "free is 1000000000000"]),
         ("hosts.0.devices.0.free", True, ["0000:40:00.0", "free is true, not a whole number"]),
@@ -105,7 +104,7 @@ def _set(path: str, value: Any) -> Any:
         ("servers.0.name", "a\x1b[2J", ["server", "name is", "cannot be printed"]),
         ("hosts.0.withheld", {"a": "\ud800"}, ["host one: withheld: a is", "cannot be printed"]),
         ("profile.0.weight", 0, ["profile number 0", "weight is 0"]),
-        ("profile.0.level", "rack", ["profile number 0", "level 'rack' is not one of"]),
+        ("profile.0.level", "rack", ["profile number 0", 'level is "rack", not one of']),
         ("profile.0.counts", {"gpu": 0}, ["profile number 0", "counts: gpu is 0"]),
         ("taken", None, ["taken is null, not a text"]),
         ("version", 2, ["version 2", "newer", "update nova-hpc"]),
@@ -115,7 +114,7 @@ def _set(path: str, value: Any) -> Any:
     ],
 )
 def test_damage_is_named(path, value, texts):
-    document = snapshot_plain.build(full())
+    document = snapshot_document.build(full())
     if path == "hosts.1.host":
         document["hosts"][1]["node"] = "one"
     _set(path, value)(document)
@@ -126,7 +125,7 @@ def test_damage_is_named(path, value, texts):
 
 
 def test_a_field_that_is_missing_is_named():
-    document = snapshot_plain.build(full())
+    document = snapshot_document.build(full())
     del document["hosts"][0]["devices"][0]["free"]
     with pytest.raises(SnapshotError, match=r"host one: devices 0000:40:00.0: free is missing"):
         snapshot_document.loads(json.dumps(document))
@@ -178,7 +177,7 @@ _ANYTHING = st.one_of(
 @given(st.data())
 def test_any_damage_is_an_error_or_a_snapshot(data):
     """Never another exception, and what is read can be written again."""
-    document = snapshot_plain.build(full())
+    document = snapshot_document.build(full())
     path = data.draw(st.sampled_from([each for each in _paths(document) if each]))
     place: Any = document
     for part in path[:-1]:

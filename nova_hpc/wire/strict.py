@@ -1,0 +1,186 @@
+"""Reads JSON objects into attrs classes strictly: every error says where and what.
+
+cattrs knows the classes. What it does not do by itself: it lets ``"7"`` pass for 7 and a
+text for a list of letters, it takes a key that is missing for the default, and its errors
+name Python's types. Here every key has to be there, every value has the type that it is
+written with, numbers have bounds, and an error reads "host one: devices 0000:40:00.0:
+free is -1; it must be 0 to 1000000".
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import cattrs
+from cattrs import cols, gen
+
+from nova_hpc.wire.version import WireError, shown
+
+#: Reads one value, or raises :class:`WrongError`; cattrs also passes the type.
+Hook = Callable[[Any, Any], Any]
+
+#: How an object in a list is called: by the first of these that it has.
+_NAMES: Final = ("name", "host", "address")
+
+
+class WrongError(WireError):
+    """A wrong value; the text goes on where the name of the field ends: "is 7, not a text"."""
+
+
+def number(least: int = 0, most: int = 1_000_000) -> tuple[type, Hook]:
+    """A whole number from *least* to *most*."""
+
+    def read(value: Any, _: Any) -> int:
+        # True is a number in Python, but not here.
+        if type(value) is not int:
+            raise WrongError(f"is {shown(value)}, not a whole number")
+        if not least <= value <= most:
+            raise WrongError(f"is {shown(value)}; it must be {least} to {most}")
+        return value
+
+    return int, read
+
+
+def _any_text(value: Any, _: Any) -> str:
+    if not isinstance(value, str):
+        raise WrongError(f"is {shown(value)}, not a text")
+    return value
+
+
+#: A text that users have written: any at all.
+ANY_TEXT: Final = (str, _any_text)
+
+
+def _text(value: Any, kind: Any) -> str:
+    if not _any_text(value, kind):
+        raise WrongError(f"is {shown(value)}, not a text")
+    if not value.isprintable():
+        # It would end in somebody's terminal.
+        raise WrongError(f"is {shown(value)}, which cannot be printed")
+    return str(value)
+
+
+def converter(
+    fields: Mapping[str, tuple[type, Hook]], omit: Mapping[type, Collection[str]] | None = None
+) -> cattrs.Converter:
+    """A converter for documents whose fields are called as those of the classes.
+
+    :param fields: name of a field, in any class -> how numbers or texts in it are read;
+        other numbers are 0 to 1000000, other texts printable and not empty.
+    :param omit: class -> its fields that are in no document.
+    """
+    found = cattrs.Converter(forbid_extra_keys=True)
+    left_out: dict[type, dict[str, Any]] = {
+        kind: {name: gen.override(omit=True) for name in names}
+        for kind, names in (omit or {}).items()
+    }
+    for kind, overrides in left_out.items():
+        write: Any = gen.make_dict_unstructure_fn(kind, found, **overrides)
+        found.register_unstructure_hook(kind, write)
+    found.register_structure_hook(*number())
+    found.register_structure_hook(str, _text)
+    for matches, make, plain, expected in (
+        (_is_tuple, partial(_items, tuple), list, "a list"),
+        (cols.is_frozenset, partial(_items, frozenset), list, "a list"),
+        (cols.is_mapping, cols.mapping_structure_factory, dict, "an object"),
+        (attrs.has, _class(fields, left_out), dict, "an object"),
+    ):
+        found.register_structure_hook_factory(matches, _only(plain, expected, make))
+    found.register_unstructure_hook_func(cols.is_frozenset, sorted)
+    return found
+
+
+def _is_tuple(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is tuple and kind.__args__[1:] == (...,)
+
+
+def _items(collect: Callable[[list[Any]], Any], kind: Any, made: cattrs.Converter) -> Hook:
+    read = cols.list_structure_factory(kind, made)
+    return lambda value, _: collect(read(value, kind))
+
+
+def _only(plain: type, expected: str, make: Callable[[Any, Any], Hook]) -> Any:
+    """A factory of hooks that take values of the *plain* type alone."""
+
+    def factory(kind: Any, made: cattrs.Converter) -> Hook:
+        read = make(kind, made)
+
+        def hook(value: Any, _: Any) -> Any:
+            if not isinstance(value, plain):
+                raise WrongError(f"is {shown(value)}, not {expected}")
+            return read(value, kind)
+
+        return hook
+
+    return factory
+
+
+def _class(
+    fields: Mapping[str, tuple[Any, Hook]], left_out: Mapping[type, Mapping[str, Any]]
+) -> Any:
+    def factory(kind: Any, made: cattrs.Converter) -> Hook:
+        attrs.resolve_types(kind)
+        overrides = {**left_out.get(kind, {})}
+        names = {each.name for each in attrs.fields(kind)} - overrides.keys()
+        for each in attrs.fields(kind):
+            if each.name in fields:
+                special = made.copy()
+                primitive, read_it = fields[each.name]
+                if isinstance(primitive, type):
+                    special.register_structure_hook(primitive, read_it)
+                else:
+                    special.register_structure_hook_func(partial(operator.eq, primitive), read_it)
+                read_field = special.get_structure_hook(each.type)
+                overrides[each.name] = gen.override(struct_hook=read_field)
+        read = gen.make_dict_structure_fn(kind, made, **overrides)
+
+        def hook(value: Any, _: Any) -> Any:
+            # A default of the class is for those who make one, not for a document.
+            if not value.keys() >= names:
+                raise WireError(f"{min(names - value.keys())} is missing")
+            return read(value, kind)
+
+        return hook
+
+    return factory
+
+
+def explain(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
+    """What is wrong first, and where.
+
+    :param error: of the converter.
+    :param data: what it was given.
+    :param singular: name of a list -> what one of its objects is called.
+    """
+    parts: list[str] = []
+    while isinstance(error, cattrs.BaseValidationError):
+        noted, others = error.group_exceptions()  # type: ignore[attr-defined]
+        if not noted:
+            error = others[0]
+            break
+        error, note = noted[0]
+        key = note.name if isinstance(note, cattrs.AttributeValidationNote) else note.index
+        if isinstance(data, dict) and key not in data:
+            continue  # a part of the class that is none of the document
+        data = data[key]
+        if isinstance(key, int):
+            parts[-1] = f"{singular.get(parts[-1], parts[-1])} {_called(data, key)}"
+        else:
+            parts.append(key if key.isprintable() and len(key) <= 60 else shown(key))
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        key = min(error.extra_fields)
+        parts.append(key if key.isidentifier() and len(key) <= 60 else shown(key))
+        return f"{': '.join(parts)} is no known field of this version"
+    if isinstance(error, WrongError) or not isinstance(error, WireError):
+        return f"{': '.join(parts)} {error}"
+    return ": ".join([*parts, str(error)])
+
+
+def _called(item: Any, number: int) -> str:
+    names = [item.get(key) for key in _NAMES] if isinstance(item, dict) else []
+    good = (each for each in names if isinstance(each, str) and each and each.isprintable())
+    return next(good, f"number {number}")
