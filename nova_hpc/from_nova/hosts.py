@@ -25,6 +25,7 @@ from nova_hpc.placement.model import Host, HostNode
 from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
+from nova_hpc.wire.version import WireError
 
 LOG = logging.getLogger(__name__)
 
@@ -58,7 +59,8 @@ class View:
     providers: Mapping[str, str]
     #: Equal for hosts whose pools are alike to Nova, the unusable included.
     pools: Hashable = ()
-    #: Pools that matched but cannot be used, each with the reason.
+    #: Pools that matched but cannot be used, each with the reason; after them,
+    #: what is wrong with the node as a whole.
     unusable: tuple[str, ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
@@ -119,6 +121,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
         if seen is not None:
             found.append((known.name, provider or f"{known.name} without a provider", seen))
     nodes = _nodes(host_state)
+    withheld, notes = _reported(host_state)
     found.sort(key=_by_name)
     key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
     pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
@@ -132,8 +135,8 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
             for pool, (_, provider, _) in zip(pattern.host.pools, found, strict=True)
         },
         pools=tuple(alike),
-        unusable=(*unusable, *pattern.faults),
-        withheld=_withheld(host_state),
+        unusable=(*unusable, *pattern.faults, *notes),
+        withheld=withheld,
         ambiguous=ambiguous,
     )
 
@@ -229,12 +232,16 @@ def _node(
     return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
-def _withheld(host_state: Any) -> dict[str, str]:
-    """What the node says it withholds; {} where it says nothing readable."""
+def _reported(host_state: Any) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """What the node says it withholds, and what it says of itself as a whole."""
     # ``stats`` is unset until the compute node has reported for the first time.
     values = getattr(host_state, "stats", None) or {}
-    document = hpc_stats.loads(values.get(hpc_stats.KEY))
-    return {} if document is None else dict(document.withheld)
+    try:
+        document = hpc_stats.read(values.get(hpc_stats.KEY))
+    except WireError as error:
+        _say(host_state, f"stats[{hpc_stats.KEY!r}]", error)
+        return {}, (f"what the node holds back is unknown: {error}",)
+    return ({}, ()) if document is None else (document.withheld, document.notes)
 
 
 def _most_common(counter: collections.Counter[str]) -> str:

@@ -31,7 +31,7 @@ DEVICE_RECORD: Final = Document(
     limit=4096,
 )
 STATS: Final = Document(
-    name="statistics of the node",
+    name="statistics document",
     lives="stats['hpc'] of Nova's compute node",
     writer="nova_hpc.wire.stats:StatsDocument.dumps",
     readers=("nova_hpc.wire.stats:loads",),

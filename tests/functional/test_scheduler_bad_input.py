@@ -143,11 +143,19 @@ class StatsTest(base.HpcServersTest):
 
     def test_newer_document(self) -> None:
         self.set_stats(json.dumps({"v": 2, "withheld": "something new"}))
-        self.assertNotIn("withheld", self.assert_refused_cleanly())
+        line = self.assert_refused_cleanly()
+        self.assertNotIn("withheld", line)
+        self.assertIn("holds back is unknown: the statistics document has version 2", line)
 
     def test_document_cut_in_half(self) -> None:
         self.set_stats('{"v": 1, "withheld": {"because": ["0000:4')
-        self.assertNotIn("withheld", self.assert_refused_cleanly())
+        line = self.assert_refused_cleanly()
+        self.assertNotIn("withheld", line)
+        self.assertIn("holds back is unknown: the statistics document is not JSON", line)
+
+    def test_notes_of_the_node_are_named(self) -> None:
+        self.set_stats(json.dumps({"v": 1, "notes": ["the quarantine file cannot be read"]}))
+        self.assertIn("the quarantine file cannot be read", self.assert_refused_cleanly())
 
     def test_other_json(self) -> None:
         self.set_stats("[1, 2, 3]")

@@ -251,7 +251,7 @@ def _resolve(name: str) -> object:
 def test_every_document_is_what_the_table_says(document: Document) -> None:
     for name in (document.writer, *document.readers):
         assert not name or callable(_resolve(name))
-    folder = {"statistics of the node": "stats"}.get(document.name, document.name)
+    folder = {"statistics document": "stats"}.get(document.name, document.name)
     folder = folder.lower().replace(" ", "-")
     versions = {path.stem for path in (FOLDER / folder).iterdir()}
     assert {f"v{version}" for version in {*document.reads, document.version}} <= versions
