@@ -116,5 +116,8 @@ class Document:
 
 def shown(value: object) -> str:
     """A value as JSON has it, in ASCII and of bounded length, for messages."""
-    text = json.dumps(value, default=repr)
+    try:
+        text = json.dumps(value, default=repr)
+    except RecursionError:  # nested just less deep than json.loads minds
+        text = f"{'[' * _LONGEST}..."
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

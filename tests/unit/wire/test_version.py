@@ -78,6 +78,13 @@ def test_what_is_broken(text: object, words: str) -> None:
         short.load(text)
 
 
+def test_a_text_that_is_nested_as_deep_as_it_can_be_read() -> None:
+    """What the reader of JSON just takes, its writer may not: neither is an error of ours."""
+    for depth in range(900, 1100):
+        with pytest.raises(WireError):
+            FIRST.load(f'{{"version": {"[" * depth}{"]" * depth}}}')
+
+
 def test_values_in_messages_are_short_and_plain() -> None:
     assert shown("\x1b[2J\u00fc") == '"\\u001b[2J\\u00fc"'
     assert len(shown("x" * 1000)) == 60
