@@ -122,6 +122,7 @@ def up(self, shown):
         report("reading", None)
         os.read(reading, 1)
     def program(report):
+        report("sleeping", None)
         tools.run("sleeper", ["sleep", "600"])
     steps = [progress.Step("read", "A read", read, limit=limit),
              progress.Step("program", "A program", program)]
@@ -159,7 +160,10 @@ def stuck_up(tmp_path_factory):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stuck_up_can_be_interrupted(stuck_up, number):
     process = stuck_up(600)
-    assert "A read: reading" in process.stderr.readline()
+    # Both have begun, in any order; one that has not would not be named.
+    begun = process.stderr.readline() + process.stderr.readline()
+    assert "A read: reading" in begun
+    assert "A program: sleeping" in begun
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
