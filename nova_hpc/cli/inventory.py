@@ -16,8 +16,9 @@ from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc import conf
+from nova_hpc.cli import save_node
 from nova_hpc.topology import live, lstopo, nccl, sysfs, text
-from nova_hpc.topology.files import Tree
+from nova_hpc.topology.files import Tree, show
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import inventory
 
@@ -69,6 +70,19 @@ class Inventory(Command):
             help="directory that holds sys and proc of the node (default: /)",
         )
         source.add_argument("--xml", type=Path, metavar="FILE", help="XML that lstopo wrote")
+        source.add_argument(
+            "--from", dest="archive", type=Path, metavar="FILE", help="archive that --save wrote"
+        )
+        parser.add_argument(
+            "--save",
+            type=Path,
+            metavar="FILE.tar.xz",
+            help="write what is read of the node into an archive, for a report of a bug, and "
+            "print nothing else; serial numbers, MACs, GUIDs and the host's name are replaced",
+        )
+        parser.add_argument(
+            "--keep-names", action="store_true", help="--save: keep the name of the host"
+        )
         parser.add_argument(
             "--format",
             choices=("tree", "json", "device-spec", "nccl"),
@@ -94,6 +108,11 @@ class Inventory(Command):
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Print the inventory; 0, or 2 after one line that says what is wrong."""
         try:
+            if parsed_args.save is not None:
+                if parsed_args.xml is not None or parsed_args.archive is not None:
+                    raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
+                print(save_node.save(parsed_args.root, parsed_args.save, parsed_args.keep_names))
+                return 0
             node = _read(parsed_args)
             if parsed_args.format == "tree":
                 _draw(node, parsed_args.all)
@@ -118,6 +137,8 @@ class Inventory(Command):
 def _read(args: argparse.Namespace) -> Node:
     if args.xml is not None:
         return lstopo.read(args.xml)
+    if args.archive is not None:
+        return sysfs.read_tree(save_node.load(args.archive), show(args.archive))
     root: Path = args.root
     try:
         there = root.is_dir()
@@ -135,6 +156,8 @@ def _read(args: argparse.Namespace) -> Node:
 
 
 def _processor(args: argparse.Namespace) -> nccl.Processor | None:
+    if args.archive is not None:
+        return nccl.processor(save_node.load(args.archive))
     return nccl.processor(Tree(args.root)) if args.xml is None else None
 
 

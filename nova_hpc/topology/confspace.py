@@ -24,6 +24,7 @@ _STANDARD: Final = 256
 _EXTENDED_PART: Final = 8
 
 _CAP_EXPRESS: Final = 0x10
+_EXTENDED_CAP_SERIAL: Final = 0x0003
 _EXTENDED_CAP_ACS: Final = 0x000D
 _EXTENDED_CAP_ATS: Final = 0x000F
 _ATS_ENABLE: Final = 0x8000
@@ -91,6 +92,55 @@ def skim(handle: int, limit: int = SIZE) -> bytes:
             return start
         found[offset : offset + _EXTENDED_PART] = part
         offset = _next(_word(part, 0, 4))
+    return bytes(found)
+
+
+def with_serial(handle: int, data: bytes) -> bytes:
+    """What :func:`skim` read of an open file, with all of the device's serial number."""
+    offset = serial_at(data)
+    if offset is None:
+        return data
+    found = os.pread(handle, 8, offset)
+    return data[:offset] + found + data[offset + len(found) :]
+
+
+def serial_at(data: bytes) -> int | None:
+    """Where a space has the device's serial number (8 bytes, the least significant first)."""
+    offset = _extended(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
+    return offset + 4 if offset and offset + 12 <= SIZE else None
+
+
+def essence(data: bytes) -> bytes:
+    """A space without what :func:`parse` does not look at, but for its serial number.
+
+    Registers that depend on the maker, and that of the vital product data, may
+    hold whatever was read or written last.
+    """
+    if len(data) <= _HEADER or data.count(0xFF) == len(data):
+        return data
+    found = bytearray(data[:_HEADER].ljust(len(data), b"\0"))
+
+    def keep(offset: int, size: int) -> None:
+        found[offset : offset + size] = data[offset : offset + size]
+
+    if len(data) >= _STANDARD:
+        seen: set[int] = set()
+        offset = data[0x34] & ~3
+        while offset >= _HEADER and offset not in seen:
+            seen.add(offset)
+            express = data[offset] == _CAP_EXPRESS and offset + 0x14 <= _STANDARD
+            keep(offset, 0x14 if express else 2)
+            offset = data[offset + 1] & ~3
+    if len(data) == SIZE:
+        seen = set()
+        offset = _STANDARD
+        while _STANDARD <= offset <= SIZE - _EXTENDED_PART and offset not in seen:
+            seen.add(offset)
+            keep(offset, _EXTENDED_PART)
+            offset = _next(_word(data, offset, 4))
+        serial = serial_at(data)
+        if serial is not None:
+            keep(serial, 8)
     return bytes(found)
 
 

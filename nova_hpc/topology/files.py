@@ -93,12 +93,15 @@ class Tree:
     def _target(self, place: str) -> str | None:
         if place not in self._targets:
             try:
-                self._targets[place] = os.readlink(self._root + place)  # noqa: PTH115
+                self._targets[place] = self._readlink(place)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 self._targets[place] = None  # it is there, and no link
         return self._targets[place]
+
+    def _readlink(self, place: str) -> str:
+        return os.readlink(self._root + place)  # noqa: PTH115
 
     def target(self, path: str) -> str | None:
         """Where the link *path* itself leads, fully resolved; None: no such link.
@@ -194,7 +197,7 @@ class Tree:
         :raises FileError: unreadable, or not printable ASCII text.
         """
         data = self.read(path)
-        return None if data is None else _text(data, path)
+        return None if data is None else as_text(data, path)
 
     def names(self, path: str) -> list[str]:
         """What a directory holds, sorted; [] when there is no such directory.
@@ -207,11 +210,21 @@ class Tree:
         if found is None:
             return []
         try:
-            return sorted(filter(_NAME.fullmatch, os.listdir(self._root + found)))  # noqa: PTH208
+            return sorted(filter(_NAME.fullmatch, self._listdir(found)))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except (OSError, ValueError) as error:
             raise FileError(f"{_show(path)}: {_why(error)}") from error
+
+    def _listdir(self, place: str) -> list[str]:
+        return os.listdir(self._root + place)  # noqa: PTH208
+
+    def link_in(self, folder: int, name: str, path: str) -> str | None:
+        """The text of the link *name* in an open *folder*; None: it is none, or unreadable."""
+        try:
+            return os.readlink(name, dir_fd=folder)
+        except OSError:
+            return None
 
     def exists(self, path: str) -> bool:
         """Whether *path* leads to anything; a loop of links does not."""
@@ -241,18 +254,19 @@ class Folder:
         """The text of a symbolic link; None: it is none, or cannot be read."""
         if name not in self.names:
             return None
-        try:
-            return os.readlink(name, dir_fd=self._handle)
-        except OSError:
-            return None
+        return self._tree.link_in(self._handle, name, f"{self._path}/{name}")
 
     def text(self, name: str) -> str | None:
         """As :meth:`Tree.text`."""
         data = self.read(name)
-        return None if data is None else _text(data, f"{self._path}/{name}")
+        return None if data is None else as_text(data, f"{self._path}/{name}")
 
 
-def _text(data: bytes, path: str) -> str:
+def as_text(data: bytes, path: str) -> str:
+    """The stripped text of *data*, what the file *path* holds.
+
+    :raises FileError: not printable ASCII text.
+    """
     try:
         # Some captures keep a page as long as the kernel's buffer was.
         text = data.rstrip(b"\0").decode("ascii").strip()

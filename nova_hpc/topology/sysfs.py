@@ -31,7 +31,11 @@ def read(root: Path, busy: Collection[str] = ()) -> Node:
     :returns: always a node; without anything readable below *root* it is
         empty but for its problems.
     """
-    tree = Tree(root)
+    return read_tree(Tree(root), show(root), busy)
+
+
+def read_tree(tree: Tree, source: str, busy: Collection[str] = ()) -> Node:
+    """The same from *tree*, which *source* names to people."""
     numa_nodes, hugepages, problems = numa.read(tree)
     groups = _groups(tree, problems)
     raws = _functions(tree, problems, busy)
@@ -41,7 +45,7 @@ def read(root: Path, busy: Collection[str] = ()) -> Node:
         if function.iommu_group is not None:
             by_group.setdefault(function.iommu_group, set()).add(function.address)
     return Node(
-        source=show(root),
+        source=source,
         hostname=_hostname(tree),
         numa_nodes=numa_nodes,
         functions=tuple(_with_virtual_functions(functions)),

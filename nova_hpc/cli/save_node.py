@@ -1,0 +1,311 @@
+"""``nova-hpc inventory --save`` and ``--from``: a node as an archive, for reports of bugs.
+
+The archive holds what the reader of the node looked at and nothing else. What
+names the machine or a piece of hardware is replaced before anything is written:
+serial numbers, MACs and GUIDs by numbers that are counted, the same original
+always by the same number, and the name of the host by ``node``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology import confspace, nccl, sysfs
+from nova_hpc.topology.files import FileError, Tree, as_text, show
+from nova_hpc.topology.model import InventoryError
+from nova_hpc.topology.record import Entry, Recorder, Replay
+
+#: The name that the host has in the archive.
+NAME: Final = "node"
+
+_HOSTNAME: Final = "/proc/sys/kernel/hostname"
+#: Bytes and files: far more than the largest node has, and little enough for memory.
+_LARGEST: Final = 1 << 26
+_MOST: Final = 1 << 18
+
+_DIGITS: Final = frozenset("0123456789abcdefABCDEF")
+_GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
+_GUID_FILE: Final = re.compile(r"/infiniband/[^/]+/(?:node_guid|ports/\d+/gids/\d+)")
+#: The prefix of a GID where nobody chose another one.
+_LINK_LOCAL: Final = "fe80:0000:0000:0000"
+#: A network interface or an RDMA device in a path.
+_DEVICE: Final = re.compile(r"(?<=/net/)[^/]+|(?<=/infiniband/)[^/]+")
+#: What systemd and rdma-core put a MAC or a GUID into: enx0c42a1000001, rocexe41d2d....
+_NAMED_BY: Final = re.compile(r"(?<=x)(?:[0-9a-f]{16}|[0-9a-f]{12})(?![0-9a-f])")
+#: The lines that are read of the two files that tell of the whole machine.
+_LINES: Final = {
+    "cpuinfo": re.compile(
+        r"(?:processor|vendor_id|cpu family|model|model name|CPU implementer|cpu)\s*:.*", re.ASCII
+    ),
+    "meminfo": re.compile(
+        r"(?:Node\s+\d+\s+)?(?:MemTotal|HugePages_\w+|Hugepagesize):.*", re.ASCII
+    ),
+}
+
+
+class Identities:
+    """What may not be told, and what stands for it."""
+
+    def __init__(self) -> None:
+        self._stand_ins: dict[bytes, bytes] = {}
+        self._host: tuple[str, ...] = ()
+        self._patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._stand_ins)
+
+    def add(self, identity: bytes) -> bytes:
+        """What stands for the bytes of a MAC, a GUID or a serial number.
+
+        A number of local administration, which is no maker's, counted in the
+        order in which they are added. All zeros or all ones name nothing and stay.
+        """
+        if not identity.strip(b"\0") or not identity.strip(b"\xff"):
+            return identity
+        if identity not in self._stand_ins:
+            number = 1 + sum(len(other) == len(identity) for other in self._stand_ins)
+            self._stand_ins[identity] = b"\x02" + number.to_bytes(len(identity) - 1, "big")
+            self._patterns = None
+        return self._stand_ins[identity]
+
+    def add_host(self, name: str) -> None:
+        """Let ``node`` stand for the name of the host, long and short."""
+        both = (name, name.partition(".")[0])
+        # A name like "10" or "cafe" is found in numbers that have nothing to do with it.
+        self._host = tuple(
+            one for one in both if len(one) > 2 and not set(one) <= _DIGITS and one != NAME
+        )
+
+    def hide(self, text: str, names: bool = True) -> str:
+        """*text* with a stand-in for every identity in it, however it is written.
+
+        :param names: also for the name of the host.
+        """
+        if self._patterns is None:
+            # Where only a few bits are set it is found in any number.
+            telling = [raw for raw in self._stand_ins if len(set(raw) - {0, 0xFF}) > 2]
+            orders = [order for raw in telling for order in (raw, raw[::-1])]
+            # With or without something between the bytes.
+            digits = ("[:._ -]?".join(f"{byte:02x}" for byte in order) for order in orders)
+            characters = (re.escape(order.decode("latin-1")) for order in orders)
+            self._patterns = (
+                re.compile("|".join(digits) or "(?!)", re.IGNORECASE),
+                re.compile("|".join(characters) or "(?!)"),
+            )
+        text = self._patterns[0].sub(lambda match: self._written(match[0]), text)
+        text = self._patterns[1].sub(lambda match: "*" * len(match[0]), text)
+        for host in self._host if names else ():
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", NAME, text, flags=re.I)
+        return text
+
+    def _written(self, text: str) -> str:
+        """The stand-in for the identity *text* in the same notation."""
+        raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
+        found = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
+        digits = iter(found.hex())
+        return "".join(next(digits) if char in _DIGITS else char for char in text)
+
+
+def anonymise(
+    record: Mapping[str, Entry], keep_names: bool = False, others: Iterable[bytes] = ()
+) -> tuple[dict[str, Entry], Identities]:
+    """Replace what names the machine or its hardware.
+
+    :param keep_names: leave the name of the host as it is.
+    :param others: MACs and GUIDs that are known from outside the record.
+    :returns: the new record, and what was replaced in it.
+    """
+    identities = Identities()
+    host = record.get(_HOSTNAME)
+    if isinstance(host, bytes) and not keep_names:
+        identities.add_host(host.decode("ascii", "replace").strip())
+    for path, entry in sorted(record.items()):
+        for name in _DEVICE.findall(path):
+            for digits in _NAMED_BY.findall(name):
+                identities.add(bytes.fromhex(digits))
+        for identity in _identities(path, entry) if isinstance(entry, bytes) else ():
+            identities.add(identity)
+    for identity in others:
+        identities.add(identity)
+    found: dict[str, Entry] = {}
+    for path, entry in record.items():
+        if isinstance(entry, bytes):
+            entry = _file(path, entry, identities)
+        elif isinstance(entry, str):
+            entry = identities.hide(entry, names=False)
+        found[_DEVICE.sub(lambda match: _device(match[0], identities), path)] = entry
+    if isinstance(host, bytes) and host.strip() and not keep_names:
+        found[_HOSTNAME] = f"{NAME}\n".encode()
+    return found, identities
+
+
+def _identities(path: str, data: bytes) -> Iterator[bytes]:
+    """The GUIDs or the serial number in a file."""
+    serial = confspace.serial_at(data) if path.endswith("/config") else None
+    if serial is not None:
+        yield data[serial : serial + 8][::-1]
+    yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids(path, data))
+
+
+def _guids(path: str, data: bytes) -> list[str]:
+    """The GUID of a device, or the prefix and the GUID of a port, as the kernel writes them."""
+    text = data.decode("ascii", "replace").strip()
+    if _GUID_FILE.search(path) is None or not re.fullmatch(rf"(?:{_GUID.pattern}:?){{1,2}}", text):
+        return []
+    return [guid for guid in _GUID.findall(text) if guid != _LINK_LOCAL]
+
+
+def _file(path: str, data: bytes, identities: Identities) -> bytes:
+    name = path.rpartition("/")[2]
+    if name == "config":
+        data = confspace.essence(data)
+        serial = confspace.serial_at(data)
+        if serial is None:
+            return data
+        other = identities.add(data[serial : serial + 8][::-1])[::-1]
+        return data[:serial] + other + data[serial + 8 :]
+    try:
+        text = as_text(data, path) + "\n"
+    except FileError:
+        return b"\xff\n"  # no text, as it was, and without what it held
+    if name in _LINES:
+        text = "".join(f"{line}\n" for line in text.splitlines() if _LINES[name].fullmatch(line))
+        return identities.hide(text, names=False).encode("ascii")
+    if _guids(path, data):
+        # Here an identity is one however little of it is set.
+        return _GUID.sub(lambda match: _guid(match[0], identities), text).encode("ascii")
+    return identities.hide(text).encode("ascii")
+
+
+def _guid(text: str, identities: Identities) -> str:
+    if text == _LINK_LOCAL:
+        return text
+    digits = identities.add(bytes.fromhex(text.replace(":", ""))).hex()
+    return ":".join(digits[index : index + 4] for index in range(0, 16, 4))
+
+
+def _device(name: str, identities: Identities) -> str:
+    named = _NAMED_BY.sub(lambda match: identities.add(bytes.fromhex(match[0])).hex(), name)
+    return identities.hide(named)
+
+
+def save(root: Path, target: Path, keep_names: bool = False) -> str:
+    """Write what the reader looks at below *root* into the archive *target*.
+
+    :returns: a line that says what is in it.
+    :raises InventoryError: it cannot be written, or there is no node below *root*.
+    """
+    recorder = Recorder(root)
+    node = sysfs.read_tree(recorder, show(root))
+    nccl.processor(recorder)
+    if not node.functions and not node.cpus:
+        raise InventoryError(f"--root {show(root)}: neither CPUs nor PCI functions below it")
+    record = recorder.record()
+    record, identities = anonymise(record, keep_names, _hardware_addresses(root, record))
+    try:
+        _write(target, _packed(record))
+    except OSError as error:
+        raise InventoryError(f"--save {show(target)}: {error.strerror}") from error
+    names = "the host keeps its name" if keep_names else f"the host is called {NAME!r}"
+    return (
+        f"{show(target)}: {len(record)} files, links and directories; {len(identities)} serial "
+        f"numbers, MACs and GUIDs replaced; {names}"
+    )
+
+
+def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
+    """MACs of network interfaces; nothing of the record has them, but anything may name them."""
+    tree = Tree(root)
+    found = []
+    for path in sorted(record):
+        if path.rpartition("/")[0].endswith("/net"):
+            with contextlib.suppress(FileError, ValueError):
+                raw = bytes.fromhex((tree.text(f"{path}/address") or "").replace(":", ""))
+                # That of an InfiniBand interface ends with the GUID of its port.
+                found.append(raw[-8:] if len(raw) == 20 else raw)
+    return [raw for raw in found if len(raw) in (6, 8)]
+
+
+def _packed(record: Mapping[str, Entry]) -> bytes:
+    """The archive; of the same record always the same bytes."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:xz", preset=2) as archive:
+        for path, entry in sorted(record.items()):
+            info = tarfile.TarInfo(path.lstrip("/"))
+            if not info.name:
+                continue
+            if isinstance(entry, bytes):
+                info.size = len(entry)
+                archive.addfile(info, io.BytesIO(entry))
+                continue
+            info.type = tarfile.DIRTYPE if entry is None else tarfile.SYMTYPE
+            info.linkname = entry or ""
+            info.mode = 0o755
+            archive.addfile(info)
+    return target.getvalue()
+
+
+def _write(target: Path, data: bytes) -> None:
+    """All of it or nothing."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> Tree:
+    """What an archive holds, to be read as if it were the machine.
+
+    Nothing of it is unpacked: whoever made it may have meant harm.
+
+    :raises InventoryError: no such file, or not an archive like that.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(_LARGEST)
+        decompressor = lzma.LZMADecompressor(memlimit=_LARGEST << 2)
+        data = decompressor.decompress(packed, _LARGEST)
+        if not decompressor.eof:
+            raise InventoryError(f"--from {show(path)}: cut short, or too large for a node")
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            return Replay(_entries(archive))
+    except OSError as error:
+        raise InventoryError(f"--from {show(path)}: {error.strerror or error}") from error
+    except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise InventoryError(
+            f"--from {show(path)}: not an archive that --save wrote ({error})"
+        ) from error
+
+
+def _entries(archive: tarfile.TarFile) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for member in archive:
+        parts = member.name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or len(found) >= _MOST:
+            raise ValueError(f"{member.name[:80]!a} has no place in it")
+        path = f"/{member.name}"
+        if member.issym():
+            found[path] = member.linkname
+        elif member.isdir():
+            found[path] = None
+        elif member.isreg() and not member.issparse() and member.size <= _LARGEST:
+            file = archive.extractfile(member)
+            found[path] = b"" if file is None else file.read()
+        else:
+            raise ValueError(f"{member.name[:80]!a} is of a kind that no node has")
+    return found

@@ -1,0 +1,156 @@
+"""What a reading of a node looked at: recorded while it is read, and read again.
+
+A record holds exactly what the readers asked for and was there, so there is no
+second list of files that could fall behind them. Reading a record gives the
+same node as the reading that made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology import confspace
+from nova_hpc.topology.files import FileError, Folder, Take, Tree
+
+#: What is at a path: the bytes of a file, the text of a link, None for a directory.
+Entry = bytes | str | None
+
+#: Numbered names are all that is looked for here; the files beside them are no news.
+_NUMBERED: Final = "/sys/devices/system/"
+
+
+class Recorder(Tree):
+    """Reads as :class:`Tree` does and keeps what it has read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._files: dict[str, bytes] = {}
+        self._failed: set[str] = set()
+
+    def read_in(
+        self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
+    ) -> bytes | None:
+        """As :meth:`Tree.read_in`; keeps the bytes, and all of a device's serial number."""
+        whole: list[bytes] = []
+
+        def both(handle: int, most: int) -> bytes:
+            assert take is not None
+            data = take(handle, most)
+            whole.append(confspace.with_serial(handle, data) if take is confspace.skim else data)
+            return data
+
+        found = None
+        with contextlib.suppress(FileError):
+            found = self.resolve(path)  # remembers what is there, and the links on the way
+        try:
+            data = super().read_in(folder, name, path, limit, both if take else None)
+        except FileError:
+            if found is not None:
+                self._failed.add(found)
+            raise
+        if data is not None and found is not None:
+            self._files[found] = whole[0] if whole else data
+        return data
+
+    def link_in(self, folder: int, name: str, path: str) -> str | None:
+        """As :meth:`Tree.link_in`."""
+        with contextlib.suppress(FileError):
+            self.resolve(path)
+        return super().link_in(folder, name, path)
+
+    def names(self, path: str) -> list[str]:
+        """As :meth:`Tree.names`; what is listed is part of the record."""
+        found = super().names(path)
+        place = (self.resolve(path) or "").rstrip("/")
+        for name in found:
+            with contextlib.suppress(OSError, ValueError):
+                self._target(f"{place}/{name}")
+        return found
+
+    def record(self) -> dict[str, Entry]:
+        """Path -> what is there, for everything that was looked at.
+
+        What could not be read as a file is an empty directory, which cannot be
+        read either.
+        """
+        found: dict[str, Entry] = {}
+        for place, target in sorted(self._targets.items()):
+            if target is not None:
+                found[place] = target
+            elif place in self._files:
+                found[place] = self._files[place]
+            elif not self._is_file(place) or place in self._failed:
+                found[place] = None
+            elif not place.startswith(_NUMBERED) or place[-1].isdigit():
+                found[place] = b""
+        return found
+
+    def _is_file(self, place: str) -> bool:
+        try:
+            return stat.S_ISREG(os.lstat(self._root + place).st_mode)
+        except OSError:
+            return False
+
+
+class Replay(Tree):
+    """Reads a record as if its files were there; touches no file."""
+
+    def __init__(self, record: Mapping[str, Entry]) -> None:
+        super().__init__(Path("/"))
+        self._record = record
+        self._below: dict[str, set[str]] = {"/": set()}
+        for path, entry in record.items():
+            if entry is None:
+                self._below.setdefault(path, set())
+            while path != "/":
+                parent, _, name = path.rpartition("/")
+                self._below.setdefault(parent or "/", set()).add(name)
+                path = parent or "/"
+
+    def _readlink(self, place: str) -> str:
+        entry = self._record.get(place)
+        if isinstance(entry, str):
+            return entry
+        # What is there and no link, and what is not there.
+        there = entry is not None or place in self._below
+        error = OSError if there else FileNotFoundError
+        number = errno.EINVAL if there else errno.ENOENT
+        raise error(number, os.strerror(number))
+
+    def _listdir(self, place: str) -> list[str]:
+        if place not in self._below:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return list(self._below[place])
+
+    def read_in(
+        self, folder: int | None, name: str, path: str, limit: int, take: Take | None = None
+    ) -> bytes | None:
+        """As :meth:`Tree.read_in`."""
+        found = self.resolve(path)
+        if found is None:
+            return None
+        entry = self._record.get(found)
+        if not isinstance(entry, bytes):
+            raise FileError(f"{path}: not a file")
+        return entry[:limit]
+
+    def link_in(self, folder: int, name: str, path: str) -> str | None:
+        """As :meth:`Tree.link_in`."""
+        entry = self._record.get(f"{self.resolve(path.rpartition('/')[0])}/{name}")
+        return entry if isinstance(entry, str) else None
+
+    @contextlib.contextmanager
+    def folder(self, path: str) -> Iterator[Folder | None]:
+        """As :meth:`Tree.folder`."""
+        try:
+            found = self.resolve(path)
+        except FileError:
+            found = None
+        below = None if found is None else self._below.get(found)
+        yield None if below is None else Folder(self, path, -1, frozenset(below))

@@ -1,0 +1,403 @@
+"""A node saved for a report reads as the node does, and names neither it nor its hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import lzma
+import os
+import random
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nova_hpc.cli import save_node
+from nova_hpc.cli.main import main
+from nova_hpc.topology import nccl, sysfs
+from nova_hpc.topology.files import Tree
+from nova_hpc.topology.model import Node
+from nova_hpc.topology.record import Recorder, Replay
+from nova_hpc.wire import inventory
+from tests.nodes.catalogue import NODES, adapter, gpu, port
+from tests.nodes.describe import Endpoint, Machine, Numa, Processor, Rdma, Root, every
+from tests.nodes.write import write
+from tests.unit.topology import damage
+
+GUID = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
+MAC = re.compile(r"(?<=x)[0-9a-f]{12}(?![0-9a-f])")
+OWN = Path(__file__).parents[2] / "data/topology/virtual-node.tar.xz"
+
+
+def same_but_names(live: Node, saved: Node, keep_names: bool = False) -> dict[str, str]:
+    """Hold two nodes against each other.
+
+    :returns: every GUID and MAC of the first with that of the second, one to one.
+    """
+    names: dict[str, str] = {}
+
+    def compare(one: object, other: object, where: str) -> None:
+        assert type(one) is type(other), where
+        if isinstance(one, dict):
+            assert isinstance(other, dict)
+            assert one.keys() == other.keys(), where
+            for key in one:
+                compare(one[key], other[key], f"{where}/{key}")
+        elif isinstance(one, list):
+            assert isinstance(other, list)
+            assert len(one) == len(other), where
+            for number, pair in enumerate(zip(one, other, strict=True)):
+                compare(*pair, f"{where}/{number}")
+        elif isinstance(one, str):
+            assert isinstance(other, str)
+            for pattern in (GUID, MAC):
+                for mine, theirs in zip(pattern.findall(one), pattern.findall(other), strict=True):
+                    assert names.setdefault(mine, theirs) == theirs
+                one, other = pattern.sub("*", one), pattern.sub("*", other)
+            assert one == other, where
+        else:
+            assert one == other, where
+
+    found = [inventory.build(node) for node in (live, saved)]
+    for document in found:
+        document.pop("source")
+    if not keep_names and found[0]["hostname"] is not None:
+        assert found[1]["hostname"] == "node"
+        found[0]["hostname"] = "node"
+    compare(*found, "")
+    assert len(set(names.values())) == len(names)
+    return names
+
+
+def save(root: Path, target: Path, *options: str) -> bytes:
+    """Save a node with the command; what the archive holds, unpacked."""
+    assert main(["inventory", "--root", str(root), "--save", str(target), *options]) == 0
+    return lzma.decompress(target.read_bytes())
+
+
+def read(archive: Path) -> Node:
+    return sysfs.read_tree(save_node.load(archive), "archive")
+
+
+def notations(raw: bytes) -> set[bytes]:
+    """Every way in which the bytes may be written."""
+    found = set()
+    for order in (raw, raw[::-1]):
+        digits = order.hex()
+        found |= {order, digits.encode()}
+        for size in (2, 4):
+            parts = [digits[at : at + size] for at in range(0, len(digits), size)]
+            found |= {mark.join(parts).encode() for mark in (":", "-", ".", " ", "_")}
+    return found | {each.upper() for each in found if each.isascii()}
+
+
+def names_none(data: bytes, identities: set[bytes], hosts: set[str] = frozenset()) -> None:
+    for raw in identities:
+        for each in notations(raw):
+            assert each not in data, each
+    for host in hosts:
+        assert host.encode() not in data, host
+
+
+def identities_of(machine: Machine) -> set[bytes]:
+    """Serial numbers, MACs and GUIDs of a description."""
+    found = set()
+    for root in machine.roots:
+        for part in every(root.below):
+            if not isinstance(part, Endpoint):
+                continue
+            texts = [part.serial or "", *part.net.values(), part.rdma.guid if part.rdma else ""]
+            raws = [bytes.fromhex(re.sub("[:-]", "", text)) for text in texts]
+            found |= {raw[-8:] for raw in raws if raw}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(NODES))
+def test_a_saved_node_reads_as_the_node(name, synthetic, tmp_path):
+    root = synthetic(name)
+    data = save(root, tmp_path / "node.tar.xz")
+    live, saved = sysfs.read(root), read(tmp_path / "node.tar.xz")
+    mapped = same_but_names(live, saved)
+    guids = {device.node_guid for function in live.functions for device in function.rdma}
+    assert mapped.keys() >= guids
+    assert not mapped.keys() & set(mapped.values())
+    identities = identities_of(NODES[name])
+    assert identities
+    names_none(data, identities, {name} - {"vmd"})  # which is a driver's name as well
+    archive = save_node.load(tmp_path / "node.tar.xz")
+    assert nccl.processor(archive) == nccl.processor(Tree(root)) is not None
+
+
+def test_a_real_capture(capture_of_ours, tmp_path, capsys):
+    data = save(capture_of_ours, tmp_path / "node.tar.xz")
+    assert "the host is called 'node'" in capsys.readouterr().out
+    same_but_names(sysfs.read(capture_of_ours), read(tmp_path / "node.tar.xz"))
+    assert b"virtual1" not in data
+    kept = save(capture_of_ours, tmp_path / "kept.tar.xz", "--keep-names")
+    assert b"virtual1" in kept
+    same_but_names(sysfs.read(capture_of_ours), read(tmp_path / "kept.tar.xz"), keep_names=True)
+
+
+@pytest.fixture(scope="session")
+def capture_of_ours(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours")
+    subprocess.run(["tar", "-xf", OWN, "-C", folder], check=True)
+    return folder
+
+
+def test_captures_of_real_machines(captures, tmp_path):
+    """Links there are absolute, files padded, much is left out."""
+    archives = sorted((captures / "hwloc").glob("*.tar.bz2"))
+    assert archives
+    for archive in archives:
+        folder = tmp_path / archive.stem
+        folder.mkdir()
+        subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+        root = next(top for top in folder.iterdir() if (top / "sys").is_dir())
+        save(root, tmp_path / "node.tar.xz")
+        same_but_names(sysfs.read(root), read(tmp_path / "node.tar.xz"))
+
+
+H100 = gpu("10de:2330", "10de:16c1", 1)
+
+
+def distinct(size: int) -> st.SearchStrategy[bytes]:
+    """Bytes that are not found everywhere by chance."""
+    telling = st.binary(min_size=size, max_size=size)
+    return telling.filter(lambda raw: len(set(raw) - {0, 0xFF, 0x02}) > 3)
+
+
+@st.composite
+def machines(draw):
+    """A node whose identities are arbitrary, and where else they are written down."""
+    guid, serial, mac = draw(distinct(8)), draw(distinct(8)), draw(distinct(6))
+    card = adapter(0, 0x17)
+    name = draw(st.sampled_from(["ib0", f"enx{mac.hex()}", f"ibx{guid.hex()}"]))
+    digits = guid.hex()
+    card = dataclasses.replace(
+        card,
+        serial=serial.hex(),
+        net={name: mac.hex(":")},
+        rdma=Rdma(
+            draw(st.sampled_from(["mlx5_0", f"rocex{guid.hex()}"])),
+            ":".join(digits[at : at + 4] for at in range(0, 16, 4)),
+            layer=draw(st.sampled_from(["InfiniBand", "Ethernet"])),
+            prefix=draw(st.sampled_from(["fe80:0000:0000:0000", "fec0:dead:beef:1234"])),
+        ),
+    )
+    host = draw(st.from_regex(r"[g-z][a-z0-9]{5,9}(-[0-9]{1,3})?(\.in\.org)?", fullmatch=True))
+    machine = Machine(
+        host,
+        (Numa(0, "0-3", 4, 0, (10,)),),
+        (Root(0, 0x16, 0, (port("01.0", 0x17, card), port("02.0", 0x18, H100))),),
+        Processor({"vendor_id": "GenuineIntel", "Serial": serial.hex(), "flags": host}),
+    )
+    spread = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["numa_node", "class", "resource", "reset_method", "vendor",
+                                 "infiniband/{}/ports/1/state", "infiniband/{}/node_guid",
+                                 "infiniband/{}/ports/1/gids/0"]),
+                st.sampled_from([*sorted(notations(guid) | notations(mac) | notations(serial)),
+                                 host.encode(), f"x {host} y".encode()]),
+            ),
+            max_size=3,
+        )
+    )  # fmt: skip
+    return machine, {guid, serial, mac}, spread
+
+
+@settings(
+    max_examples=max(20, settings.default.max_examples // 4),
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(machines())
+def test_nothing_of_it_can_be_found(drawn):
+    machine, identities, spread = drawn
+    with tempfile.TemporaryDirectory() as folder:
+        root = write(machine, Path(folder, "root"))
+        device = root / "sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
+        card = next((device / "infiniband").iterdir()).name
+        for name, text in spread:
+            (device / name.format(card)).write_bytes(text + b"\n")
+        archive = Path(folder, "node.tar.xz")
+        data = save(root, archive)
+        saved = read(archive)
+    short = machine.name.partition(".")[0]
+    names_none(data, identities, {machine.name, short})
+    names_none(inventory.dumps(saved).encode(), identities, {machine.name, short})
+    assert [function.address for function in saved.functions] == [
+        "0000:16:01.0", "0000:16:02.0", "0000:17:00.0",
+        *(f"0000:17:00.{number}" for number in range(1, 8)), "0000:17:01.0", "0000:18:00.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["two-socket", "ours"])
+def test_a_broken_node_is_saved_as_it_is(name, seed, synthetic, capture_of_ours, tmp_path):
+    root = tmp_path / "copy"
+    shutil.copytree(capture_of_ours if name == "ours" else synthetic(name), root, symlinks=True)
+    chance = random.Random(f"{name} {seed}")
+    paths = sorted(
+        Path(folder, one) for folder, folders, files in os.walk(root) for one in (*files, *folders)
+    )
+    vital = [path for path in paths if "/pci" in str(path)]
+    for _ in range(3):
+        done = damage.apply(root, vital, 40, chance) + damage.apply(root, paths, 20, chance)
+        save(root, tmp_path / "node.tar.xz")
+        try:
+            same_but_names(sysfs.read(root), read(tmp_path / "node.tar.xz"))
+        except AssertionError as error:
+            error.add_note("after: " + "; ".join(done))
+            raise
+
+
+def test_a_record_is_of_one_reading_and_reads_the_same(synthetic):
+    recorder = Recorder(synthetic("hgx-h100"))
+    node = sysfs.read_tree(recorder, "x")
+    assert sysfs.read_tree(Replay(recorder.record()), "x") == node
+    assert node == sysfs.read_tree(Tree(synthetic("hgx-h100")), "x")
+
+
+def test_only_what_is_read_is_saved(synthetic, tmp_path):
+    root = tmp_path / "root"
+    shutil.copytree(synthetic("two-socket"), root, symlinks=True)
+    device = root / "sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0"
+    (device / "vpd").write_bytes(b"SECRET")
+    (device / "serial_number").write_text("SECRET")
+    (root / "etc").mkdir()
+    (root / "etc/secret").write_text("SECRET")
+    (tmp_path / "outside").write_text("SECRET")
+    (device / "revision").unlink()
+    (device / "revision").symlink_to("../" * 20 + str(tmp_path).lstrip("/") + "/outside")
+    assert b"SECRET" not in save(root, tmp_path / "node.tar.xz")
+
+
+def test_links_stay_links_and_tar_unpacks_it(synthetic, tmp_path):
+    archive = tmp_path / "node.tar.xz"
+    save(synthetic("hgx-h100"), archive)
+    with tarfile.open(archive) as opened:
+        members = opened.getmembers()
+    assert {member.uid for member in members} | {member.mtime for member in members} == {0}
+    links = [member.name for member in members if member.issym()]
+    assert "sys/bus/pci/devices/0000:19:00.0" in links
+    assert "sys/kernel/iommu_groups/0/devices/0000:00:1f.0" in links
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+    assert sysfs.read_tree(Tree(folder), "x") == sysfs.read_tree(save_node.load(archive), "x")
+    # Saved once more it is the same, byte for byte.
+    save(folder, tmp_path / "again.tar.xz")
+    assert (tmp_path / "again.tar.xz").read_bytes() == archive.read_bytes()
+
+
+def test_all_formats_of_an_archive(synthetic, tmp_path, capsys):
+    root, archive = synthetic("hgx-h100"), tmp_path / "node.tar.xz"
+    save(root, archive)
+    capsys.readouterr()
+    texts = {}
+    for source in (["--root", str(root)], ["--from", str(archive)]):
+        for form in ("tree", "nccl", "device-spec", "json"):
+            assert main(["inventory", *source, "--format", form]) == 0
+            texts.setdefault(form, []).append(capsys.readouterr().out)
+    assert texts["nccl"][0] == texts["nccl"][1]
+    assert texts["device-spec"][0] == texts["device-spec"][1]
+    assert texts["tree"][0].splitlines()[1:] == texts["tree"][1].splitlines()[1:]
+    assert json.loads(texts["json"][1])["source"] == str(archive)
+
+
+def test_an_archive_is_there_whole_or_not_at_all(synthetic, tmp_path, monkeypatch, capsys):
+    target = tmp_path / "node.tar.xz"
+    target.write_text("before")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        arguments = ["inventory", "--root", str(synthetic("bare")), "--save", str(target)]
+        assert main(arguments) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["node.tar.xz"]
+    assert target.read_text() == "before"
+    save(synthetic("bare"), target)
+    assert read(target).hostname == "node"
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:xz") as archive:
+        for info, data in members:
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "cut short"),
+        (b"no archive", "not an archive"),
+        (lzma.compress(b"no tar" * 1000), "not an archive"),
+        (packed((member("sys/a"), b"1"))[:-20], "cut short"),
+        (packed((member("../../etc/passwd"), b"1")), "has no place in it"),
+        (packed((member("/etc/passwd"), b"1")), "has no place in it"),
+        (packed((member("sys/./a"), b"1")), "has no place in it"),
+        (packed((member("dev/sda", tarfile.BLKTYPE), b"")), "of a kind that no node has"),
+        (packed((member("sys/a", tarfile.LNKTYPE, "/etc/passwd"), b"")), "of a kind"),
+        (lzma.compress(bytes(1 << 27)), "too large"),
+    ],
+)
+def test_archives_of_strangers(data, words, tmp_path, capsys):
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(data)
+    assert main(["inventory", "--from", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert words in line
+
+
+def test_links_of_an_archive_lead_nowhere_else(tmp_path):
+    path = tmp_path / "x.tar.xz"
+    path.write_bytes(
+        packed(
+            (member("proc/sys/kernel/hostname", tarfile.SYMTYPE, "/etc/hostname"), b""),
+            (member("sys/bus/pci/devices/0000:00:00.0", tarfile.SYMTYPE, "/"), b""),
+            (member("sys/a", tarfile.SYMTYPE, "a"), b""),
+        )
+    )
+    node = read(path)
+    assert node.hostname is None
+    assert len(node.functions) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--root", "/no/such", "--save", "{tmp}/x"], "neither CPUs nor PCI functions"),
+        (["--save", "/no/such/folder/x"], "No such file or directory"),
+        (["--save", "{tmp}"], "--save {tmp}"),
+        (["--xml", "x", "--save", "{tmp}/x"], "--save reads sysfs"),
+        (["--from", "/no/such"], "No such file or directory"),
+        (["--from", "{tmp}"], "Is a directory"),
+    ],
+)
+def test_what_cannot_be_done_is_told(options, words, tmp_path, capsys):
+    given = [option.format(tmp=tmp_path) for option in options]
+    assert main(["inventory", *given]) == 2
+    assert words.format(tmp=tmp_path) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
