@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from cliff.command import Command
@@ -15,10 +13,7 @@ from cliff.show import ShowOne
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.device_place import DeviceError, Place
-from nova_hpc.tenancy import quarantine
-from nova_hpc.tenancy.hygiene import operator as hygiene_operator
-from nova_hpc.tenancy.locked_file import StateError
-from nova_hpc.tenancy.quarantine import QuarantineError
+from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.topology.model import AddressError, normalise_address
 
 _FAILED: Final = 1
@@ -40,7 +35,7 @@ class _Tidy(Command):
             if hasattr(parsed_args, "address"):
                 parsed_args.address = normalise_address(parsed_args.address)
             return int(super().run(parsed_args) or 0)
-        except (DeviceError, AddressError, StateError, QuarantineError) as error:
+        except (DeviceError, AddressError, LedgerError) as error:
             print(f"nova-hpc {self.cmd_name}: {error}", file=sys.stderr)
             return _BAD_INPUT
 
@@ -57,7 +52,7 @@ class List(_Tidy, Lister):
     ) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
         """Columns and rows."""
         place = Place.read(parsed_args.config_file)
-        for problem in (*place.held.problems, *place.state.problems):
+        for problem in place.ledger.problems:
             print(f"Problem: {problem}", file=sys.stderr)
         ill = place.ill()
         rows = (
@@ -65,7 +60,7 @@ class List(_Tidy, Lister):
                 address,
                 place.role(address) or "",
                 *place.condition(address, ill),
-                place.state.record(address).server or "",
+                place.ledger.device(address).server or "",
             )
             for address in place.addresses()
         )
@@ -86,19 +81,19 @@ class Show(_Tidy, ShowOne):
         address = parsed_args.address
         place = Place.read(parsed_args.config_file)
         candidate = place.candidate(address)
-        function, record = candidate.function, place.state.record(address)
+        function, step = candidate.function, place.step()
         state, reason = place.condition(address, place.ill())
-        known = record.baseline
+        known = step.describe(address)
         values = {
             "Address": address,
             "Role": place.role(address) or "",
             "State": state,
             "Reason": reason,
-            "Server": record.server or "",
+            "Server": known["Server"],
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
-            "Differences": "; ".join(place.differences(candidate)),
-            "Baseline": json.dumps(known.dumps(), sort_keys=True) if known else "",
+            "Differences": "; ".join(step.check(candidate)),
+            "Baseline": known["Baseline"],
         }
         return tuple(values), tuple(values.values())
 
@@ -124,22 +119,22 @@ class Check(_Tidy):
         place = Place.read(parsed_args.config_file)
         candidate = place.candidate(address)
         if parsed_args.accept:
-            hygiene_operator.accept(place.bench(), candidate)
+            place.step().accept(candidate)
             print(f"{address}: recorded as it is now")
             return 0
         ill = place.ill()
         found = [ill[address]] if address in ill else []
-        found += place.differences(candidate)
+        found += place.step().check(candidate)
         for text in found:
             print(f"{address}: {text}")
         if found:
             return _FAILED
-        known = place.state.record(address).baseline is not None
+        known = place.ledger.device(address).baseline is not None
         print(f"{address}: {'as its baseline says' if known else 'well; it has no baseline yet'}")
         return 0
 
 
-class PutAway(_Tidy):
+class Quarantine(_Tidy):
     """Take one device out of service; a server that has it keeps it.
 
     nova-compute hears of it at its next periodic update, and before the next
@@ -159,7 +154,7 @@ class PutAway(_Tidy):
             raise DeviceError("--reason: say why")
         place = Place.read(parsed_args.config_file)
         place.candidate(address)
-        quarantine.put(Path(place.options.hpc.quarantine_file), address, reason)
+        place.file.quarantine({address: reason})
         print(f"{address}: in quarantine")
         return 0
 
@@ -180,11 +175,11 @@ class Release(_Tidy):
         address = parsed_args.address
         place = Place.read(parsed_args.config_file)
         candidate = place.candidate(address)
-        if address not in place.held.reasons:
-            why = place.held.why(address, candidate.function.physical_function)
+        if address not in place.ledger.quarantined:
+            why = place.ledger.why(address, candidate.function.physical_function)
             raise DeviceError(f"{address} is not in quarantine itself{f': {why}' if why else ''}")
         ill = place.ill()
-        why = ill.get(address) or hygiene_operator.release(place.bench(), candidate)
+        why = ill.get(address) or place.step().release(candidate)
         if why is not None:
             print(f"{address}: stays in quarantine: {why}", file=sys.stderr)
             return _FAILED

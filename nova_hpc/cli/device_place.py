@@ -10,20 +10,19 @@ import attrs
 
 from nova_hpc.cli import node_config
 from nova_hpc.offer import device_spec, roles
-from nova_hpc.tenancy import health, locked_file, quarantine
+from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Kind, Offer
 from nova_hpc.tenancy.hygiene import cleaner
-from nova_hpc.tenancy.hygiene import operator as hygiene_operator
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene import state as hygiene_state
-from nova_hpc.tenancy.hygiene.bench import Bench, Candidate
-from nova_hpc.tenancy.hygiene.state import State
-from nova_hpc.tenancy.quarantine import Quarantine
+from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node, address_key
+from nova_hpc.wire.ledger import Ledger
 
 #: Options that are used here.
-_NEEDED: Final = ("hygiene_file", "quarantine_file", "reset_timeout", "cleaners", "sysfs_root")
+_NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
 _KINDS: Final = health.ALL - {Kind.QUARANTINE, Kind.DRIVER, Kind.UNIT}
@@ -40,8 +39,8 @@ class Place:
     options: Any
     node: Node
     table: roles.Roles
-    held: Quarantine
-    state: State
+    file: LedgerFile
+    ledger: Ledger
 
     @classmethod
     def read(cls, files: Sequence[Path] | None) -> Place:
@@ -57,14 +56,14 @@ class Place:
             table = roles.strict(options.hpc.device_role)
         except roles.RoleError as error:
             raise DeviceError(f"[hpc]device_role cannot be used: {error}") from error
-        state_file = Path(options.hpc.hygiene_file)
-        busy = hygiene_reset.busy(locked_file.locks_of(state_file))
+        file = LedgerFile.from_options(options.hpc)
+        busy = hygiene_reset.busy(*file.all_locks)
         return cls(
             options=options,
             node=sysfs.read(Path(options.hpc.sysfs_root), busy),
             table=table,
-            held=quarantine.read(Path(options.hpc.quarantine_file)),
-            state=hygiene_state.read(state_file),
+            file=file,
+            ledger=file.read(),
         )
 
     def role(self, address: str) -> str | None:
@@ -76,18 +75,16 @@ class Place:
         """Everything that is offered, or that somebody has put into a file."""
         spec = device_spec.build(self.node, self.table)
         found = {each for offer in spec.offers for each in offer.functions}
-        found |= self.held.reasons.keys() | self.state.records.keys()
+        found |= self.ledger.devices.keys()
         return sorted(found, key=address_key)
 
     def condition(self, address: str, ill: Mapping[str, str]) -> tuple[str, str]:
         """One word for the state of a device, and the reason."""
         function = self.node.function(address)
         parent = function.physical_function if function else None
-        why, server = self.held.why(address, parent), self.state.record(address).server
+        why, server = self.ledger.why(address, parent), self.ledger.device(address).server
         if why is not None:
             return "quarantined", why
-        if self.state.lost:
-            return "withheld", self.state.problems[0]
         if server is not None:
             return "in use", ill.get(address, "")
         if address in ill:
@@ -102,46 +99,31 @@ class Place:
             for address, finding in health.judge(self.node, offers, kinds=_KINDS).items()
         }
 
-    def bench(self) -> Bench:
+    def step(self) -> Step:
         """What cleans and checks devices.
 
         :raises DeviceError: ``[hpc]cleaners`` cannot be used.
         """
         hpc = self.options.hpc
-        root, state_file = Path(hpc.sysfs_root), Path(hpc.hygiene_file)
-        locks = locked_file.locks_of(state_file)
+        root = Path(hpc.sysfs_root)
         tools = cleaner.Tools(
             root=root,
             timeout=hpc.reset_timeout,
-            reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, locks),
+            reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, self.file.locks),
             need_reset=Kind.RESET.value in hpc.health_checks,
         )
         try:
             cleaners = cleaner.load(hpc.cleaners, tools)
         except cleaner.CleanerError as error:
             raise DeviceError(str(error)) from error
-        return Bench(
-            root=root,
-            state_file=state_file,
-            quarantine_file=Path(hpc.quarantine_file),
-            cleaners=cleaners,
-            timeout=hpc.reset_timeout,
-        )
+        return Hygiene(root, self.file, cleaners, hpc.reset_timeout)
 
     def candidate(self, address: str) -> Candidate:
         """The device at *address*.
 
         :raises DeviceError: there is none.
         """
-        found = Candidate.of(self.node, address, self.role(address))
+        found = View(self.node, {address: self.role(address)}).candidate(address)
         if found is None or found.function.is_bridge:
             raise DeviceError(f"{address}: this node has no such device")
         return found
-
-    def differences(self, candidate: Candidate) -> list[str]:
-        """How a device differs from its baseline; nothing of one that a server has."""
-        if self.state.lost:
-            return [self.state.problems[0]]
-        if self.state.record(candidate.function.address).server is not None:
-            return []  # a server may do with it what it likes
-        return [each.text for each in hygiene_operator.check(self.bench(), candidate)]

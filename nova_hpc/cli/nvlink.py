@@ -15,16 +15,16 @@ from cliff.lister import Lister
 from nova_hpc.cli import node_config
 from nova_hpc.offer import nvlink_sets as sets
 from nova_hpc.offer import roles
-from nova_hpc.tenancy.locked_file import StateError
+from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.nvlink import partitions as nvlink
 from nova_hpc.tenancy.nvlink.backend import BackendError
-from nova_hpc.tenancy.nvlink.keeper import Keeper
 from nova_hpc.tenancy.nvlink.partitions import FabricError
+from nova_hpc.tenancy.nvlink.step import Links
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import address_key
 
 #: Options that are used here.
-_NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "nvlink_file", "nvlink_set")
+_NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "ledger_file", "nvlink_set")
 
 _DIFFERENT: Final = 1
 #: Exit status of bad input; argparse uses the same for bad options.
@@ -43,13 +43,13 @@ class _Tidy(Command):
         """Run the command; 0, 1 when something differs, 2 when it cannot be done."""
         try:
             self.options = node_config.read(parsed_args.config_file, _NEEDED).hpc
-            keeper = Keeper.from_options(self.options)
-            if keeper is None:
+            links = Links.from_options(self.options)
+            if links is None:
                 raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")
-            self.keeper = keeper
+            self.links = links
             return int(super().run(parsed_args) or 0)
         except (
-            *(BackendError, FabricError, StateError),
+            *(BackendError, FabricError, LedgerError),
             *(node_config.ConfigError, sets.NvlinkError, roles.RoleError),
         ) as error:
             print(f"nova-hpc {self.cmd_name}: {error}", file=sys.stderr)
@@ -66,10 +66,10 @@ class List(_Tidy, Lister):
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
         """Columns and rows."""
-        state = self.keeper.state()
-        for problem in state.problems:
-            print(f"Problem: {problem}", file=sys.stderr)
-        partitions = self.keeper.backend.partitions()
+        state = self.links.state()
+        if state.lost is not None:
+            print(f"Problem: {state.lost}", file=sys.stderr)
+        partitions = self.links.backend.partitions()
         rows = (
             (
                 one.id,
@@ -96,7 +96,7 @@ class Check(_Tidy):
         table = roles.strict(self.options.device_role)
         given = sets.strict(self.options.nvlink_set) or sets.default(node, table)
         names = {one.devices: one.name for one in given}
-        partitions = self.keeper.backend.partitions()
+        partitions = self.links.backend.partitions()
         missing, wrong = nvlink.differences(partitions, names)
         for one in wrong:
             print(f"NVLink set {names[one]!r} is no partition: remove it from [hpc]nvlink_set")
@@ -119,7 +119,7 @@ class Restore(_Tidy):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Send the list."""
-        found = self.keeper.restore()
+        found = self.links.restore()
         print(f"Active partitions: {', '.join(map(str, found)) or 'none'}")
         return 0
 

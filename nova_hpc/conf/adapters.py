@@ -31,7 +31,7 @@ rates of such functions always stay what they were.
 Related options:
 
 * ``[hpc]address_prefix``
-* ``[hpc]adapters_file``
+* ``[hpc]ledger_file``
 """,
     ),
     cfg.StrOpt(
@@ -51,10 +51,11 @@ until it moves.
     cfg.StrOpt(
         "adapters_file",
         default="$state_path/hpc-adapters.json",
+        deprecated_for_removal=True,
+        deprecated_reason="The ledger takes its place.",
         help="""
-The file in which the compute node keeps which virtual functions it has set, and
-what they go back to. It has a copy and a lock beside it. While neither the file
-nor its copy can be read, no virtual function is offered.
+Where releases before the ledger kept which virtual functions were set, and what
+they go back to. A file that is there is read into ``[hpc]ledger_file`` and renamed.
 """,
     ),
 ]

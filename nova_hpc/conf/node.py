@@ -17,13 +17,26 @@ node it is ``/``.
 """,
     ),
     cfg.StrOpt(
+        "ledger_file",
+        default="$state_path/hpc-ledger.json",
+        help="""
+The file in which the compute node keeps what it has to remember of its devices:
+which are in quarantine, the baseline of each, which server has had it since it
+was last found clean, what its virtual function was set to, and which server has
+which NVLink partition. It has a copy and locks beside it. While neither the file
+nor its copy can be read, nobody knows which devices may be given, and none is
+offered; see the documentation of ``nova-hpc device``.
+""",
+    ),
+    cfg.StrOpt(
         "quarantine_file",
         default="$state_path/hpc-quarantine.json",
+        deprecated_for_removal=True,
+        deprecated_reason="The ledger takes its place.",
         help="""
-The file in which the compute node keeps the devices that must not be given to
-any server until an operator releases them. It is a JSON object of PCI
-addresses to reasons, with a copy beside it. While neither the file nor its copy
-can be read, nobody knows which devices are in it, and none is offered.
+Where releases before the ledger kept the quarantine, a JSON object of PCI
+addresses to reasons. A file that is there is read into ``[hpc]ledger_file`` and
+renamed.
 """,
     ),
     cfg.BoolOpt(
@@ -37,8 +50,7 @@ device that fails goes into quarantine.
 
 Related options:
 
-* ``[hpc]quarantine_file``
-* ``[hpc]hygiene_file``
+* ``[hpc]ledger_file``
 * ``[hpc]reset_timeout``
 * ``[hpc]cleaners``
 """,
@@ -46,11 +58,11 @@ Related options:
     cfg.StrOpt(
         "hygiene_file",
         default="$state_path/hpc-hygiene.json",
+        deprecated_for_removal=True,
+        deprecated_reason="The ledger takes its place.",
         help="""
-The file in which the compute node keeps the baseline of each device, and which
-server has had it since it was last found clean. It has a copy and locks beside
-it. While neither the file nor its copy can be read, no device is offered; see
-the documentation of ``nova-hpc device``.
+Where releases before the ledger kept the baselines of devices and who has had
+them. A file that is there is read into ``[hpc]ledger_file`` and renamed.
 """,
     ),
     cfg.FloatOpt(
@@ -95,7 +107,7 @@ server as a whole, and that it is bound to vfio-pci where ``device_spec`` says
 
 Related options:
 
-* ``[hpc]quarantine_file``
+* ``[hpc]ledger_file``
 * ``[pci]device_spec``
 """,
     ),

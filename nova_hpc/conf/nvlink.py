@@ -97,10 +97,11 @@ those of that machine; then all GPUs have to be named. The physical id is the
     cfg.StrOpt(
         "nvlink_file",
         default="$state_path/hpc-nvlink.json",
+        deprecated_for_removal=True,
+        deprecated_reason="The ledger takes its place.",
         help="""
-The file in which the compute node keeps which server has which NVLink
-partition. A manager of the fabric that was restarted has to be told. It has a
-copy and a lock beside it.
+Where releases before the ledger kept which server has which NVLink partition. A
+file that is there is read into ``[hpc]ledger_file`` and renamed.
 """,
     ),
 ]

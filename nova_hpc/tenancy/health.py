@@ -13,8 +13,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.quarantine import Quarantine
 from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire.ledger import Ledger
 
 
 class Kind(enum.Enum):
@@ -27,9 +27,9 @@ class Kind(enum.Enum):
     DRIVER = "driver"
     LINK = "link"
     RESET = "reset"
-    #: What was found between two servers; see nova_hpc.tenancy.hygiene.
+    #: What was found between two servers; see nova_hpc.tenancy.hygiene.step.
     HYGIENE = "hygiene"
-    #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.keeper.
+    #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
     NVLINK = "nvlink"
 
 
@@ -83,33 +83,33 @@ ALL: Final = frozenset(Kind)
 def judge(
     node: Node,
     offers: Iterable[Offer],
-    quarantine: Quarantine | None = None,
+    ledger: Ledger | None = None,
     kinds: frozenset[Kind] = ALL,
 ) -> dict[str, Finding]:
     """Judge every offered device.
 
     :param node: a fresh reading of the node.
     :param offers: everything that the node's ``device_spec`` matches.
-    :param quarantine: the devices that are out of service.
+    :param ledger: where the devices that are in quarantine are.
     :param kinds: what to look at.
     :returns: address -> the first finding; a device that may be given has none.
     """
-    bench = _Bench(node, {offer.address: offer for offer in offers}, quarantine or Quarantine())
+    checks = _Checks(node, {offer.address: offer for offer in offers}, ledger or Ledger())
     findings = {}
-    for address in sorted(bench.offers):
-        finding = next(bench.findings(bench.offers[address], kinds), None)
+    for address in sorted(checks.offers):
+        finding = next(checks.findings(checks.offers[address], kinds), None)
         if finding is not None:
             findings[address] = finding
     if Kind.UNIT in kinds:
-        bench.spread(findings)
+        checks.spread(findings)
     return findings
 
 
 @attrs.frozen
-class _Bench:
+class _Checks:
     node: Node
     offers: Mapping[str, Offer] = attrs.field(hash=False)
-    quarantine: Quarantine
+    ledger: Ledger
 
     def findings(self, offer: Offer, kinds: frozenset[Kind]) -> Iterator[Finding]:
         function = self.node.function(offer.address)
@@ -136,7 +136,7 @@ class _Bench:
         return function.unknown
 
     def _quarantine(self, function: Function, offer: Offer) -> str | None:
-        why = self.quarantine.why(function.address, function.physical_function)
+        why = self.ledger.why(function.address, function.physical_function)
         return None if why is None else f"in quarantine: {why}"
 
     def _iommu(self, function: Function, offer: Offer) -> str | None:

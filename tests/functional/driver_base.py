@@ -6,15 +6,15 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 from lxml import etree
 from nova import context as nova_context
 from nova import objects, utils
 from nova.tests.functional.libvirt import base as libvirt_base
 
-from nova_hpc.tenancy import quarantine
+from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.wire import decision, stats
+from nova_hpc.wire.ledger import BEFORE, Ledger
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
 from virt_driver_patches.patches import compat
@@ -73,11 +73,11 @@ class DriverTest(base.HpcServersTest):
         self.sysfs[name] = tree
         if before is not None:
             before(tree)
+        old = {f"{each}_file": str(tree.root / each) for each in BEFORE}
         self.flags(
             sysfs_root=str(tree.root),
-            quarantine_file=str(tree.root / "quarantine"),
-            hygiene_file=str(tree.root / "hygiene"),
-            adapters_file=str(tree.root / "adapters"),
+            ledger_file=str(tree.root / "ledger"),
+            **old,
             group="hpc",
         )
         return self.start_host(name, shape, device_spec, **options)
@@ -88,7 +88,14 @@ class DriverTest(base.HpcServersTest):
 
     def quarantine(self, host: str, address: str, reason: str) -> None:
         """What an operator does."""
-        quarantine.put(Path(self.sysfs[host].root / "quarantine"), address, reason)
+        self.ledger_file(host).quarantine({address: reason})
+
+    def ledger_file(self, host: str) -> LedgerFile:
+        return LedgerFile(self.sysfs[host].root / "ledger")
+
+    def ledger(self, host: str) -> Ledger:
+        """What a host remembers of its devices."""
+        return self.ledger_file(host).read()
 
     def stats_of(self, name: str) -> stats.StatsDocument:
         """What the host has reported about itself."""

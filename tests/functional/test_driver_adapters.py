@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.tenancy import quarantine
-from nova_hpc.tenancy.adapters import state
+from nova_hpc.tenancy.adapters.plan import Record, records_of
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
@@ -46,8 +45,8 @@ class AdaptersTest(DriverTest):
         """Of every function that has been given GUIDs."""
         return [found for each in range(4) if (found := self.guids(name, each)) != NONE]
 
-    def records(self, name: str) -> dict[str, state.Record]:
-        return state.load(self.root(name) / "adapters")
+    def records(self, name: str) -> dict[str, Record]:
+        return records_of(self.ledger(name))
 
     def vfs(self, count: int):
         return self.make_flavor({"pci_passthrough:alias": f"vf:{count}"})
@@ -85,7 +84,9 @@ class AdaptersTest(DriverTest):
         driver = self.computes["alpha"].driver
         killed = "00000000-0000-4000-8000-000000000001"
         (free,) = set(VFS) - set(self.records("alpha"))
-        driver.hpc_node.adapters.keeper.give(killed, driver.hpc_node.source.read().node, [free])
+        driver.hpc_node.tenancy.step("adapters").give(
+            killed, driver.hpc_node.source.read().node, [free]
+        )
         self.assertEqual(4, len(self.given("alpha")))
         self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
         self.update("alpha")
@@ -95,7 +96,7 @@ class AdaptersTest(DriverTest):
         self._delete_server(server)
         self.assertEqual(1, len(self.given("alpha")))
         self.assertEqual([other["id"]], [each.server for each in self.records("alpha").values()])
-        self.assertEqual({}, dict(quarantine.read(self.root("alpha") / "quarantine").reasons))
+        self.assertEqual({}, self.ledger("alpha").quarantined)
         self._delete_server(other)
         self.assertEqual(([], {}), (self.given("alpha"), self.records("alpha")))
 
@@ -104,9 +105,10 @@ class AdaptersTest(DriverTest):
         self.useFixture(fixtures.fixtures.MockPatch(MIGRATE, return_value="{}"))
         self.card("alpha")
         # Both hosts are one process with one configuration here.
-        alpha = self.computes["alpha"].driver.hpc_node.adapters
+        alpha = self.computes["alpha"].driver.hpc_node.tenancy.step("adapters")
         self.card("beta")
-        self.assertNotEqual(alpha.keeper, self.computes["beta"].driver.hpc_node.adapters.keeper)
+        beta = self.computes["beta"].driver.hpc_node.tenancy.step("adapters")
+        self.assertNotEqual(alpha, beta)
         server = self.boot(self.vfs(1), host="alpha")
         (mine,) = self.given("alpha")
         server = self._migrate_server(server)
@@ -146,7 +148,7 @@ class AdaptersTest(DriverTest):
         text = (folder / "port").read_text()
         (folder / "port").unlink()
         self._delete_server(server)
-        held = quarantine.read(self.root("alpha") / "quarantine").reasons
+        held = self.ledger("alpha").quarantined
         self.assertIn("its addresses could not be taken from it", held[mine])
         self.update("alpha")
         self.assertNotIn(mine, self.tracked("alpha"))
@@ -155,7 +157,7 @@ class AdaptersTest(DriverTest):
         # Taken back as soon as that is possible, and released by the operator.
         self.assertEqual(([], {}), (self.given("alpha"), self.records("alpha")))
         self.assertNotIn(mine, self.tracked("alpha"))
-        quarantine.release(self.root("alpha") / "quarantine", mine)
+        self.ledger_file("alpha").release(mine)
         self.update("alpha")
         self.assertIn(mine, self.tracked("alpha"))
 
@@ -195,10 +197,11 @@ import os, sys
 from pathlib import Path
 from oslo_config import cfg
 from oslo_privsep import priv_context
-from nova_hpc.tenancy.adapters.addresses import Prefix
-from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.plan import Prefix
+from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Setting, VirtualFunction
 from nova_hpc.topology import sysfs
-from nova_hpc.tenancy.adapters.keeper import Keeper
+from nova_hpc.tenancy.adapters.step import Adapters
+from nova_hpc.tenancy.ledger import LedgerFile
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import adapters_privileged
 
@@ -206,16 +209,17 @@ root = Path(sys.argv[1])
 cfg.CONF([], project="nova")
 privileged.default.start(priv_context.Method.FORK)
 adapters_privileged.ready()
-keeper = Keeper(root, root / "adapters", Prefix(bytes([14])), write=adapters_privileged.write)
+file = LedgerFile(root / "ledger")
+step = Adapters(root, file, Prefix(bytes([14])), write=adapters_privileged.write)
 node = sysfs.read(root)
-print(keeper.give("one", node, [sys.argv[2]]).refused)
+print(step.give("one", node, [sys.argv[2]]).refused)
 print((root / sys.argv[3]).read_text(), end="")
-print(keeper.take_back("one", lambda: node))
+print(step.take_back("one", lambda: node))
 print((root / sys.argv[3]).read_text(), end="")
 loopback = VirtualFunction(sys.argv[2], 0, Layer.ETHERNET, "x", net="lo")
 for name, value in (("vlan", (5, 0)), ("mac", "0e:00:00:00:00:01")):
     try:
-        adapters_privileged.write(root, loopback, Step(name, value))
+        adapters_privileged.write(root, loopback, Setting(name, value))
     except AdapterError as error:
         print(error)
 sys.stdout.flush()
@@ -244,13 +248,14 @@ import os, sys
 import nova.conf
 from nova import exception
 from nova_hpc import conf as hpc_conf
-from virt_driver_patches.driver import adapters
 from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.tenancy import steps_of
 
 CONF = nova.conf.CONF
 hpc_conf.register(CONF)
 CONF([], project="nova")
 CONF.set_override("sysfs_root", sys.argv[1], group="hpc")
+CONF.set_override("clean_devices", False, group="hpc")
 entry = '{"vendor_id": "15b3", "product_id": "101e", "hpc_v": "1", "hpc_role": "vf"}'
 # As with nova-rootwrap that knows no filter for the helper.
 CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
@@ -258,12 +263,12 @@ os.geteuid = lambda: 1000
 for spec in ([], [entry]):
     CONF.set_override("device_spec", spec, group="pci")
     try:
-        print(adapters.Adapters.from_config(CONF, Source.from_config(CONF)).keeper.mode)
+        print(list(steps_of(CONF, Source.from_config(CONF)))[-1].mode)
     except exception.InvalidConfiguration as error:
         print(error)
 CONF.set_override("address_prefix", "01", group="hpc")
 try:
-    adapters.Adapters.from_config(CONF, Source.from_config(CONF))
+    list(steps_of(CONF, Source.from_config(CONF)))
 except exception.InvalidConfiguration as error:
     print(error)
 """

@@ -8,10 +8,9 @@ import threading
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.tenancy import quarantine
-from nova_hpc.tenancy.hygiene import operator as hygiene_operator
-from nova_hpc.tenancy.hygiene import state as hygiene_state
-from nova_hpc.tenancy.hygiene.bench import Candidate
+from nova_hpc.tenancy.ledger import copy_of
+from nova_hpc.tenancy.step import View
+from nova_hpc.wire.ledger import SOMEBODY, Device
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -35,18 +34,17 @@ class _Base(DriverTest):
         self.path(host, address, "reset").write_text("")
 
     def held(self, host: str) -> dict[str, str]:
-        return dict(quarantine.read(self.sysfs[host].root / "quarantine").reasons)
+        return self.ledger(host).quarantined
 
-    def record(self, host: str, address: str) -> hygiene_state.Record:
-        return hygiene_state.read(self.sysfs[host].root / "hygiene").record(address)
+    def record(self, host: str, address: str) -> Device:
+        return self.ledger(host).device(address)
 
     def release(self, host: str, address: str) -> str | None:
         """What the operator's command does."""
-        driver = self.computes[host].driver
-        bench = driver.hpc_node.hygiene.keeper.bench
-        candidate = Candidate.of(driver.hpc_node.source.read().node, address, "gpu")
+        node = self.computes[host].driver.hpc_node
+        candidate = View(node.source.read().node, {address: "gpu"}).candidate(address)
         assert candidate is not None
-        return hygiene_operator.release(bench, candidate)
+        return node.tenancy.step("hygiene").release(candidate)
 
     def assert_lost(self, host: str, address: str) -> None:
         self.assertNotIn(address, self.tracked(host))
@@ -105,13 +103,14 @@ class HygieneTest(_Base):
     def test_a_device_in_use_when_this_comes_into_use(self) -> None:
         self.host("alpha", ONE)
         self.flags(clean_devices=False, group="hpc")
-        self.computes["alpha"].driver.hpc_node.__dict__["hygiene"] = None
+        node = self.computes["alpha"].driver.hpc_node
+        del node.__dict__["tenancy"]
         server = self.boot(self.make_flavor(GPU))
         self.assertIsNone(self.record("alpha", FIRST).server)
-        del self.computes["alpha"].driver.hpc_node.__dict__["hygiene"]
+        del node.__dict__["tenancy"]
         self.flags(clean_devices=True, group="hpc")
         self.update("alpha")
-        self.assertEqual(hygiene_state.SOMEBODY, self.record("alpha", FIRST).server)
+        self.assertEqual(SOMEBODY, self.record("alpha", FIRST).server)
         self._delete_server(server)
         self.update("alpha")
         self.assertEqual(1, self.resets("alpha", FIRST))
@@ -218,15 +217,15 @@ class HygieneTest(_Base):
 
     def test_a_lost_state_file_gives_nothing_and_lives(self) -> None:
         self.host("alpha", ONE)
-        root = self.sysfs["alpha"].root
-        (root / ".hygiene.copy").unlink()
-        (root / "hygiene").write_text("{")
+        path = self.ledger_file("alpha").path
+        copy_of(path).unlink()
+        path.write_text("{")
         server = self.boot(self.make_flavor(GPU), state="ERROR")
         self._delete_server(server)
         self.update("alpha")
         self.assertEqual({}, self.tracked("alpha"))
-        self.assertIn("hygiene file", self.stats_of("alpha").withheld[FIRST])
-        (root / "hygiene").unlink()
+        self.assertIn("the ledger", self.stats_of("alpha").withheld[FIRST])
+        path.unlink()
         self.update("alpha")
         self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
 
@@ -242,7 +241,7 @@ class HygieneTest(_Base):
             instances.append(found)
         threads = [
             threading.Thread(
-                target=driver.hpc_node.hygiene.take_back, args=(each, driver.hpc_node.source)
+                target=driver.hpc_node.tenancy.take_back, args=(each, driver.hpc_node.source)
             )
             for each in instances * 2
         ]
@@ -280,7 +279,7 @@ class OneTimeUseTest(_Base):
             self._delete_server(server)
             self.assertEqual(0, self.reserved())
         self.update("alpha")
-        self.assertEqual(frozenset(), self.computes["alpha"].driver.hpc_node.hygiene.keeper.owed())
+        self.assertFalse(self.record("alpha", FIRST).unreported)
 
     def test_not_clean(self) -> None:
         self.host("alpha", ONE, device_spec=self.entries())

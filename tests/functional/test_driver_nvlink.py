@@ -10,7 +10,8 @@ from nova import exception
 from tests.fabric_manager import FabricManager, library
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
-from virt_driver_patches.driver.nvlink import Links
+from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.tenancy import steps_of
 
 GPU = {"pci_passthrough:alias": "gpu:1"}
 PAIR = {
@@ -41,7 +42,6 @@ class NvlinkTest(DriverTest):
             "address": str(manager.path),
             "library": library(),
             "gpus": {str(number): address for number, address in GPUS.items()},
-            "file": str(folder / "state"),
             **values,
         }
         self.flags(**{f"nvlink_{key}": value for key, value in options.items()}, group="hpc")
@@ -52,7 +52,7 @@ class NvlinkTest(DriverTest):
         self.computes[name] = self.restart_compute_service(name, keep_hypervisor_state=True)
 
     def recorded(self, name: str = "alpha") -> dict[int, str]:
-        state = self.computes[name].driver.hpc_node.links.keeper.state()
+        state = self.computes[name].driver.hpc_node.tenancy.step("nvlink").state()
         return {key: one.server for key, one in state.tenancies.items()}
 
     def addresses(self, server) -> set[str]:
@@ -172,4 +172,4 @@ class NvlinkTest(DriverTest):
                 driver.init_host("alpha")
         self.flags(nvlink_gpus={}, nvlink_address="10.0.0.1:6666", group="hpc")
         with self.assertRaisesRegex(exception.InvalidConfiguration, "nvlink_gpus"):
-            Links.from_config(nova.conf.CONF, "alpha")
+            list(steps_of(nova.conf.CONF, Source.from_config(nova.conf.CONF)))

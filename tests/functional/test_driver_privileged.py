@@ -51,19 +51,21 @@ def test_reset_and_reading(tmp_path: Path) -> None:
 
 REFUSED = """\
 import os
-from oslo_config import cfg
+import nova.conf
 from nova import exception
 from nova_hpc import conf as hpc_conf
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import hygiene
+from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.tenancy import steps_of
 
-cfg.CONF([], project="nova")
-hpc_conf.register(cfg.CONF)
+CONF = nova.conf.CONF
+CONF([], project="nova")
+hpc_conf.register(CONF)
 # As with nova-rootwrap that knows no filter for the helper.
-cfg.CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
+CONF.set_override("helper_command", "false", group="nova_hpc_privileged")
 os.geteuid = lambda: 1000
 try:
-    hygiene.Hygiene.from_config(cfg.CONF)
+    list(steps_of(CONF, Source.from_config(CONF)))
 except exception.InvalidConfiguration as error:
     print(error)
 """

@@ -7,6 +7,7 @@ from unittest import mock
 from nova import exception
 from nova.virt.libvirt import driver as libvirt_driver
 
+from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.wire import stats
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -107,22 +108,23 @@ class WithholdTest(DriverTest):
         self.assertEqual({FIRST, SECOND}, set(document.withheld))
         self.assertTrue(document.notes)
 
-    def test_a_broken_quarantine_file_is_read_from_its_copy(self) -> None:
+    def test_a_broken_ledger_is_read_from_its_copy(self) -> None:
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
         self.quarantine("alpha", FIRST, "overheats")
-        path = self.sysfs["alpha"].root / "quarantine"
+        path = self.ledger_file("alpha").path
         path.write_bytes(path.read_bytes()[:10])
         self.update("alpha")
         self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
         self.assertIn("its copy is used", self.stats_of("alpha").notes[0])
 
-    def test_a_broken_quarantine_file_without_a_copy_withholds_everything(self) -> None:
+    def test_a_broken_ledger_without_a_copy_withholds_everything(self) -> None:
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1),)))
-        path = self.sysfs["alpha"].root / "quarantine"
+        path = self.ledger_file("alpha").path
+        copy_of(path).unlink()
         path.write_text("{")
         self.update("alpha")
         self.assertEqual({}, self.tracked("alpha"))
-        self.assertIn("quarantine file", self.stats_of("alpha").notes[0])
+        self.assertIn("the ledger", self.stats_of("alpha").notes[0])
         path.unlink()
         self.update("alpha")
         self.assertEqual({FIRST: "available"}, self.tracked("alpha"))

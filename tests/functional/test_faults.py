@@ -8,8 +8,6 @@ import json
 from lxml import etree
 from nova.tests.fixtures import libvirt as fakelibvirt
 
-from nova_hpc.tenancy import quarantine
-from nova_hpc.tenancy.hygiene import state as hygiene_state
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -64,7 +62,7 @@ class StringsTest(DriverTest):
             self.assertNotIn("hostdev", text)
         etree.fromstring(told[0] if told[0].startswith("<") else told[1])
         # Paths are made of addresses only.
-        self.assertEqual({FIRST, SECOND}, set(hygiene_state.read(root / "hygiene").marked))
+        self.assertEqual({FIRST, SECOND}, set(self.ledger("alpha").marked))
         self._delete_server(server)
         self.assertEqual(before, {each.name for each in root.parent.iterdir()})
         self.assert_all_free("alpha")
@@ -83,7 +81,7 @@ class StringsTest(DriverTest):
             self.assertNotIn("Traceback", fault)
             self.assert_no_secrets(fault)
             self._delete_server(server)
-        self.assertEqual({}, dict(hygiene_state.read(self.sysfs["alpha"].root / "hygiene").marked))
+        self.assertEqual({}, self.ledger("alpha").marked)
 
 
 class StartTest(DriverTest):
@@ -129,9 +127,8 @@ class StartTest(DriverTest):
         self.update("alpha")
         self.assert_all_free("alpha")
         self.assertEqual({FIRST: 1, SECOND: 1}, self.in_placement("alpha"))
-        root = self.sysfs["alpha"].root
-        self.assertEqual({}, hygiene_state.read(root / "hygiene").marked)
-        self.assertEqual({}, quarantine.read(root / "quarantine").reasons)
+        self.assertEqual({}, self.ledger("alpha").marked)
+        self.assertEqual({}, self.ledger("alpha").quarantined)
         # They were marked, so they were cleaned.
         for address in (FIRST, SECOND):
             reset = self.sysfs["alpha"].devices / address / "reset"
@@ -154,7 +151,7 @@ class StartTest(DriverTest):
         # The one that is left is clean and offered; the other is not.
         self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
         self.assertEqual({SECOND: 1}, self.in_placement("alpha"))
-        held = quarantine.read(self.sysfs["alpha"].root / "quarantine")
+        held = self.ledger("alpha")
         self.assertEqual({FIRST: "it has disappeared"}, dict(held.reasons))
         one = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:1"}))
         self.assertEqual([SECOND], self.domain_devices(one))

@@ -21,7 +21,7 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 </devices></domain>"""
 
 #: A device is marked and its domain not started; cleaned and still marked; free again.
-STEPS = ("libvirt: start the domain", "take_back > clean: file hygiene", "Placement: DELETE")
+STEPS = ("libvirt: start the domain", "take_back > _clean: file ledger", "Placement: DELETE")
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ FIRST = {
     "quarantine": {},
     "allocations": {},
     "problems": [],
-    "files": {"hygiene": True},
+    "files": {"ledger": True},
     "marked": {},
-    "owed": [],
+    "unreported": [],
     "domains": {},
     "dirty": {},
     "violations": [],
@@ -83,9 +83,9 @@ FIRST = {
         ("quarantine", {ONE: "x"}),
         ("allocations", {"alpha": ["s"]}),
         ("problems", ["cut in half"]),
-        ("files", {"hygiene": False}),
+        ("files", {"ledger": False}),
         ("marked", {ONE: "s"}),
-        ("owed", [ONE]),
+        ("unreported", [ONE]),
         ("domains", {"s": {"running": False, "devices": [ONE]}}),
         ("dirty", {ONE: "s"}),
         ("violations", ["two domains"]),

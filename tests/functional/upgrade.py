@@ -70,10 +70,8 @@ class UpgradeBase(DriverTest):
             nvlink_address=str(self.manager.path),
             nvlink_library=library(),
             nvlink_gpus={str(number): address for number, address in GPUS.items()},
-            nvlink_file=str(folder / "nvlink"),
             group="hpc",
         )
-        self.nvlink_file = folder / "nvlink"
 
         def before(tree: FakeSysfs) -> None:
             for number, address in enumerate(PFS):
@@ -92,7 +90,7 @@ class UpgradeBase(DriverTest):
 
     def path(self, name: str) -> Path:
         """Where the release before kept one of its files."""
-        return self.nvlink_file if name == "nvlink" else self.sysfs["alpha"].root / name
+        return self.sysfs["alpha"].root / name
 
     def facts(self, server: Mapping[str, Any]) -> dict[str, Any]:
         """What a server must keep."""
@@ -100,9 +98,7 @@ class UpgradeBase(DriverTest):
         return {
             "id": server["id"],
             "devices": [each.address for each in self.devices_of(server)],
-            "metadata": {
-                key: metadata[key] for key in sorted(metadata) if key.startswith("hpc_")
-            },
+            "metadata": {key: metadata[key] for key in sorted(metadata) if key.startswith("hpc_")},
             "guest": self.guest(server),
         }
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from nova_hpc.tenancy.adapters.apply import UnsupportedError
 from nova_hpc.tenancy.adapters.find import Backends
-from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, LinkState, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    Layer,
+    LinkState,
+    Setting,
+    VirtualFunction,
+)
 from virt_driver_patches.privileged import default
 
 _PAIRS = ("vlan", "rate")
@@ -27,11 +33,11 @@ def _write(
 ) -> tuple[bool, str] | None:
     """Whether the driver does not know the setting, and why; None: it is made."""
     known = {**function, "layer": Layer(function["layer"])}
-    step = Step(name, _value(name, value))
+    setting = Setting(name, _value(name, value))
     try:
         with Backends(Path(root)) as backends:
             found = VirtualFunction(**known)  # type: ignore[arg-type]
-            backends.of(found).write(found, step)
+            backends.of(found).write(found, setting)
     except AdapterError as error:
         return isinstance(error, UnsupportedError), str(error)
     return None
@@ -46,7 +52,7 @@ def _value(name: str, value: object) -> object:
     return int(str(value), 16) if name.endswith("_guid") else value
 
 
-def write(root: Path, function: VirtualFunction, step: Step) -> None:
+def write(root: Path, function: VirtualFunction, setting: Setting) -> None:
     """As :meth:`nova_hpc.tenancy.adapters.apply.Backend.write`."""
     plain = {
         "address": function.address,
@@ -56,12 +62,12 @@ def write(root: Path, function: VirtualFunction, step: Step) -> None:
         "net": function.net,
         "rdma": function.rdma,
     }
-    value = step.value
+    value = setting.value
     if isinstance(value, LinkState):
         value = value.value
-    elif step.name.endswith("_guid"):
+    elif setting.name.endswith("_guid"):
         value = f"{value:016x}"
-    failed = _write(str(root), plain, step.name, value)
+    failed = _write(str(root), plain, setting.name, value)
     if failed is not None:
         unknown, why = failed
         raise (UnsupportedError if unknown else AdapterError)(why)

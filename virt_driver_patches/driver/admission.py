@@ -44,7 +44,7 @@ class Admission:
         if self.node.active or has_hpc_keys(instance):
             claim, reading = Claim.of(instance), self.node.source.read()
             decision = self.claim(context, instance, claim, reading)
-            self.node.tenancy.give(instance, claim.addresses, reading)
+            self.node.tenancy.give(instance, claim.addresses, reading, claim.ports)
         _record(instance, decision)
         guest_topology.record(instance, _abi(instance, instance.flavor.extra_specs))
 
@@ -80,7 +80,8 @@ class Admission:
         if has_hpc_keys(instance):
             claim = Claim.of(instance).with_port(slot)
             before_start.check_flavor(context, instance, claim, reading)
-        self.node.tenancy.give(instance, [normalise_address(slot)], reading)
+        address = normalise_address(slot)
+        self.node.tenancy.give(instance, [address], reading, [address])
 
     def restart(self, instance: objects.Instance) -> None:
         """Check only for what would fail, or harm the host, now.

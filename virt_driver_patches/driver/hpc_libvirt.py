@@ -262,8 +262,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> Any:
         """On the source: its adapters forget a server that goes on elsewhere."""
         disks = super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
-        if self.hpc_node.active and self.hpc_node.adapters is not None:
-            self.hpc_node.adapters.rest(instance, self.hpc_node.source)
+        self.hpc_node.tenancy.rest(instance, self.hpc_node.source)
         return disks
 
     def finish_migration(

@@ -6,17 +6,15 @@ import functools
 from typing import Any
 
 import nova.conf
-from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from virt_driver_patches.driver import adapters, contract, hygiene, nvlink
+from virt_driver_patches.driver import contract
 from virt_driver_patches.driver.reading import Source
-from virt_driver_patches.driver.tenancy import Tenancy
+from virt_driver_patches.driver.tenancy import Tenancy, steps_of
 from virt_driver_patches.driver.withhold import Withholder, in_use
 
 CONF = nova.conf.CONF
 hpc_conf.register(CONF)
-LOG = logging.getLogger(__name__)
 
 
 class HpcNode:
@@ -36,27 +34,12 @@ class HpcNode:
         return Source.from_config(CONF)
 
     @functools.cached_property
-    def hygiene(self) -> hygiene.Hygiene | None:
-        """Keeps this node's devices clean; None: switched off."""
-        return hygiene.Hygiene.from_config(CONF)
-
-    @functools.cached_property
-    def links(self) -> nvlink.Links | None:
-        """Sets this node's NVLink partitions; None: nobody has to."""
-        return nvlink.Links.from_config(CONF, self._host)
-
-    @functools.cached_property
-    def adapters(self) -> adapters.Adapters | None:
-        """Sets this node's virtual functions; None: switched off."""
-        return adapters.Adapters.from_config(CONF, self.source)
-
-    @property
     def tenancy(self) -> Tenancy:
-        """What is done to devices around a server; nothing without ``hpc_*`` tags."""
-        if not self.active:
-            return Tenancy()
-        steps = (self.hygiene, self.links, self.adapters)
-        return Tenancy(tuple(step for step in steps if step is not None))
+        """What is done to devices around a server; nothing without ``hpc_*`` tags.
+
+        :raises nova.exception.InvalidConfiguration: it cannot be done.
+        """
+        return Tenancy(tuple(steps_of(CONF, self.source)) if self.active else (), self._host)
 
     @property
     def active(self) -> bool:
@@ -72,10 +55,8 @@ class HpcNode:
         """
         self._host = host
         active = contract.check_config(CONF)
-        if active and self.hygiene is None:
-            LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
-        if active and self.adapters is None:
-            LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
+        if active:
+            _ = self.tenancy  # made now: that checks its options
         return active
 
     def begin(self) -> None:
@@ -85,8 +66,7 @@ class HpcNode:
         """
         reading = self.source.read()
         contract.check_devices(reading.specs.offers(reading.node), reading.node)
-        if self.links is not None:
-            self.links.begin(reading)
+        self.tenancy.begin(reading)
 
     def report(self, resources: dict[str, Any], nodename: str) -> None:
         """Put devices in order, and take out of *resources* what must not be given.
@@ -102,5 +82,4 @@ class HpcNode:
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:
         """Clean one-time-use devices are free again in Placement."""
-        if self.active and self.hygiene is not None:
-            self.hygiene.unreserve(provider_tree, nodename)
+        self.tenancy.unreserve(provider_tree, nodename)

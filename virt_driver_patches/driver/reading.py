@@ -11,11 +11,13 @@ import attrs
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Specs
-from nova_hpc.tenancy import health, locked_file, quarantine
+from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Kind, Offer
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
+from nova_hpc.wire.ledger import Ledger
 
 LOG = logging.getLogger(__name__)
 
@@ -38,10 +40,8 @@ class Source:
 
     specs: Specs
     root: Path
-    quarantine_file: Path
+    ledger: LedgerFile
     kinds: frozenset[Kind]
-    #: Where resets keep their locks.
-    locks: Path
     _kept: _Kept = attrs.field(init=False, eq=False, repr=False, factory=_Kept)
 
     @classmethod
@@ -51,9 +51,8 @@ class Source:
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
             root=Path(conf.hpc.sysfs_root),
-            quarantine_file=Path(conf.hpc.quarantine_file),
+            ledger=LedgerFile.from_options(conf.hpc),
             kinds=health.ALL - off,
-            locks=locked_file.locks_of(Path(conf.hpc.hygiene_file)),
         )
 
     def lately(self) -> Reading:
@@ -70,14 +69,14 @@ class Source:
     def read(self) -> Reading:
         """Read everything afresh; what cannot be read is no error but not there."""
         now = time.monotonic()
-        node = sysfs.read(self.root, hygiene_reset.busy(self.locks))
+        node = sysfs.read(self.root, hygiene_reset.busy(*self.ledger.all_locks))
         # Single functions carry their own reason; a node without any does not.
         problems = () if node.functions else (*node.problems, "the node shows no PCI functions")
-        held = quarantine.read(self.quarantine_file)
-        problems += held.problems
+        ledger = self.ledger.read()
+        problems += ledger.problems
         for problem in problems:
             LOG.error("%s", problem)
-        reading = Reading(self.specs, node, held, self.kinds, problems)
+        reading = Reading(self.specs, node, ledger, self.kinds, problems)
         self._kept.last = (now, reading)
         return reading
 
@@ -88,7 +87,7 @@ class Reading:
 
     specs: Specs
     node: Node
-    quarantine: quarantine.Quarantine
+    ledger: Ledger
     kinds: frozenset[Kind]
     problems: tuple[str, ...] = ()
     #: Once they are known: what the node's entries offer.
@@ -109,6 +108,6 @@ class Reading:
         return health.judge(
             self.node,
             [offer for offer, _ in offers.values()],
-            self.quarantine,
+            self.ledger,
             self.kinds & kinds,
         )

@@ -1,45 +1,81 @@
-"""What is done to devices around a server, one step after the other.
+"""What is done to devices around a server, in Nova's words.
 
-Each step is told when a server gets devices, when it starts again with those it
-has, and when it is gone for good; and at every periodic update it puts in order
-what a crash has left behind. So no step needs to be undone: what a start that
-failed has left, the next :meth:`Step.give` of the device or the next
-:meth:`Step.sweep` finds.
+The steps are :class:`nova_hpc.tenancy.step.Step`; here their protocol meets the
+instance, its task, the claim, the periodic update and Placement, whichever
+steps there are. Which there are :func:`steps_of` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import functools
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import attrs
-from nova import objects
+import os_traits
+from nova import exception, objects
+from nova.compute import provider_tree, task_states
+from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
-from nova_hpc.tenancy.health import Finding
+from nova_hpc.offer.nvlink_sets import SWITCH_ROLE
+from nova_hpc.placement import flavor
+from nova_hpc.placement.model import Nvlink
+from nova_hpc.tenancy.adapters import step as adapters
+from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
+from nova_hpc.tenancy.health import Finding, Kind
+from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.nvlink.backend import BackendError
+from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
+from nova_hpc.wire import tags
+from virt_driver_patches import privileged
+from virt_driver_patches.driver import adapters_privileged
 from virt_driver_patches.driver.reading import Reading, Source
+from virt_driver_patches.driver.withhold import in_use
+from virt_driver_patches.errors import ClaimRefused, DeviceFault
+
+LOG = logging.getLogger(__name__)
+
+#: Tasks after whose ``destroy`` the server has its devices no longer. After
+#: others it has them still, or the next periodic update finds them free.
+_LAST = (task_states.DELETING, task_states.SHELVING_OFFLOADING)
+
+#: Tasks whose ``destroy`` ends a server here that may be, or come, elsewhere.
+#: After any other a server starts again with the devices as they are.
+_ELSEWHERE = (
+    task_states.BLOCK_DEVICE_MAPPING,
+    task_states.NETWORKING,
+    task_states.RESIZE_REVERTING,
+    task_states.SCHEDULING,
+    task_states.SPAWNING,
+)
 
 
-class Step(Protocol):
-    """One thing that is done around a server, e.g. cleaning."""
+class _Said:
+    """What was logged already, so that not every start and update repeats it."""
 
-    def give(self, instance: objects.Instance, addresses: Sequence[str], reading: Reading) -> None:
-        """Before a server gets devices, with its domain not made yet.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._texts: dict[str, frozenset[str]] = {}
 
-        :raises DeviceFault: it must not get them.
+    def say(self, topic: str, texts: Collection[str], forget: bool) -> None:
+        """Log new texts.
+
+        :param forget: a text that is missing this time is new when it comes again.
         """
-
-    def keep(self, instance: objects.Instance, claim: Claim, reading: Reading) -> None:
-        """Before a server starts again with the devices that it has.
-
-        :raises DeviceFault: it cannot.
-        """
-
-    def take_back(self, instance: objects.Instance, source: Source) -> None:
-        """After a server's domain is gone. Never raises."""
-
-    def sweep(self, reading: Reading, taken: Callable[[], frozenset[str]]) -> dict[str, Finding]:
-        """Put free devices in order; address -> why one must not be offered."""
+        with self._lock:
+            known = self._texts.get(topic, frozenset())
+            self._texts[topic] = frozenset(texts) if forget else known | frozenset(texts)
+        for text in dict.fromkeys(texts):
+            if text not in known:
+                LOG.warning("%s", text)
 
 
 @attrs.frozen
@@ -47,25 +83,233 @@ class Tenancy:
     """The steps of one node, in the order in which a server that starts needs them."""
 
     steps: tuple[Step, ...] = ()
+    #: The service's name for this node.
+    host: str = ""
+    _said: _Said = attrs.field(factory=_Said, init=False, eq=False)
 
-    def give(self, instance: objects.Instance, addresses: Sequence[str], reading: Reading) -> None:
-        """See :meth:`Step.give`."""
-        for step in self.steps if addresses else ():
-            step.give(instance, addresses, reading)
+    def step(self, name: str) -> Step | None:
+        """The step of a name; None: it is switched off."""
+        return next((each for each in self.steps if each.name == name), None)
+
+    def begin(self, reading: Reading) -> None:
+        """The service starts.
+
+        :raises nova.exception.InvalidConfiguration: servers could not be started.
+        """
+        for step in self.steps:
+            try:
+                self._said.say(f"{step.name} begins", step.begin(_view(reading)), True)
+            except StepError as error:
+                raise exception.InvalidConfiguration(str(error)) from error
+
+    def give(
+        self,
+        instance: objects.Instance,
+        addresses: Sequence[str],
+        reading: Reading,
+        ports: Collection[str],
+    ) -> None:
+        """Before a server gets devices, with its domain not made yet.
+
+        :param ports: those of *addresses* that belong to its ports.
+        :raises ClaimRefused: others would do.
+        :raises DeviceFault: it must not get them.
+        """
+        if addresses:
+            tenant = self._tenant(instance, addresses, ports)
+            for step in self.steps:
+                self._ask(instance, step, step.before_start, tenant, reading)
 
     def keep(self, instance: objects.Instance, claim: Claim, reading: Reading) -> None:
-        """See :meth:`Step.keep`."""
+        """Before a server starts again with the devices that it has.
+
+        Raises as :meth:`give`.
+        """
+        tenant = self._tenant(instance, claim.addresses, claim.ports)
         for step in self.steps:
-            step.keep(instance, claim, reading)
+            self._ask(instance, step, step.before_restart, tenant, reading)
+
+    def _tenant(
+        self, instance: objects.Instance, addresses: Sequence[str], ports: Collection[str]
+    ) -> Tenant:
+        asked = (instance.flavor.extra_specs or {}).get(flavor.NVLINK)
+        return Tenant(
+            server=instance.uuid,
+            devices=tuple(addresses),
+            ports=frozenset(ports),
+            linked=asked == Nvlink.REQUIRED.value,
+            others=functools.partial(in_use, self.host, instance.node),
+        )
+
+    def _ask(
+        self,
+        instance: objects.Instance,
+        step: Step,
+        ask: Callable[[Tenant, View], tuple[str, ...]],
+        tenant: Tenant,
+        reading: Reading,
+    ) -> None:
+        try:
+            self._said.say(f"{step.name} starts", ask(tenant, _view(reading)), False)
+        except RefusedError as error:
+            for reason in error.reasons:
+                LOG.error("%s", reason, instance=instance)
+            raise (ClaimRefused if error.claim else DeviceFault)(error.user) from error
 
     def take_back(self, instance: objects.Instance, source: Source) -> None:
-        """See :meth:`Step.take_back`; the last first, so that cleaning sees the result."""
+        """After a server's domain is gone. Never raises.
+
+        The last step comes first, so that cleaning sees what it has left.
+        """
+        if instance.task_state in _LAST:
+            for step in reversed(self.steps):
+                self._tell(instance, step.after_end, source)
+        elif instance.task_state in _ELSEWHERE:
+            self.rest(instance, source)
+
+    def rest(self, instance: objects.Instance, source: Source) -> None:
+        """After a server has left for elsewhere that still has its devices here. Never raises."""
         for step in reversed(self.steps):
-            step.take_back(instance, source)
+            self._tell(instance, step.after_move, source)
+
+    @staticmethod
+    def _tell(
+        instance: objects.Instance,
+        tell: Callable[[str, Callable[[], View]], tuple[str, ...]],
+        source: Source,
+    ) -> None:
+        for note in tell(instance.uuid, lambda: _view(source.read())):
+            LOG.error("%s", note, instance=instance)
 
     def sweep(self, reading: Reading, taken: Callable[[], frozenset[str]]) -> dict[str, Finding]:
-        """See :meth:`Step.sweep`."""
+        """Put free devices in order; address -> why one must not be offered."""
         found: dict[str, Finding] = {}
-        for step in reversed(self.steps):
-            found.update(step.sweep(reading, taken))
+        if self.steps:
+            view = attrs.evolve(_view(reading), ill=frozenset(reading.judge(reading.offers())))
+            for step in reversed(self.steps):
+                withheld = step.withhold(view, taken)
+                self._said.say(f"{step.name} looks", withheld.notes, True)
+                found.update(withheld.findings)
         return found
+
+    def unreserve(self, tree: provider_tree.ProviderTree, nodename: str) -> None:
+        """Let Placement give clean one-time-use devices again. Never raises.
+
+        Nova reserves such a device when a server gets it, and again at every
+        update as long as it has it, after this was called
+        (``nova/compute/pci_placement_translator.py``, releases 32 to 34).
+        """
+        for step in self.steps:
+            try:
+                step.report([each for each in step.unreported() if _free(tree, nodename, each)])
+            except LedgerError as error:
+                LOG.error("Clean PCI devices stay reserved: %s", error)
+
+
+def _free(tree: provider_tree.ProviderTree, nodename: str, address: str) -> bool:
+    """Whether Placement gives a clean device; if it does not yet, it is told now."""
+    name = f"{nodename}_{address.upper()}"
+    # Nova marks the provider of a one-time-use device with this trait.
+    if not tree.exists(name) or not tree.has_traits(name, [os_traits.HW_PCI_ONE_TIME_USE]):
+        return True
+    inventory = tree.data(name).inventory
+    if not any(fields.get("reserved") for fields in inventory.values()):
+        return True
+    LOG.info("PCI device %s is clean and can be used again", address)
+    tree.update_inventory(
+        name, {key: {**fields, "reserved": 0} for key, fields in inventory.items()}
+    )
+    return False
+
+
+def _view(reading: Reading) -> View:
+    offers = reading.offers()
+    return View(
+        node=reading.node,
+        roles={each: entry.get(tags.ROLE) for each, (_, entry) in offers.items()},
+        sets={
+            each: entry[tags.NVLINK] for each, (_, entry) in offers.items() if tags.NVLINK in entry
+        },
+    )
+
+
+# -- which steps there are -----------------------------------------------------------
+
+
+def steps_of(conf: Any, source: Source) -> Iterator[Step]:
+    """The steps that ``[hpc]`` asks for, in the order in which a server that starts needs them.
+
+    :raises nova.exception.InvalidConfiguration: one of them cannot be used.
+    """
+    root = os.geteuid() == 0
+    if conf.hpc.clean_devices:
+        yield _hygiene(conf, source.ledger, root)
+    else:
+        LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
+    try:
+        links = Links.from_options(conf.hpc, SWITCH_ROLE)
+    except BackendError as error:
+        raise exception.InvalidConfiguration(str(error)) from error
+    if links is not None:
+        yield links
+    found = _adapters(conf, source, root)
+    if found is not None:
+        yield found
+    else:
+        LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
+
+
+def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:
+    sysfs, timeout = Path(conf.hpc.sysfs_root), float(conf.hpc.reset_timeout)
+    reset = hygiene_reset.reset if root else privileged.reset
+    tools = cleaner.Tools(
+        root=sysfs,
+        timeout=timeout,
+        reset=lambda address: reset(sysfs, address, timeout, ledger.locks),
+        need_reset=Kind.RESET.value in conf.hpc.health_checks,
+    )
+    try:
+        cleaners = cleaner.load(conf.hpc.cleaners, tools)
+    except cleaner.CleanerError as error:
+        raise exception.InvalidConfiguration(str(error)) from error
+    read_config = None if root else functools.partial(privileged.read_configs, sysfs)
+    if read_config is not None:
+        # Without it every device would end in quarantine after its first server.
+        _expect(lambda: read_config([]), "reset PCI devices", "clean_devices = False")
+    return Hygiene(sysfs, ledger, cleaners, timeout, read_config)
+
+
+def _adapters(conf: Any, source: Source, root: bool) -> adapters.Adapters | None:
+    """None: switched off, and nothing is left to put back."""
+    try:
+        prefix = Prefix.parse(conf.hpc.address_prefix)
+    except PrefixError as error:
+        raise exception.InvalidConfiguration(f"[hpc]address_prefix: {error}") from error
+    ledger = source.ledger.read()
+    left = ledger.lost or any(each.adapter is not None for each in ledger.devices.values())
+    if conf.hpc.set_adapters == adapters.OFF and not left:
+        return None
+    if not root:
+        view = _view(source.read())
+        if adapters.functions(view, [each.address for each in view.node.functions]):
+            ready = adapters_privileged.ready
+            _expect(ready, "set virtual functions of adapters", "set_adapters = off")
+    return adapters.Adapters(
+        root=Path(conf.hpc.sysfs_root),
+        ledger=source.ledger,
+        prefix=prefix,
+        mode=conf.hpc.set_adapters,
+        write=None if root else adapters_privileged.write,
+    )
+
+
+def _expect(attempt: Callable[[], object], what: str, off: str) -> None:
+    """Refuse to start a service that is not root and may not do what only root may."""
+    try:
+        attempt()
+    except Exception as error:
+        raise exception.InvalidConfiguration(
+            f"nova-compute is not root and may not {what} "
+            f"({type(error).__name__}: {error}); copy etc/rootwrap.d/nova-hpc.filters to "
+            f"/etc/nova/rootwrap.d/, or set [hpc]{off}"
+        ) from error

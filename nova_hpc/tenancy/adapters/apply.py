@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import attrs
 
 from nova_hpc.tenancy.adapters import settings
-from nova_hpc.tenancy.adapters.settings import AdapterError, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import AdapterError, Setting, VirtualFunction
 
 
 class UnsupportedError(AdapterError):
@@ -26,7 +26,7 @@ class NoBackendError(AdapterError):
 class Backend(Protocol):
     """How one kind of adapter is set."""
 
-    def write(self, function: VirtualFunction, step: Step) -> None:
+    def write(self, function: VirtualFunction, setting: Setting) -> None:
         """Make one setting.
 
         :raises UnsupportedError: the driver does not know it.
@@ -102,19 +102,19 @@ def _write(backend: Backend, change: Change, strict: bool) -> list[str]:
     function, unknown = change.function, []
     seen = backend.read(function)
     wrote = False
-    for step in settings.steps(change.made):
+    for setting in settings.in_order(change.made):
         # Some drivers refuse even what is so already, while the link is down.
-        if seen.get(step.name) == step.value:
+        if seen.get(setting.name) == setting.value:
             continue
         wrote = True
         try:
-            backend.write(function, step)
+            backend.write(function, setting)
         except UnsupportedError:
-            if settings.may_be_missing(step):
+            if settings.may_be_missing(setting):
                 continue
             if strict:
                 raise
-            unknown.append(step.name)
+            unknown.append(setting.name)
     if not wrote:
         return []
     seen = backend.read(function)
@@ -139,11 +139,11 @@ def _restore(backend: Backend, change: Change) -> None:
     for name in settings.IDENTITY:
         if name in change.made and name not in seen:
             raise AdapterError(f"{function.address}: its {name} cannot be read")
-    for step in settings.steps(wanted, clearing=True):
+    for setting in settings.in_order(wanted, clearing=True):
         try:
-            backend.write(function, step)
+            backend.write(function, setting)
         except UnsupportedError:
-            unknown.add(step.name)
+            unknown.add(setting.name)
         except AdapterError as error:
             failed.append(str(error))
     if failed:

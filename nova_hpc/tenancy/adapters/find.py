@@ -12,7 +12,13 @@ from typing import Final, Protocol
 from nova_hpc.tenancy.adapters.apply import Backend, NoBackendError
 from nova_hpc.tenancy.adapters.mlx5 import Mlx5
 from nova_hpc.tenancy.adapters.netlink import Netlink
-from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Step, VirtualFunction, layer_of
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    Layer,
+    Setting,
+    VirtualFunction,
+    layer_of,
+)
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function, Node
 
@@ -23,7 +29,7 @@ _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 class Write(Protocol):
     """Makes one setting where this process may not."""
 
-    def __call__(self, root: Path, function: VirtualFunction, step: Step) -> None:
+    def __call__(self, root: Path, function: VirtualFunction, setting: Setting) -> None:
         """See :meth:`nova_hpc.tenancy.adapters.apply.Backend.write`."""
 
 
@@ -146,12 +152,12 @@ class _Elsewhere:
     """Reads by itself, and has settings made by somebody with more rights."""
 
     def __init__(
-        self, root: Path, backend: Backend, write: Callable[[Path, VirtualFunction, Step], None]
+        self, root: Path, backend: Backend, write: Callable[[Path, VirtualFunction, Setting], None]
     ) -> None:
         self._root = root
         self._write = write
         self.read = backend.read
 
-    def write(self, function: VirtualFunction, step: Step) -> None:
+    def write(self, function: VirtualFunction, setting: Setting) -> None:
         """Make one setting."""
-        self._write(self._root, function, step)
+        self._write(self._root, function, setting)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.tenancy.adapters.apply import NoBackendError
-from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
 from nova_hpc.topology.files import FileError, Tree
 
 _POLICY: Final = {LinkState.AUTO: "Follow", LinkState.UP: "Up", LinkState.DOWN: "Down"}
@@ -34,14 +34,14 @@ class Mlx5:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def write(self, function: VirtualFunction, step: Step) -> None:
+    def write(self, function: VirtualFunction, setting: Setting) -> None:
         """Make one setting."""
-        if step.name == "link_state":
-            text = _POLICY[step.value]
+        if setting.name == "link_state":
+            text = _POLICY[setting.value]
         else:
-            text = ":".join(f"{byte:02x}" for byte in int(step.value).to_bytes(8, "big"))
+            text = ":".join(f"{byte:02x}" for byte in int(setting.value).to_bytes(8, "big"))
         tree = Tree(self._root)
-        path = f"{self.folder(tree, function)}/{_FILES[step.name]}"
+        path = f"{self.folder(tree, function)}/{_FILES[setting.name]}"
         try:
             found = tree.resolve(path)
             if found is None:
@@ -54,7 +54,7 @@ class Mlx5:
             finally:
                 os.close(handle)
         except (FileError, OSError) as error:
-            raise AdapterError(f"{function.address}: {step.name}: {error}") from error
+            raise AdapterError(f"{function.address}: {setting.name}: {error}") from error
 
     def read(self, function: VirtualFunction) -> Mapping[str, Any]:
         """The three settings."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nova_hpc.tenancy.adapters.apply import NoBackendError, UnsupportedError
-from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Step, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
 
 #: IFLA_VF_LINK_STATE_*
 _STATES: Final = {LinkState.AUTO: 0, LinkState.UP: 1, LinkState.DOWN: 2}
@@ -52,13 +52,13 @@ class Netlink:
                 raise AdapterError(f"rtnetlink cannot be used: {error!r}") from error
             yield cls(link)
 
-    def write(self, function: VirtualFunction, step: Step) -> None:
+    def write(self, function: VirtualFunction, setting: Setting) -> None:
         """Make one setting."""
         self._do(
             function,
-            step.name,
+            setting.name,
             lambda link, index: link.link(
-                "set", index=index, vf={"vf": function.index, **_request(step)}
+                "set", index=index, vf={"vf": function.index, **_request(setting)}
             ),
         )
 
@@ -97,20 +97,20 @@ class Netlink:
             raise kind(f"{function.address}: {name} of {function.net}: {why}") from error
 
 
-def _request(step: Step) -> dict[str, Any]:
-    if step.name == "mac":
-        return {"mac": step.value}
-    if step.name == "vlan":
-        vlan, qos = step.value
+def _request(setting: Setting) -> dict[str, Any]:
+    if setting.name == "mac":
+        return {"mac": setting.value}
+    if setting.name == "vlan":
+        vlan, qos = setting.value
         return {"vlan": {"vlan": vlan, "qos": qos}}
-    if step.name == "spoof_check":
-        return {"spoofchk": int(step.value)}
-    if step.name == "trust":
-        return {"trust": int(step.value)}
-    if step.name == "rate":
-        least, most = step.value
+    if setting.name == "spoof_check":
+        return {"spoofchk": int(setting.value)}
+    if setting.name == "trust":
+        return {"trust": int(setting.value)}
+    if setting.name == "rate":
+        least, most = setting.value
         return {"rate": {"min_tx_rate": least, "max_tx_rate": most}}
-    return {"link_state": _STATES[step.value]}
+    return {"link_state": _STATES[setting.value]}
 
 
 def _seen(info: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a virtual function is set to, and the steps that set it. Pure.
+"""What a virtual function is set to, and in which order. Pure.
 
-The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.addresses`, or
+The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.plan`, or
 are what an operator has set; never from a flavor or an image: whoever may choose
 a MAC or a GUID may be somebody else.
 """
@@ -126,7 +126,7 @@ IDENTITY: Final = ("mac", "node_guid", "port_guid")
 
 
 @attrs.frozen
-class Step:
+class Setting:
     """One setting: its name and its value."""
 
     name: str
@@ -134,7 +134,7 @@ class Step:
 
 
 def values(settings: Settings) -> dict[str, Any]:
-    """The settings by the names of the steps."""
+    """The settings by their names."""
     if isinstance(settings, Infiniband):
         return {
             "node_guid": settings.node_guid,
@@ -151,9 +151,9 @@ def values(settings: Settings) -> dict[str, Any]:
     }
 
 
-def steps(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[Step, ...]:
-    """The steps that make *wanted*, as :func:`values` has it, in order."""
-    found = tuple(Step(name, wanted[name]) for name in _ORDER if name in wanted)
+def in_order(wanted: Mapping[str, Any], clearing: bool = False) -> tuple[Setting, ...]:
+    """The settings that make *wanted*, as :func:`values` has it, in order."""
+    found = tuple(Setting(name, wanted[name]) for name in _ORDER if name in wanted)
     return found[::-1] if clearing else found
 
 
@@ -166,9 +166,9 @@ _NATURAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 
 
-def may_be_missing(step: Step) -> bool:
+def may_be_missing(setting: Setting) -> bool:
     """Whether a driver that does not know the setting has it all the same."""
-    return step.value in _NATURAL.get(step.name, ())
+    return setting.value in _NATURAL.get(setting.name, ())
 
 
 def differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str, ...]:
@@ -178,10 +178,10 @@ def differences(wanted: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[str
     :param seen: likewise; one that the driver does not show is left out.
     """
     return tuple(
-        step.name
-        for step in steps(wanted)
-        if (step.name not in seen and not may_be_missing(step))
-        or (step.name in seen and seen[step.name] != step.value)
+        setting.name
+        for setting in in_order(wanted)
+        if (setting.name not in seen and not may_be_missing(setting))
+        or (setting.name in seen and seen[setting.name] != setting.value)
     )
 
 

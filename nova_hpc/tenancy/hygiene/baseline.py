@@ -27,6 +27,8 @@ _MOST_CAPABILITIES: Final = 512
 _TOTAL: Final = re.compile(r"TOTAL_ERR_(?:FATAL|NONFATAL)[ \t]+(\d{1,18})", re.ASCII)
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 _LONGEST: Final = 64
+_VPD_READ_ONLY: Final = 0x90
+_MOST_VPD: Final = 4096
 
 
 @attrs.frozen
@@ -60,13 +62,18 @@ class Snapshot:
     boot: str | None = None  # which boot the counters belong to
     #: Registers that are judged and never recorded.
     master: bool | None = None
+    serial: str | None = None  # of the PCIe capability
     silent: bool = False
     unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has not
 
     def dumps(self) -> dict[str, Any]:
         """As JSON can hold it, without what is never recorded."""
         body = attrs.asdict(self, filter=lambda field, value: field.name in _RECORDED)
-        return {key: value for key, value in body.items() if value not in (None, (), {})}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in body.items()
+            if value not in (None, (), [], {})
+        }
 
 
 _RECORDED: Final = frozenset(
@@ -144,6 +151,7 @@ def take(
         if (value := getattr(function, name)) is not None
     }
     link = function.link
+    capabilities = _capabilities(config) if read else None
     return Snapshot(
         identity=identity,
         answers=answers if read and not virtual else None,
@@ -152,7 +160,7 @@ def take(
             f"{'i' * bar.io}{'p' * bar.prefetchable}{'w' * bar.wide}".rstrip()
             for bar in function.bars
         ),
-        capabilities=_capabilities(config) if read else None,
+        capabilities=capabilities,
         vfs=vfs,
         speed=link.speed if link else None,
         width=link.width if link else None,
@@ -160,6 +168,7 @@ def take(
         nonfatal=_errors(tree, function, "aer_dev_nonfatal"),
         boot=boot,
         master=bool(config[4] & _BUS_MASTER) if read else None,
+        serial=_serial(config, capabilities or ()),
         silent=space.silent,
         unset=tuple(_unset(config, function)) if read and not virtual else (),
     )
@@ -209,6 +218,47 @@ def _capabilities(config: bytes) -> tuple[str, ...] | None:
         if offset < _STANDARD:
             break
     return tuple(found)
+
+
+def _serial(config: bytes, capabilities: tuple[str, ...]) -> str | None:
+    """The Device Serial Number of the extended capability 3, as lspci writes it, without dashes."""
+    for each in capabilities:
+        if each.startswith("0003."):
+            offset = int(each.rpartition("@")[2], 16) + 4
+            number = int.from_bytes(config[offset : offset + 8], "little")
+            if number not in (0, (1 << 64) - 1):
+                return f"{number:016x}"
+    return None
+
+
+def hardware(tree: Tree, function: Function, look: Snapshot) -> str:
+    """Which piece of hardware a device is; see :class:`nova_hpc.wire.ledger.Device`.
+
+    A virtual function has no serial number of its own.
+    """
+    if look.serial is not None:
+        return f"serial:{look.serial}"
+    vpd = None
+    if function.physical_function is None:
+        vpd = _vpd_serial(_attempt(tree, "vpd", function, _MOST_VPD))
+    return f"slot:{function.address}" if vpd is None else f"vpd:{vpd}"
+
+
+def _vpd_serial(data: bytes) -> str | None:
+    """The keyword SN of the read-only vital product data (PCI Local Bus 3.0, appendix I)."""
+    offset = 0
+    while offset + 3 <= len(data) and data[offset] & 0x80:
+        length = int.from_bytes(data[offset + 1 : offset + 3], "little")
+        start, end = offset + 3, offset + 3 + length
+        if data[offset] == _VPD_READ_ONLY:
+            while start + 3 <= min(end, len(data)):
+                word, size = data[start : start + 2], data[start + 2]
+                if word == b"SN":
+                    text = data[start + 3 : start + 3 + size].decode("ascii", "replace").strip()
+                    return text if text.isprintable() and text else None
+                start += 3 + size
+        offset = end
+    return None
 
 
 def _unset(config: bytes, function: Function) -> Iterator[int]:

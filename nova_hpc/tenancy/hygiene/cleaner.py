@@ -9,6 +9,8 @@ role by ``[hpc]cleaners``.
 from __future__ import annotations
 
 import abc
+import csv
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,11 +19,18 @@ import attrs
 
 from nova_hpc.conf import plugin
 from nova_hpc.tenancy.health import is_vfio
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
 from nova_hpc.topology.model import Function
 
 NAMESPACE: Final = "nova_hpc.cleaners"
 GENERIC: Final = "generic"
+
+_TOOL: Final = "nvidia-smi"
+_DRIVER: Final = "nvidia"
+_QUERY: Final = "memory.used,ecc.errors.uncorrected.volatile.total"
+#: MiB that the driver itself may use on a GPU that nobody has.
+_OWN_MEMORY: Final = 1024
 
 
 class CleanError(Exception):
@@ -94,6 +103,51 @@ class VirtualFunction(Generic):
         """
 
 
+class NvidiaGpu(Generic):
+    """A GPU that NVIDIA's driver has back, or any other by the kernel.
+
+    ``nvidia-smi`` reaches a GPU only through NVIDIA's driver. A GPU that stays with
+    vfio-pci (``managed: no``, as this project writes it) is reset by the kernel, as
+    any other function is. Written after the manual page of nvidia-smi; it has not
+    been tried on real hardware.
+    """
+
+    def clean(self, function: Function) -> None:
+        """Reset the GPU; with its driver, also look at its memory."""
+        if function.driver != _DRIVER:
+            super().clean(function)
+            return
+        if shutil.which(_TOOL) is None:
+            raise CleanError(f"it is bound to the driver {_DRIVER}, and there is no {_TOOL}")
+        self._ask(function, "--gpu-reset")
+        output = self._ask(function, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+        check_memory(output)
+
+    def _ask(self, function: Function, *words: str) -> str:
+        argv = [_TOOL, "-i", function.address, *words]
+        status, output = hygiene_reset.run(argv, self.tools.timeout)
+        if status:
+            text = " ".join(output.split())[:200]
+            raise CleanError(f"{_TOOL} {words[0].partition('=')[0]} failed: {text or status}")
+        return output
+
+
+def check_memory(output: str) -> None:
+    """Judge what nvidia-smi says of one GPU: MiB used, uncorrected errors.
+
+    :raises CleanError: memory is in use, has errors, or it cannot be told.
+    """
+    rows = [[word.strip() for word in row] for row in csv.reader(output.splitlines()) if row]
+    if len(rows) != 1 or len(rows[0]) != 2 or not rows[0][0].isdigit():
+        raise CleanError(f"{_TOOL} gave no answer that can be read: {output[:100]!r}")
+    used, errors = rows[0]
+    if int(used) > _OWN_MEMORY:
+        raise CleanError(f"{used} MiB of its memory are in use although nobody has it")
+    # GPUs without ECC say [N/A].
+    if errors.isdigit() and int(errors):
+        raise CleanError(f"{errors} uncorrected errors in its memory (ECC)")
+
+
 @attrs.frozen
 class Cleaners:
     """The cleaner of each role."""
@@ -118,7 +172,11 @@ def load(names: Mapping[str, str], tools: Tools) -> Cleaners:
     )
 
 
-_OWN: Final[Mapping[str, type[Cleaner]]] = {GENERIC: Generic, "vf": VirtualFunction}
+_OWN: Final[Mapping[str, type[Cleaner]]] = {
+    GENERIC: Generic,
+    "vf": VirtualFunction,
+    "nvidia-gpu": NvidiaGpu,
+}
 
 
 def _find(name: str, tools: Tools) -> Cleaner:
@@ -139,8 +197,10 @@ __all__ = [
     "CleanerError",
     "Cleaners",
     "Generic",
+    "NvidiaGpu",
     "ResetError",
     "Tools",
     "VirtualFunction",
+    "check_memory",
     "load",
 ]

@@ -10,6 +10,7 @@ kernel would make the reader wait for the end of the reset.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -102,16 +103,16 @@ def _reap() -> None:
         _abandoned[:] = [process for process in _abandoned if process.poll() is None]
 
 
-def busy(folder: Path) -> frozenset[str]:
+def busy(*folders: Path) -> frozenset[str]:
     """Addresses of the devices whose reset has not ended.
 
-    :param folder: where :func:`reset` keeps its locks.
+    :param folders: where :func:`reset` keeps its locks.
     """
-    try:
-        names = [each.name for each in os.scandir(folder) if each.name.endswith(_SUFFIX)]
-    except OSError:
-        return frozenset()
-    return frozenset(each.removesuffix(_SUFFIX) for each in names if _is_locked(folder / each))
+    found: list[Path] = []
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found += folder.glob(f"*{_SUFFIX}")
+    return frozenset(each.name.removesuffix(_SUFFIX) for each in found if _is_locked(each))
 
 
 def _is_locked(path: Path) -> bool:

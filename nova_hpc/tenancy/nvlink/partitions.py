@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import address_key
+from nova_hpc.wire.ledger import SOMEBODY, Tenancy
 
 
 class FabricError(Exception):
@@ -140,19 +141,8 @@ def plan(
     )
 
 
-#: What stands in for a server where only Nova knows which it is.
-SOMEBODY: Final = "unknown"
-#: And where there is none any more: the partition has to be deactivated.
+#: In place of a server where there is none any more: the partition has to be deactivated.
 NOBODY: Final = ""
-
-
-@attrs.frozen
-class Tenancy:
-    """One partition that a server has, or will have when it has started."""
-
-    server: str
-    gpus: frozenset[str]
-
 
 Tenancies = Mapping[int, Tenancy]
 

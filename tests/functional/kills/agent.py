@@ -31,7 +31,7 @@ _MANAGER: Final = "nova.compute.manager:ComputeManager"
 _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
 _LIBVIRT: Final = "nova.virt.libvirt.driver:LibvirtDriver"
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
-_KEEPER: Final = "nova_hpc.tenancy.hygiene:Keeper"
+_HYGIENE: Final = "nova_hpc.tenancy.hygiene.step:Hygiene"
 
 #: Where the threads that are killed begin.
 ROOTS: Final = (
@@ -64,10 +64,9 @@ TRACED: Final = (
     f"{_DRIVER}.destroy",
     "virt_driver_patches.driver.tenancy:Tenancy.give",
     "virt_driver_patches.driver.tenancy:Tenancy.take_back",
-    f"{_KEEPER}.give",
-    f"{_KEEPER}.take_back",
-    "nova_hpc.tenancy.hygiene.bench:Bench.clean",
-    "nova_hpc.tenancy.hygiene.bench:Bench.put",
+    f"{_HYGIENE}.give",
+    f"{_HYGIENE}.take_back",
+    f"{_HYGIENE}._clean",
     f"{_LIBVIRT}._create_guest_with_network",
     f"{_LIBVIRT}._destroy",
     f"{_LIBVIRT}.cleanup",
@@ -79,7 +78,7 @@ DURABLE: Final = {
     "nova.tests.fixtures.libvirt:Domain.createWithFlags": "libvirt: start the domain",
     "nova.tests.fixtures.libvirt:Domain.destroy": "libvirt: destroy the domain",
     "nova.tests.fixtures.libvirt:Connection._undefine": "libvirt: undefine the domain",
-    "nova_hpc.tenancy.locked_file:_replace": "file {0}",
+    "nova_hpc.tenancy.ledger:_replace": "file {0}",
     # The write itself is another process's: it may outlive this one.
     "nova_hpc.tenancy.hygiene.reset:reset": "reset a device",
     "nova_hpc.tenancy.hygiene.reset:_ended": "a device is being reset",

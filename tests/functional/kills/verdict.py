@@ -10,7 +10,7 @@ Facts = Mapping[str, Any]
 #: What must be as it was in the world's first moment.
 SAME = ("tracked", "inventory", "withheld", "quarantine")
 #: What must be empty when no server is left.
-EMPTY = ("allocations", "problems", "marked", "owed", "domains", "dirty")
+EMPTY = ("allocations", "problems", "marked", "unreported", "domains", "dirty")
 
 
 def violations(facts: Facts) -> list[str]:

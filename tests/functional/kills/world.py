@@ -27,8 +27,6 @@ from nova.tests.functional.api import client as api_client
 from oslo_db.sqlalchemy import engines
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.tenancy import locked_file, quarantine
-from nova_hpc.tenancy.hygiene import state as hygiene_state
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
@@ -96,8 +94,7 @@ class World(DriverTest):
         self.sysfs[HOST] = tree
         self.flags(
             sysfs_root=str(tree.root),
-            quarantine_file=str(tree.root / "quarantine"),
-            hygiene_file=str(tree.root / "hygiene"),
+            ledger_file=str(tree.root / "ledger"),
             group="hpc",
         )
         self.start_host(HOST, SHAPE)
@@ -205,22 +202,16 @@ class World(DriverTest):
         """Everything that must be as it was; see :mod:`tests.functional.kills.verdict`."""
         root = self.sysfs[HOST].root
         body = self.hypervisor.read()
-        state = hygiene_state.read(root / "hygiene")
-        files = {
-            name: list(locked_file.load(root / name, name).problems)
-            for name in ("hygiene", "quarantine")
-            if (root / name).exists()
-        }
+        ledger = self.ledger(HOST)
         return {
             "tracked": self.tracked(HOST),
             "inventory": self.in_placement(HOST),
             "allocations": self._allocations(),
-            "problems": [text for problems in files.values() for text in problems]
-            + list(state.problems),
-            "files": {name: _is_json(root / name) for name in files},
-            "marked": state.marked,
-            "owed": sorted(each for each, known in state.records.items() if known.owed),
-            "quarantine": dict(quarantine.read(root / "quarantine").reasons),
+            "problems": list(ledger.problems),
+            "files": {"ledger": _is_json(root / "ledger")} if (root / "ledger").exists() else {},
+            "marked": ledger.marked,
+            "unreported": sorted(e for e, known in ledger.devices.items() if known.unreported),
+            "quarantine": ledger.quarantined,
             "domains": {
                 uuid: {key: domain[key] for key in ("running", "devices")}
                 for uuid, domain in body["domains"].items()

@@ -6,7 +6,6 @@ import pytest
 
 from nova_hpc.cli import device
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.tenancy import quarantine
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 SERVER = "11111111-1111-1111-1111-111111111111"
@@ -14,7 +13,7 @@ COMMANDS = {
     "list": device.List,
     "show": device.Show,
     "check": device.Check,
-    "quarantine": device.PutAway,
+    "quarantine": device.Quarantine,
     "release": device.Release,
 }
 
@@ -29,9 +28,9 @@ def node(tmp_path):
         (node.devices / address / "iommu_group").symlink_to(groups / str(number))
     (tmp_path / "nova.conf").write_text(
         f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
-        f"hygiene_file = {node.state}\nquarantine_file = {node.quarantine}\nreset_timeout = 20\n"
+        f"ledger_file = {node.state}\nreset_timeout = 20\n"
     )
-    node.keeper().sweep(node.candidates(GPU, OTHER), frozenset)
+    node.step().sweep(node.candidates(GPU, OTHER), frozenset)
     return node
 
 
@@ -56,11 +55,11 @@ def listed(ask):
 def test_the_life_of_a_quarantine(node, ask):
     assert {row["State"] for row in listed(ask).values()} == {"free"}
     assert ask("check", GPU) == (0, f"{GPU}: as its baseline says\n", "")
-    node.keeper().give(SERVER, node.candidates(GPU))
+    node.step().give(SERVER, node.candidates(GPU))
     assert (listed(ask)[GPU]["State"], listed(ask)[GPU]["Server"]) == ("in use", SERVER)
     # Its reset fails when its server is gone.
     (node.devices / GPU / "reset").unlink()
-    node.keeper().take_back(SERVER, {})
+    node.step().take_back(SERVER, {})
     assert listed(ask)[GPU] == {
         "Address": GPU,
         "Role": "gpu",
@@ -105,11 +104,11 @@ def test_a_replaced_card(node, ask):
 def test_an_operator_takes_a_device_away(node, ask):
     assert ask("quarantine", GPU, "--reason", "ticket 4711:\n  loses its NVLink")[0] == 0
     assert listed(ask)[GPU]["Reason"] == "ticket 4711: loses its NVLink"
-    assert "in quarantine" in node.keeper().give(SERVER, node.candidates(GPU))[GPU]
+    assert "in quarantine" in node.step().give(SERVER, node.candidates(GPU))[GPU]
 
 
 def test_a_device_of_a_server_is_left_alone(node, ask):
-    node.keeper().give(SERVER, node.candidates(GPU))
+    node.step().give(SERVER, node.candidates(GPU))
     assert ask("quarantine", GPU, "--reason", "x")[0] == 0
     for words in (["release", GPU], ["check", GPU, "--accept"]):
         status, _, err = ask(*words)
@@ -135,14 +134,13 @@ def test_bad_input(ask, words, text):
     assert "Traceback" not in err
 
 
-def test_broken_files(node, ask):
-    quarantine.put(node.quarantine, GPU, "x")
-    node.quarantine.write_text("{")
-    node.state.write_text("[")
+def test_a_broken_file(node, ask):
+    node.file.quarantine({GPU: "x"})
+    node.state.write_text("{")
     status, _, err = ask("list")
     assert status == 0
-    assert err.count("its copy is used") == 2
-    (node.root / ".quarantine.json.copy").unlink()
+    assert err.count("its copy is used") == 1
+    (node.root / ".ledger.json.copy").unlink()
     assert {row["State"] for row in listed(ask).values()} == {"quarantined"}
     status, _, err = ask("quarantine", OTHER, "--reason", "x")
     assert status == 2

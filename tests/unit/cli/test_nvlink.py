@@ -6,8 +6,10 @@ import pytest
 
 from nova_hpc.cli import nvlink
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.tenancy.nvlink import keeper as nvlink_keeper
+from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.nvlink.backend import Settings, load
+from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.nvlink.step import run as run_program
 from tests.fabric_manager import FabricManager, library
 
 COMMANDS = {"list": nvlink.List, "check": nvlink.Check, "restore": nvlink.Restore}
@@ -38,9 +40,9 @@ def ask(manager, tmp_path, capsys):
 
 def test_an_operator_sees_whose_partition_it_is(ask, manager, tmp_path):
     settings = Settings(str(manager.path), 20.0, library())
-    backend = load("fabric-manager", settings, nvlink_keeper.run)
-    keeper = nvlink_keeper.Keeper(backend, tmp_path / "hpc-nvlink.json")
-    keeper.give("server", {GPUS[1], GPUS[3]}, (), True)
+    backend = load("fabric-manager", settings, run_program)
+    links = Links(backend, LedgerFile(tmp_path / "hpc-ledger.json"))
+    links.give("server", {GPUS[1], GPUS[3]}, (), True)
     status, out, err = ask("list", "--format", "json")
     assert (status, err) == (0, "")
     rows = {row["Partition"]: row for row in json.loads(out)}

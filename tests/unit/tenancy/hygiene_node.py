@@ -6,10 +6,11 @@ from pathlib import Path
 
 import attrs
 
-from nova_hpc.tenancy import locked_file
-from nova_hpc.tenancy.hygiene import Keeper, cleaner
+from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.bench import Bench, Candidate
+from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.step import View
 from nova_hpc.topology import sysfs
 
 GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00.1"
@@ -34,7 +35,7 @@ def config(vendor=0x10DE, device=0x2330, master=False, capabilities=(0x01, 0x10)
 
 @attrs.frozen
 class FakeNode:
-    """``sys`` below *root*, and the state files beside it."""
+    """``sys`` below *root*, and the ledger beside it."""
 
     root: Path
 
@@ -44,11 +45,15 @@ class FakeNode:
 
     @property
     def state(self):
-        return self.root / "hygiene.json"
+        return self.root / "ledger.json"
 
     @property
-    def quarantine(self):
-        return self.root / "quarantine.json"
+    def file(self):
+        return LedgerFile(self.state)
+
+    @property
+    def ledger(self):
+        return self.file.read()
 
     def write(self, address, name, text):
         (self.devices / address / name).write_text(f"{text}\n")
@@ -102,27 +107,21 @@ class FakeNode:
         (self.devices / address / "reset").write_text("")
 
     def candidates(self, *addresses):
-        node = sysfs.read(self.root)
-        found = {each: Candidate.of(node, each, "gpu") for each in addresses}
-        return {each: one for each, one in found.items() if one is not None}
+        return View(sysfs.read(self.root), dict.fromkeys(addresses, "gpu")).candidates(addresses)
 
-    def bench(self, timeout=20.0, reset=None, cleaners=None):
-        folder = locked_file.locks_of(self.state)
+    def step(self, timeout=20.0, reset=None, cleaners=None):
+        folder = self.file.locks
         tools = cleaner.Tools(
             root=self.root,
             timeout=timeout,
             reset=reset or (lambda a: hygiene_reset.reset(self.root, a, timeout, folder)),
         )
-        return Bench(
+        return Hygiene(
             root=self.root,
-            state_file=self.state,
-            quarantine_file=self.quarantine,
+            ledger=self.file,
             cleaners=cleaners or cleaner.load({}, tools),
             timeout=timeout,
         )
-
-    def keeper(self, **values):
-        return Keeper(self.bench(**values))
 
 
 def make(root, *addresses):

@@ -304,7 +304,7 @@ def test_this_machines_own_kernel_refuses_a_device_without_functions():
         with pytest.raises(NoBackendError, match=r"tells nothing about it"):
             netlink.read(loopback)
         with pytest.raises(AdapterError, match=r"0000:3b:00.2: mac of lo: "):
-            netlink.write(loopback, adapter.Step("mac", "fa:16:3e:00:00:01"))
+            netlink.write(loopback, adapter.Setting("mac", "fa:16:3e:00:00:01"))
 
 
 # -- InfiniBand: the files of the driver -------------------------------------------------

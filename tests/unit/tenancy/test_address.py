@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.adapters import addresses
-from nova_hpc.tenancy.adapters.addresses import Prefix, PrefixError
+from nova_hpc.tenancy.adapters import plan as addresses
+from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
 
 PREFIXES = st.binary(min_size=0, max_size=2).flatmap(
     lambda rest: st.sampled_from([0x02, 0x06, 0x0E, 0xFE]).map(

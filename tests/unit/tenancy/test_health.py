@@ -5,8 +5,8 @@ import pytest
 
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Kind, Offer
-from nova_hpc.tenancy.quarantine import Quarantine
 from nova_hpc.topology.model import BridgeKind, Function, IommuGroup, Link, Node
+from nova_hpc.wire.ledger import Device, Ledger, State
 
 PORT, PF, VF0, VF1 = "0000:22:00.0", "0000:23:00.0", "0000:23:10.0", "0000:23:10.2"
 GPU, AUDIO = "0000:41:00.0", "0000:41:00.1"
@@ -181,8 +181,8 @@ def test_reset():
 
 def test_quarantine_reaches_the_virtual_functions():
     place = node(function(VF0, physical_function=PF))
-    ill = Quarantine({PF: "port flaps"})
-    assert reasons(place, Offer(VF0), quarantine=ill) == {
+    ill = Ledger({PF: Device(state=State.QUARANTINED, reason="port flaps")})
+    assert reasons(place, Offer(VF0), ledger=ill) == {
         VF0: (Kind.QUARANTINE, "in quarantine: port flaps")
     }
 

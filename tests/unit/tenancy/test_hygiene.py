@@ -7,13 +7,10 @@ import time
 
 import pytest
 
-from nova_hpc.tenancy import locked_file, quarantine
-from nova_hpc.tenancy.hygiene import operator as hygiene_operator
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene import state as hygiene_state
-from nova_hpc.tenancy.hygiene.state import SOMEBODY
-from nova_hpc.tenancy.locked_file import StateError
+from nova_hpc.tenancy.ledger import LedgerError, copy_of
 from nova_hpc.topology import sysfs
+from nova_hpc.wire.ledger import SOMEBODY
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make
 
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
@@ -28,49 +25,49 @@ def nobody():
     return frozenset()
 
 
-def sweep(node, *taken, keeper=None):
-    keeper = keeper or node.keeper()
-    return keeper.sweep(node.candidates(GPU, OTHER), lambda: frozenset(taken))
+def sweep(node, *taken, step=None):
+    step = step or node.step()
+    return step.sweep(node.candidates(GPU, OTHER), lambda: frozenset(taken))
 
 
 def record(node, address=GPU):
-    return hygiene_state.read(node.state).record(address)
+    return node.ledger.device(address)
 
 
 def why(node, address=GPU):
-    return quarantine.read(node.quarantine).why(address)
+    return node.ledger.why(address)
 
 
 def test_the_life_of_a_device(node):
     assert sweep(node) == {}
     assert record(node).baseline is not None
     assert record(node).server is None
-    keeper = node.keeper()
-    assert keeper.give(ONE, node.candidates(GPU)) == {}
+    step = node.step()
+    assert step.give(ONE, node.candidates(GPU)) == {}
     assert record(node).server == ONE
-    assert keeper.has_given(ONE)
-    assert not keeper.has_given(TWO)
+    assert step.has_given(ONE)
+    assert not step.has_given(TWO)
     assert not node.resets(GPU)
     assert sweep(node, GPU) == {}
-    assert keeper.take_back(ONE, {GPU: "gpu"}) == {}
+    assert step.take_back(ONE, {GPU: "gpu"}) == {}
     assert record(node).server is None
     assert node.resets(GPU)
     assert not node.resets(OTHER)
-    assert keeper.owed() == {GPU}
-    keeper.settle({GPU})
-    assert keeper.owed() == frozenset()
+    assert step.unreported() == {GPU}
+    step.report({GPU})
+    assert step.unreported() == frozenset()
 
 
 def test_a_device_that_nobody_cleaned_is_cleaned_by_the_next_update(node):
-    node.keeper().give(ONE, node.candidates(GPU))
+    node.step().give(ONE, node.candidates(GPU))
     assert sweep(node) == {}
     assert node.resets(GPU)
     assert record(node).server is None
 
 
 def test_a_device_that_nobody_cleaned_is_cleaned_before_the_next_server(node):
-    node.keeper().give(ONE, node.candidates(GPU))
-    assert node.keeper().give(TWO, node.candidates(GPU)) == {}
+    node.step().give(ONE, node.candidates(GPU))
+    assert node.step().give(TWO, node.candidates(GPU)) == {}
     assert node.resets(GPU)
     assert record(node).server == TWO
 
@@ -79,9 +76,9 @@ def test_a_server_that_has_a_device_when_it_is_first_seen(node):
     assert sweep(node, GPU) == {}
     assert record(node).server == SOMEBODY
     assert record(node).baseline is None
-    node.keeper().keep(ONE, [GPU])
+    node.step().keep(ONE, [GPU])
     assert record(node).server == ONE
-    node.keeper().keep(TWO, [GPU])
+    node.step().keep(TWO, [GPU])
     assert record(node).server == ONE
     assert sweep(node) == {}
     assert record(node).baseline is not None
@@ -110,24 +107,24 @@ DAMAGES = {
 def test_a_changed_device_goes_into_quarantine_for_good(node, damage, when):
     change, text = DAMAGES[damage]
     sweep(node)
-    keeper = node.keeper()
+    step = node.step()
     if when == "after":
-        keeper.give(ONE, node.candidates(GPU))
+        step.give(ONE, node.candidates(GPU))
     change(node)
     if when == "free":
         found = sweep(node)
     elif when == "before":
-        found = keeper.give(ONE, node.candidates(GPU, OTHER))
+        found = step.give(ONE, node.candidates(GPU, OTHER))
         assert record(node, OTHER).server is None
     else:
-        found = keeper.take_back(ONE, {})
+        found = step.take_back(ONE, {})
     assert text in found[GPU]
     assert text in why(node)
     # Another start of the service, and the errors are gone with a reboot.
     node.boot("second")
     node.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 0")
     assert text in why(node)
-    assert "in quarantine" in node.keeper().give(TWO, node.candidates(GPU))[GPU]
+    assert "in quarantine" in node.step().give(TWO, node.candidates(GPU))[GPU]
     assert record(node).server is None
 
 
@@ -143,7 +140,7 @@ def test_a_slow_link_withholds_as_long_as_it_lasts(node, name, text, reason):
     before = (node.devices / GPU / name).read_text().strip()
     node.write(GPU, name, text)
     assert reason in sweep(node)[GPU]
-    assert reason in node.keeper().give(ONE, node.candidates(GPU))[GPU]
+    assert reason in node.step().give(ONE, node.candidates(GPU))[GPU]
     node.write(GPU, name, before)
     assert sweep(node) == {}
     assert why(node) is None
@@ -155,19 +152,19 @@ def test_bus_mastering_of_a_free_device(node):
     assert record(node).baseline is None
     node.config(GPU)
     assert sweep(node) == {}
-    node.keeper().give(ONE, node.candidates(GPU))
+    node.step().give(ONE, node.candidates(GPU))
     node.config(GPU, master=True)
-    assert "bus mastering is still on" in node.keeper().take_back(ONE, {})[GPU]
+    assert "bus mastering is still on" in node.step().take_back(ONE, {})[GPU]
 
 
 def test_the_number_of_virtual_functions(tmp_path):
     node = make(tmp_path, PF)
     node.write(PF, "sriov_totalvfs", "4")
     node.add(VF, physfn=PF)
-    keeper = node.keeper()
-    assert keeper.sweep(node.candidates(VF), nobody) == {}
+    step = node.step()
+    assert step.sweep(node.candidates(VF), nobody) == {}
     node.add("0000:43:00.2", physfn=PF)
-    found = keeper.sweep(node.candidates(VF), nobody)
+    found = step.sweep(node.candidates(VF), nobody)
     assert found == {VF: "2 virtual functions are on, and there were 1"}
 
 
@@ -186,9 +183,9 @@ def test_errors_of_another_boot_do_not_count(node):
 
 
 def test_a_reset_that_the_kernel_refuses(node):
-    node.keeper().give(ONE, node.candidates(GPU))
+    node.step().give(ONE, node.candidates(GPU))
     (node.devices / GPU / "reset").unlink()
-    assert "no way to reset" in node.keeper().take_back(ONE, {})[GPU]
+    assert "no way to reset" in node.step().take_back(ONE, {})[GPU]
     assert "no way to reset" in why(node)
     (node.devices / GPU / "reset").mkdir()
     with pytest.raises(hygiene_reset.ResetError, match="is a directory"):
@@ -196,10 +193,10 @@ def test_a_reset_that_the_kernel_refuses(node):
 
 
 def test_a_reset_that_hangs_is_left_behind(node):
-    keeper = node.keeper(timeout=1.0)
-    keeper.give(ONE, node.candidates(GPU, OTHER))
+    step = node.step(timeout=1.0)
+    step.give(ONE, node.candidates(GPU, OTHER))
     node.hang(GPU)
-    found = keeper.take_back(ONE, {})
+    found = step.take_back(ONE, {})
     assert list(found) == [GPU]  # the other is clean
     assert "did not answer within 1 seconds" in found[GPU]
     assert record(node).server is None
@@ -232,11 +229,11 @@ def test_a_reset_that_does_not_end_keeps_readers_away(node):
 
 def test_a_device_that_disappears(node):
     sweep(node)
-    node.keeper().give(ONE, node.candidates(GPU))
+    node.step().give(ONE, node.candidates(GPU))
     shutil.rmtree(node.devices / GPU)
-    assert node.keeper().take_back(ONE, {})[GPU] == "it has disappeared"
+    assert node.step().take_back(ONE, {})[GPU] == "it has disappeared"
     node.add(GPU)
-    assert "in quarantine: it has disappeared" in node.keeper().give(TWO, node.candidates(GPU))[GPU]
+    assert "in quarantine: it has disappeared" in node.step().give(TWO, node.candidates(GPU))[GPU]
 
 
 @pytest.mark.parametrize(
@@ -249,9 +246,9 @@ def test_a_device_that_disappears(node):
 )
 def test_what_a_reset_can_leave_behind(node, damage, text):
     sweep(node)
-    keeper = node.keeper(reset=lambda address: damage(node))
-    keeper.give(ONE, node.candidates(GPU))
-    assert text in keeper.take_back(ONE, {})[GPU]
+    step = node.step(reset=lambda address: damage(node))
+    step.give(ONE, node.candidates(GPU))
+    assert text in step.take_back(ONE, {})[GPU]
     assert text in why(node)
 
 
@@ -261,12 +258,12 @@ def test_strange_files(node, name, text):
     sweep(node)
     (node.devices / GPU / name).write_bytes(text)
     candidates = node.candidates(GPU)
-    for keeper in (node.keeper(), node.keeper()):
-        found = keeper.give(ONE, candidates)
+    for step in (node.step(), node.step()):
+        found = step.give(ONE, candidates)
         assert set(found) <= {GPU}
         assert all(len(reason) < 1000 for reason in found.values())
-    node.keeper().take_back(ONE, {})
-    hygiene_state.read(node.state)
+    node.step().take_back(ONE, {})
+    assert not node.ledger.lost
 
 
 # -- two at once ----------------------------------------------------------------
@@ -281,10 +278,10 @@ def test_two_deletes_at_once(node):
         most.append(len(set(going)))
         going.remove(address)
 
-    keeper = node.keeper(reset=reset)
-    keeper.give(ONE, node.candidates(GPU))
-    keeper.give(TWO, node.candidates(OTHER))
-    threads = [threading.Thread(target=keeper.take_back, args=(who, {})) for who in (ONE, TWO) * 3]
+    step = node.step(reset=reset)
+    step.give(ONE, node.candidates(GPU))
+    step.give(TWO, node.candidates(OTHER))
+    threads = [threading.Thread(target=step.take_back, args=(who, {})) for who in (ONE, TWO) * 3]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -300,15 +297,15 @@ def test_the_next_server_waits_for_the_reset_and_the_update_does_not(node):
         started.set()
         go.wait()
 
-    keeper = node.keeper(reset=reset)
+    step = node.step(reset=reset)
     sweep(node)
-    keeper.give(ONE, node.candidates(GPU))
-    first = threading.Thread(target=keeper.take_back, args=(ONE, {}))
+    step.give(ONE, node.candidates(GPU))
+    first = threading.Thread(target=step.take_back, args=(ONE, {}))
     first.start()
     started.wait()
     assert sweep(node) == {GPU: "it is being checked"}
     found = []
-    second = threading.Thread(target=lambda: found.append(keeper.give(TWO, node.candidates(GPU))))
+    second = threading.Thread(target=lambda: found.append(step.give(TWO, node.candidates(GPU))))
     second.start()
     second.join(0.2)
     assert not found
@@ -322,10 +319,10 @@ def test_the_next_server_waits_for_the_reset_and_the_update_does_not(node):
 def test_a_device_that_is_given_while_the_update_looks(node):
     """What Nova says first is old when the update comes to clean."""
     sweep(node)
-    keeper = node.keeper()
-    keeper.give(ONE, node.candidates(GPU))
+    step = node.step()
+    step.give(ONE, node.candidates(GPU))
     answers = iter([frozenset(), frozenset({GPU})])
-    assert keeper.sweep(node.candidates(GPU, OTHER), lambda: next(answers)) == {}
+    assert step.sweep(node.candidates(GPU, OTHER), lambda: next(answers)) == {}
     assert not node.resets(GPU)
     assert record(node).server == ONE
 
@@ -335,32 +332,32 @@ def test_a_device_that_is_given_while_the_update_looks(node):
 
 def test_nothing_is_given_when_nothing_can_be_remembered(node, monkeypatch):
     sweep(node)
-    locked_file.copy_of(node.state).unlink()
+    copy_of(node.state).unlink()
     node.state.write_bytes(node.state.read_bytes()[:50])
     for ask in (
-        lambda: node.keeper().give(ONE, node.candidates(GPU)),
+        lambda: node.step().give(ONE, node.candidates(GPU)),
         lambda: sweep(node),
-        lambda: node.keeper().take_back(ONE, {}),
+        lambda: node.step().take_back(ONE, {}),
     ):
-        with pytest.raises(StateError, match="repair or remove"):
+        with pytest.raises(LedgerError, match="repair or remove"):
             ask()
     node.state.unlink()
     assert sweep(node) == {}
 
 
 def test_a_state_file_that_is_cut_is_read_from_its_copy(node):
-    node.keeper().give(ONE, node.candidates(GPU))
+    node.step().give(ONE, node.candidates(GPU))
     node.state.write_bytes(node.state.read_bytes()[:50])
     assert record(node).server == ONE
-    assert node.keeper().take_back(ONE, {}) == {}
-    assert hygiene_state.read(node.state).problems == ()
+    assert node.step().take_back(ONE, {}) == {}
+    assert node.ledger.problems == ()
 
 
 @pytest.mark.parametrize("body", ["[]", '{"v": 2, "devices": {}}', '{"v": 1}', '{"devices": {}}'])
 def test_a_file_of_another_version_is_not_touched(node, body):
     node.state.write_text(body)
-    assert hygiene_state.read(node.state).lost
-    with pytest.raises(StateError):
+    assert node.ledger.lost
+    with pytest.raises(LedgerError):
         sweep(node)
     assert node.state.read_text() == body
 
@@ -369,7 +366,7 @@ def test_a_damaged_record_is_that_of_a_used_device(node):
     sweep(node)
     text = node.state.read_text().replace('"bars": [', '"bars": 7, "x": [')
     node.state.write_text(text)
-    assert record(node).server == SOMEBODY
+    assert node.step().describe(GPU)["Server"] == SOMEBODY
     assert sweep(node) == {}
     assert node.resets(GPU)
     assert node.resets(OTHER)
@@ -380,28 +377,28 @@ def test_a_damaged_record_is_that_of_a_used_device(node):
 
 def test_release_is_a_clean_device_or_none(node):
     sweep(node)
-    bench = node.bench()
+    step = node.step()
     (candidate,) = node.candidates(GPU).values()
-    quarantine.put(node.quarantine, GPU, "ticket 4711")
-    assert hygiene_operator.check(bench, candidate) == []
+    node.file.quarantine({GPU: "ticket 4711"})
+    assert step.check(candidate) == []
     node.config(GPU, device=0x2331)
-    assert "product_id" in hygiene_operator.release(bench, candidate)
+    assert "product_id" in step.release(candidate)
     assert why(node) == "ticket 4711"
-    assert "product_id" in hygiene_operator.check(bench, candidate)[0].text
+    assert "product_id" in step.check(candidate)[0]
     # The card was replaced.
-    hygiene_operator.accept(bench, candidate)
-    assert hygiene_operator.release(bench, candidate) is None
+    step.accept(candidate)
+    assert step.release(candidate) is None
     assert why(node) is None
     assert node.resets(GPU)
 
 
 def test_a_device_of_a_server_is_not_touched(node):
-    bench = node.bench()
+    step = node.step()
     (candidate,) = node.candidates(GPU).values()
-    node.keeper().give(ONE, {GPU: candidate})
-    for ask in (hygiene_operator.release, hygiene_operator.accept):
-        with pytest.raises(StateError, match=ONE):
-            ask(bench, candidate)
+    node.step().give(ONE, {GPU: candidate})
+    for ask in (step.release, step.accept):
+        with pytest.raises(LedgerError, match=ONE):
+            ask(candidate)
     assert not node.resets(GPU)
     assert record(node).server == ONE
 
@@ -409,5 +406,5 @@ def test_a_device_of_a_server_is_not_touched(node):
 def test_a_device_that_is_not_as_it_should_be_is_not_accepted(node):
     (candidate,) = node.candidates(GPU).values()
     node.config(GPU, master=True)
-    with pytest.raises(StateError, match="bus mastering"):
-        hygiene_operator.accept(node.bench(), candidate)
+    with pytest.raises(LedgerError, match="bus mastering"):
+        node.step().accept(candidate)

@@ -2,10 +2,15 @@
 
 import pytest
 
-from nova_hpc.tenancy.hygiene import cleaner, cleaner_nvidia
+from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.cleaner import CleanerError, CleanError, Tools
-from nova_hpc.tenancy.hygiene.cleaner_nvidia import NvidiaGpu, check_memory
+from nova_hpc.tenancy.hygiene.cleaner import (
+    CleanerError,
+    CleanError,
+    NvidiaGpu,
+    Tools,
+    check_memory,
+)
 from tests.unit.offer.machines import gpu
 
 ADDRESS = "0000:41:00.0"
@@ -100,6 +105,6 @@ def test_the_tool_fails_hangs_or_is_missing(tools, tmp_path, monkeypatch):
     patient = Tools(root=tmp_path, timeout=0.5, reset=tools[0].reset)
     with pytest.raises(hygiene_reset.ResetError, match="did not answer"):
         NvidiaGpu(patient).clean(BOUND)
-    monkeypatch.setattr(cleaner_nvidia, "_TOOL", "nvidia-smi-that-is-not-there")
+    monkeypatch.setattr(cleaner, "_TOOL", "nvidia-smi-that-is-not-there")
     with pytest.raises(CleanError, match="there is no nvidia-smi"):
         NvidiaGpu(tools[0]).clean(BOUND)

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import locked_file, quarantine
-from nova_hpc.tenancy.hygiene import cleaner, cleaner_nvidia
+from nova_hpc.tenancy import ledger
+from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene import state as hygiene_state
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import ADDRESS, AddressError, normalise_address
 from nova_hpc.wire import tags
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
+
+NOTHING = {"gpus": [], "partitions": {}}
 
 HOSTILE = [
     "../../../../etc/passwd",
@@ -49,32 +50,29 @@ def test_strings_in_place_of_an_address(tmp_path, text):
     (tmp_path / "node").mkdir()
     node = make(tmp_path / "node")
     before = {each.relative_to(tmp_path) for each in tmp_path.rglob("*")}
-    folder = locked_file.locks_of(node.state)
+    folder = node.file.locks
     with pytest.raises(AddressError):
         hygiene_reset.reset(node.root, text, 1, folder)
     with pytest.raises(AddressError):
-        quarantine.put(node.quarantine, text, "x")
-    # An operator, or a broken disk, has put it into the files.
-    node.quarantine.write_text(json.dumps({text: "x", GPU: "y"}))
-    body = {"v": 1, "devices": {text: {"server": "s"}, GPU: {"server": text}}}
-    node.state.write_text(json.dumps(body))
-    assert quarantine.read(node.quarantine).reasons == {GPU: "y"}
-    state = hygiene_state.read(node.state)
-    assert state.records.keys() == {GPU}
-    assert state.marked == {GPU: text}
-    assert all(len(problem) < 500 for problem in state.problems)
-    node.keeper().sweep(node.candidates(GPU, OTHER), frozenset)
+        node.file.quarantine({text: "x"})
+    # An operator, or a broken disk, has put it into the file.
+    used, held = {"state": "offered", "server": text}, {"state": "quarantined", "reason": "y"}
+    devices = {text: used, GPU: used, OTHER: held}
+    node.state.write_text(json.dumps({"v": 1, "devices": devices, "nvlink": NOTHING}))
+    known = node.ledger
+    assert known.quarantined == {OTHER: "y"}
+    assert known.devices.keys() == {GPU, OTHER}
+    assert known.marked == {GPU: text}
+    assert all(len(problem) < 500 for problem in known.problems)
+    node.step().sweep(node.candidates(GPU, OTHER), frozenset)
     after = {each.relative_to(tmp_path) for each in tmp_path.rglob("*")} - before
     assert {each.parts[:2] for each in after} <= {
         ("node", name)
         for name in (
-            "quarantine.json",
-            "hygiene.json",
-            ".hygiene.json.lock",
-            ".hygiene.json.locks",
-            ".hygiene.json.copy",
-            ".quarantine.json.lock",
-            ".quarantine.json.copy",
+            "ledger.json",
+            ".ledger.json.lock",
+            ".ledger.json.locks",
+            ".ledger.json.copy",
         )
     }
     assert not node.resets(OTHER)
@@ -88,23 +86,23 @@ def test_programs_are_started_without_a_shell(tmp_path, monkeypatch):
         seen.append(list(argv))
         return 0, "0, 0\n"
 
-    monkeypatch.setattr(cleaner_nvidia.hygiene_reset, "run", run)
-    monkeypatch.setattr(cleaner_nvidia.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(cleaner.hygiene_reset, "run", run)
+    monkeypatch.setattr(cleaner.shutil, "which", lambda name: f"/bin/{name}")
     node = make(tmp_path)
     link = node.devices / GPU / "driver"
     link.unlink()
     (node.root / "sys/bus/pci/drivers/nvidia").mkdir()
     link.symlink_to(node.root / "sys/bus/pci/drivers/nvidia")
     function = sysfs.read(node.root).function(GPU)
-    tools = node.bench().cleaners.default.tools
-    cleaner_nvidia.NvidiaGpu(tools).clean(function)
+    tools = node.step().cleaners.default.tools
+    cleaner.NvidiaGpu(tools).clean(function)
     assert [words[:3] for words in seen] == [["nvidia-smi", "-i", GPU]] * 2
 
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_roles_are_words_and_no_paths(tmp_path, text):
     """A role is whatever the tag of an entry says."""
-    tools = make(tmp_path).bench().cleaners.default.tools
+    tools = make(tmp_path).step().cleaners.default.tools
     known = cleaner.load({"gpu": "generic"}, tools)
     assert known.of(text) is known.default
     with pytest.raises(cleaner.CleanerError, match="cannot be loaded"):
@@ -120,8 +118,8 @@ def test_roles_are_words_and_no_paths(tmp_path, text):
 def test_a_storm_of_events(tmp_path):
     """Devices come and go while the node is read: nothing fails, the others stay as they are."""
     node = make(tmp_path)
-    keeper = node.keeper()
-    keeper.sweep(node.candidates(GPU, OTHER), frozenset)
+    step = node.step()
+    step.sweep(node.candidates(GPU, OTHER), frozenset)
     stop = threading.Event()
     rounds = []
 
@@ -137,8 +135,8 @@ def test_a_storm_of_events(tmp_path):
         try:
             for number in range(15):
                 server = f"server-{number}"
-                assert keeper.give(server, node.candidates(GPU)) == {}
-                assert keeper.take_back(server, {}) == {}
+                assert step.give(server, node.candidates(GPU)) == {}
+                assert step.take_back(server, {}) == {}
         except Exception as error:
             failed.append(error)
 
@@ -148,56 +146,56 @@ def test_a_storm_of_events(tmp_path):
     try:
         while threads[1].is_alive() or len(rounds) < 20:
             # Nova says that a server has it.
-            found = keeper.sweep(node.candidates(GPU, OTHER), lambda: frozenset({GPU}))
+            found = step.sweep(node.candidates(GPU, OTHER), lambda: frozenset({GPU}))
             assert found.keys() <= {OTHER}
     finally:
         threads[1].join()
         stop.set()
         threads[0].join()
     assert failed == []
-    assert quarantine.read(node.quarantine).why(GPU) is None
-    assert locked_file.load(node.state, "x").problems == ()
+    assert node.ledger.why(GPU) is None
+    assert node.ledger.problems == ()
     # When it is over, the other is in order, or it waits for an operator.
-    keeper.sweep(node.candidates(GPU, OTHER), frozenset)
-    held = quarantine.read(node.quarantine).why(OTHER)
-    again = keeper.sweep(node.candidates(GPU, OTHER), frozenset)
+    step.sweep(node.candidates(GPU, OTHER), frozenset)
+    held = node.ledger.why(OTHER)
+    again = step.sweep(node.candidates(GPU, OTHER), frozenset)
     assert again == {}
-    given = keeper.give("last", node.candidates(GPU, OTHER))
+    given = step.give("last", node.candidates(GPU, OTHER))
     assert given == ({} if held is None else {OTHER: f"in quarantine: {held}"})
 
 
 def test_a_device_that_vanishes_while_it_is_given(tmp_path):
     """Between the reading and the mark. The reset after its server finds out."""
     node = make(tmp_path)
-    keeper = node.keeper()
-    keeper.sweep(node.candidates(GPU, OTHER), frozenset)
+    step = node.step()
+    step.sweep(node.candidates(GPU, OTHER), frozenset)
     candidates = node.candidates(GPU, OTHER)
     shutil.rmtree(node.devices / GPU)
     # libvirt will not start a domain with it; see tests/functional/test_faults.py.
-    assert keeper.give("one", candidates) == {}
-    assert set(hygiene_state.read(node.state).marked) == {GPU, OTHER}
-    assert keeper.take_back("one", {}) == {GPU: "it has disappeared"}
-    assert keeper.give("two", node.candidates(OTHER)) == {}
+    assert step.give("one", candidates) == {}
+    assert set(node.ledger.marked) == {GPU, OTHER}
+    assert step.take_back("one", {}) == {GPU: "it has disappeared"}
+    assert step.give("two", node.candidates(OTHER)) == {}
     node.add(GPU)
-    assert "disappeared" in keeper.give("two", node.candidates(GPU))[GPU]
+    assert "disappeared" in step.give("two", node.candidates(GPU))[GPU]
 
 
 def test_what_a_killed_writer_has_left_is_removed(tmp_path, monkeypatch):
     node = make(tmp_path)
-    keeper = node.keeper()
+    step = node.step()
 
     def killed(*names):
         raise KeyboardInterrupt  # as far as the files go, see the next line
 
     with monkeypatch.context() as patch:
-        patch.setattr(locked_file.os, "replace", killed)
-        patch.setattr(locked_file.Path, "unlink", lambda path, missing_ok=False: None)
+        patch.setattr(ledger.os, "replace", killed)
+        patch.setattr(ledger.Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(KeyboardInterrupt):
-            keeper.sweep(node.candidates(GPU), frozenset)
-    (tmp_path / ".hygiene.json.original").write_text("an operator's")
+            step.sweep(node.candidates(GPU), frozenset)
+    (tmp_path / ".ledger.json.original").write_text("an operator's")
     left = {each.name for each in tmp_path.iterdir()}
-    keeper.sweep(node.candidates(GPU), frozenset)
+    step.sweep(node.candidates(GPU), frozenset)
     gone = left - {each.name for each in tmp_path.iterdir()}
     assert len(gone) == 1
-    assert gone.pop().startswith(".hygiene.json.")
-    assert (tmp_path / ".hygiene.json.original").exists()
+    assert gone.pop().startswith(".ledger.json.")
+    assert (tmp_path / ".ledger.json.original").exists()

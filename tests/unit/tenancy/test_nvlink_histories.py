@@ -7,9 +7,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.nvlink.backend import Backend, Settings, WaitsError
-from nova_hpc.tenancy.nvlink.keeper import Keeper
 from nova_hpc.tenancy.nvlink.partitions import FabricError, NoPartitionError, Partition
+from nova_hpc.tenancy.nvlink.step import Links
 
 GPUS = [f"0000:4{number}:00.0" for number in range(4)]
 SETS = [(0, 1, 2, 3), (0, 1), (2, 3), (1, 2), (0,), (1,), (2,), (3,)]
@@ -61,11 +62,11 @@ class Memory(Backend):
 
 
 class World:
-    """Nova's records, the guests that run, and one node's keeper."""
+    """Nova's records, the guests that run, and one node's partitions."""
 
     def __init__(self, folder):
         self.backend = Memory()
-        self.keeper = Keeper(self.backend, Path(folder, "state"))
+        self.links = Links(self.backend, LedgerFile(Path(folder, "state")))
         self.claims = {}  # server -> GPUs, by Nova's records
         self.running = {}  # server -> the partitions that it was started with
 
@@ -80,7 +81,7 @@ class World:
         if gpus and server not in self.claims:
             self.claims[server] = gpus
             try:
-                self.keeper.give(server, gpus, self.others(server), linked)
+                self.links.give(server, gpus, self.others(server), linked)
             except (FabricError, Killed) as error:
                 if not isinstance(error, Killed):
                     del self.claims[server]  # Nova goes on to another host
@@ -96,7 +97,7 @@ class World:
     def again(self, server, linked):
         if server in self.claims:
             try:
-                self.keeper.keep(server, self.claims[server], self.others(server), linked)
+                self.links.keep(server, self.claims[server], self.others(server), linked)
             except NoPartitionError:
                 return
             except (FabricError, Killed):
@@ -108,14 +109,14 @@ class World:
             self.running.pop(server, None)
             try:
                 if told:
-                    self.keeper.take_back(server)
+                    self.links.take_back(server)
             except (FabricError, Killed):
                 pass
             del self.claims[server]
 
     def look(self):
         with contextlib.suppress(Killed):
-            self.keeper.sweep(self.taken)
+            self.links.sweep(self.taken)
 
     def restart(self):
         self.backend.waits = True
@@ -169,4 +170,4 @@ def test_any_history(history):
         world.running.clear()
         world.look()
         assert world.backend.active == set()
-        assert world.keeper.state().tenancies == {}
+        assert world.links.state().tenancies == {}

@@ -1,31 +1,41 @@
-"""The partitions of one node's NVLink fabric, and which server has which.
+"""Set NVLink partitions: the step that makes those of a server active, and no other.
 
 The manager of the fabric knows the partitions, Nova knows who has the GPUs,
-and a file of this node joins them, because a manager that was restarted has to
+and the ledger of this node joins them, because a manager that was restarted has to
 be told at once which partitions are in use. The rules, which hold whenever the
 service is killed:
 
-* what a server gets is in the file before it is made active;
-* it leaves the file only when the manager has it no longer;
+* what a server gets is in the ledger before it is made active;
+* it leaves the ledger only when the manager has it no longer;
 * a server starts only after the manager was read back: exactly its partitions
   are active, and no other that has one of its GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy import locked_file
+from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink import partitions as nvlink
 from nova_hpc.tenancy.nvlink.backend import Backend, BackendError, Settings, WaitsError, load
-from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition, Tenancies, Tenancy
-from nova_hpc.tenancy.nvlink.state import WHAT, State, read, save
+from nova_hpc.tenancy.nvlink.partitions import (
+    FabricError,
+    NoPartitionError,
+    Partition,
+    Tenancies,
+)
+from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View, Withheld
+from nova_hpc.topology import nvlink as sets
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
+from nova_hpc.wire.ledger import Ledger, Tenancy
+
+_OUT_OF_ORDER: Final = "The NVLinks of the node cannot be set now."
 
 
 def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
@@ -74,24 +84,133 @@ class Swept:
 
 
 @attrs.frozen
-class Keeper:
-    """Keeps the partitions of one node as its servers need them."""
+class State:
+    """What the ledger says of the fabric."""
+
+    tenancies: Tenancies = attrs.field(factory=dict, hash=False)
+    #: Every GPU that the manager has ever shown.
+    known: frozenset[str] = frozenset()
+    #: Why nobody knows which server has which partition; None: it is known.
+    lost: str | None = None
+
+
+@attrs.frozen
+class Links(Step):
+    """Keeps the partitions of one node's NVLink fabric as its servers need them."""
+
+    name: ClassVar[str] = "nvlink"
 
     backend: Backend
-    path: Path
+    ledger: LedgerFile
+    #: The role of NVSwitches in the node's offers.
+    switch_role: str | None = None
 
     @classmethod
-    def from_options(cls, options: Any) -> Keeper | None:
+    def from_options(cls, options: Any, switch_role: str | None = None) -> Links | None:
         """As group ``[hpc]`` of the configuration says; None where it is switched off.
 
         :raises BackendError: it cannot be used.
         """
         backend = load(options.nvlink_backend, settings(options), run)
-        return None if backend is None else cls(backend, Path(options.nvlink_file))
+        if backend is None:
+            return None
+        return cls(backend, LedgerFile.from_options(options), switch_role)
+
+    # -- the protocol ---------------------------------------------------------------
+
+    def begin(self, view: View) -> tuple[str, ...]:
+        """Refuse to start where servers with GPUs could not be started."""
+        try:
+            partitions = self.reach([each.address for each in view.node.functions])
+        except (FabricError, LedgerError) as error:
+            raise StepError(f"[hpc]nvlink_backend: {error}") from error
+        notes = []
+        switches = sorted(
+            each for each, role in view.roles.items() if role and role == self.switch_role
+        )
+        if switches:
+            notes.append(
+                "[pci]device_spec offers NVSwitches to servers, and who has them links the GPUs of "
+                f"all: {', '.join(switches)}; only the machine that manages them may get them"
+            )
+        missing, wrong = nvlink.differences(partitions, sets.rebuild(view.sets).sets)
+        for one in missing:
+            notes.append(f"An NVLink partition is no NVLink set of this node: {_listed(one)}")
+        for one in wrong:
+            notes.append(
+                "An NVLink set of this node is no NVLink partition, so servers that get it are "
+                f"refused: {_listed(one)}; see nova-hpc nvlink check"
+            )
+        return tuple(notes)
+
+    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """Activate the partition of exactly the GPUs that a server gets."""
+        return self._before(self.give, tenant, view)
+
+    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """Activate it again where it is active no longer."""
+        return self._before(self.keep, tenant, view)
+
+    def _before(
+        self,
+        make: Callable[[str, Collection[str], Collection[str], bool], None],
+        tenant: Tenant,
+        view: View,
+    ) -> tuple[str, ...]:
+        gpus = self.members(view.sets) & frozenset(tenant.devices)
+        if not gpus:
+            return ()
+        others = tenant.others() - frozenset(tenant.devices)
+        try:
+            make(tenant.server, gpus, others, tenant.linked)
+        except NoPartitionError as error:
+            reason = f"The claimed GPUs are refused: {error}"
+            raise RefusedError(error.user, [reason], claim=True) from error
+        except (FabricError, LedgerError) as error:
+            reason = f"The claimed GPUs must not be given: {error}"
+            raise RefusedError(_OUT_OF_ORDER, [reason]) from error
+        return ()
+
+    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+        """Deactivate what a server had; what has failed the next look tries again."""
+        try:
+            failed = self.take_back(server)
+        except (FabricError, LedgerError) as error:
+            return (f"NVLink partitions are still active: {error}",)
+        return tuple(
+            f"NVLink partition {each} is still active: {why}" for each, why in failed.items()
+        )
+
+    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+        """Deactivate what has outlived its server."""
+        try:
+            found = self.sweep(taken, view.sets)
+        except LedgerError as error:
+            found = Swept(dict.fromkeys(self.members(view.sets), str(error)))
+        findings = {
+            each: Finding(Kind.NVLINK, why)
+            for each, why in found.reasons.items()
+            if each in view.roles
+        }
+        return Withheld(findings, found.notes)
+
+    # -- what is remembered -----------------------------------------------------------
 
     def state(self) -> State:
         """What is remembered."""
-        return read(self.path)
+        ledger = self.ledger.read()
+        lost = None
+        if ledger.lost:
+            lost = f"{ledger.problems[0]}; repair or remove it first"
+        elif ledger.partitions is None:
+            lost = f"the ledger {self.ledger.path} does not say who has NVLink partitions"
+        return State(ledger.partitions or {}, ledger.gpus, lost)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Not the ledger's own lock: the manager may take its time to answer.
+        with self.ledger.locked(self.name):
+            yield
 
     def members(self, tagged: Iterable[str] = ()) -> frozenset[str]:
         """The GPUs of the fabric, as far as they are known without asking it.
@@ -102,14 +221,14 @@ class Keeper:
 
     # -- the service starts -----------------------------------------------------
 
-    def begin(self, functions: Collection[str]) -> tuple[Partition, ...]:
+    def reach(self, functions: Collection[str]) -> tuple[Partition, ...]:
         """Reach the manager and see whether its GPUs are those of this node.
 
         :param functions: addresses of the node's PCI functions.
         :raises FabricError: it cannot be reached or used.
-        :raises StateError: nothing can be remembered.
+        :raises LedgerError: nothing can be remembered.
         """
-        with locked_file.locked(self.path, WHAT):
+        with self._locked():
             state = self.state()
             partitions = self._list(state, nvlink.held(state.tenancies))
             for one in partitions:
@@ -136,7 +255,7 @@ class Keeper:
         :param linked: it was promised NVLinks.
         :raises NoPartitionError: there is none with exactly these.
         :raises FabricError: they are not active, or nobody knows.
-        :raises StateError: nothing can be remembered.
+        :raises LedgerError: nothing can be remembered.
         """
         self._make(server, frozenset(gpus), others, linked, fresh=True)
 
@@ -157,10 +276,10 @@ class Keeper:
         linked: bool,
         fresh: bool,
     ) -> None:
-        with locked_file.locked(self.path, WHAT):
+        with self._locked():
             state = self.state()
             if state.lost:
-                raise FabricError(f"{state.problems[0]}; the next periodic update makes it anew")
+                raise FabricError(state.lost)
             used = frozenset(others) if fresh else gpus | frozenset(others)
             needed = nvlink.in_use(state.tenancies, used)
             partitions = self._list(state, needed)
@@ -188,11 +307,11 @@ class Keeper:
 
         :returns: partition -> why it is still active, as far as is known.
         :raises FabricError: the manager cannot be asked.
-        :raises StateError: nothing can be remembered.
+        :raises LedgerError: nothing can be remembered.
         """
         if not _of(self.state().tenancies, server):
             return {}
-        with locked_file.locked(self.path, WHAT):
+        with self._locked():
             state = self.state()
             mine = _of(state.tenancies, server)
             partitions = self._list(state, set(nvlink.held(state.tenancies)) - mine)
@@ -222,14 +341,14 @@ class Keeper:
 
         :param taken: asks for the devices that servers have now.
         :param tagged: see :meth:`members`.
-        :raises StateError: nothing can be remembered.
+        :raises LedgerError: nothing can be remembered.
         """
-        with locked_file.locked(self.path, WHAT):
+        with self._locked():
             # A server's GPUs are Nova's before they are in the file: so what is
             # in the file and not in the answer has outlived its server.
             state = self.state()
             used = taken()
-            notes = list(state.problems)
+            notes = [] if state.lost is None else [state.lost]
             try:
                 partitions = self._list(state, nvlink.in_use(state.tenancies, used))
             except FabricError as error:
@@ -253,9 +372,9 @@ class Keeper:
 
         :returns: their ids.
         :raises FabricError: it did not take them, or nobody knows which.
-        :raises StateError: another process is at work.
+        :raises LedgerError: another process is at work.
         """
-        with locked_file.locked(self.path, WHAT):
+        with self._locked():
             state = self.state()
             known = nvlink.held(state.tenancies)
             self._tell(state, known)
@@ -278,7 +397,7 @@ class Keeper:
         if state.lost:
             # An empty list would cut the links of running servers.
             raise FabricError(
-                f"{state.problems[0]}, so nobody can tell which NVLink partitions servers have; "
+                f"{state.lost}, so nobody can tell which NVLink partitions servers have; "
                 "stop the servers with GPUs and start the manager of the fabric afresh"
             )
         self.backend.set_active(sorted(needed))
@@ -287,8 +406,12 @@ class Keeper:
         """Write down what has changed."""
         known = state.known.union(*(one.gpus for one in partitions))
         new = State(dict(tenancies), known)
-        if state.lost or (new.tenancies, new.known) != (state.tenancies, state.known):
-            save(self.path, new)
+        if new != state:
+
+            def edit(now: Ledger) -> Ledger:
+                return attrs.evolve(now, partitions=new.tenancies, gpus=new.known)
+
+            self.ledger.change(edit)
         return new
 
 
@@ -305,3 +428,7 @@ def _read_back(
         raise FabricError(
             f"the NVLink partitions {sorted(active)} are active, and {sorted(wanted)} should be"
         )
+
+
+def _listed(gpus: Collection[str]) -> str:
+    return ", ".join(sorted(gpus))

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.adapters import netlink, state
-from nova_hpc.tenancy.adapters.addresses import Prefix
-from nova_hpc.tenancy.adapters.keeper import KEEP, OFF, OWN, Keeper
-from nova_hpc.tenancy.locked_file import StateError, copy_of
+from nova_hpc.tenancy import ledger
+from nova_hpc.tenancy.adapters import netlink
+from nova_hpc.tenancy.adapters.plan import Prefix, records_of
+from nova_hpc.tenancy.adapters.step import KEEP, OFF, OWN, Adapters
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy import cards
 from tests.unit.tenancy.kernel import Kernel
@@ -31,30 +32,34 @@ class World:
     mode: str = KEEP
 
     @property
-    def keeper(self):
-        return Keeper(self.root, self.root / "adapters", Prefix(b"\x0e"), self.mode)
+    def step(self):
+        return Adapters(self.root, self.file, Prefix(b"\x0e"), self.mode)
+
+    @property
+    def file(self):
+        return LedgerFile(self.root / "ledger")
 
     @property
     def node(self):
         return sysfs.read(self.root)
 
     def give(self, server, *numbers, ports=()):
-        found = self.keeper.give(
+        found = self.step.give(
             server, self.node, [VFS[each] for each in numbers], [VFS[each] for each in ports]
         )
         return dict(found.refused)
 
     def keep(self, server, *numbers):
-        return dict(self.keeper.keep(server, self.node, [VFS[each] for each in numbers]).refused)
+        return dict(self.step.keep(server, self.node, [VFS[each] for each in numbers]).refused)
 
     def take_back(self, server):
-        return self.keeper.take_back(server, lambda: self.node)
+        return self.step.take_back(server, lambda: self.node)
 
     def rest(self, server):
-        return self.keeper.rest(server, lambda: self.node)
+        return self.step.rest(server, lambda: self.node)
 
     def sweep(self, *taken):
-        return self.keeper.sweep(self.node, lambda: frozenset(VFS[each] for each in taken))
+        return self.step.sweep(self.node, lambda: frozenset(VFS[each] for each in taken))
 
     def guids(self, number):
         return cards.sriov(self.root, PF, number)
@@ -64,7 +69,7 @@ class World:
 
     @property
     def records(self):
-        return state.load(self.root / "adapters")
+        return records_of(self.file.known())
 
 
 def world(root: Path, monkeypatch, kind, mode=KEEP) -> World:
@@ -153,7 +158,7 @@ def test_an_address_of_this_cloud_is_nobody_elses_to_keep(ib):
     """The state file was removed, and the function still has what a server had."""
     ib.give(ONE, 0)
     stale = ib.guids(0)
-    for file in (ib.root / "adapters", copy_of(ib.root / "adapters")):
+    for file in (ib.file.path, copy_of(ib.file.path)):
         file.unlink()
     assert ib.give(TWO, 0) == {}
     assert not set(ib.guids(0)[:2]) & set(stale[:2])
@@ -294,7 +299,7 @@ def test_a_driver_that_knows_little(tmp_path, monkeypatch):
     found = world(tmp_path, monkeypatch, cards.ethernet)
     found.kernel = Kernel(4, unknown=("IFLA_VF_SPOOFCHK",))
     monkeypatch.setattr(netlink, "_open", found.kernel)
-    outcome = found.keeper.give(ONE, found.node, VFS[:1])
+    outcome = found.step.give(ONE, found.node, VFS[:1])
     assert outcome.refused == {}
     assert outcome.notes == {VFS[0]: "its driver does not know: spoof_check"}
     found.take_back(ONE)
@@ -320,13 +325,13 @@ def test_no_connection(ethernet, monkeypatch):
 
 def test_a_lost_file_gives_nothing(ib):
     ib.give(ONE, 0)
-    file = ib.root / "adapters"
+    file = ib.file.path
     good = file.read_text()
     copy_of(file).unlink()
     for text in (
         "{",
         good.replace('"v": 1', '"v": 2'),
-        good.replace(VFS[0], "x"),
+        good.replace('"made"', '"make"'),
         good.replace("Follow", "x").replace('"auto"', '"sideways"'),
         good.replace('"index": 0', '"index": "0"'),
         good.replace('"node_guid": "0e', '"node_guid": "zz'),
@@ -339,7 +344,7 @@ def test_a_lost_file_gives_nothing(ib):
             lambda: ib.take_back(ONE),
             lambda: ib.sweep(),
         ):
-            with pytest.raises(StateError, match=r"repair or remove it"):
+            with pytest.raises(LedgerError, match=r"repair or remove it"):
                 work()
     file.write_text(good)
     assert ib.take_back(ONE) == {}
@@ -347,11 +352,11 @@ def test_a_lost_file_gives_nothing(ib):
 
 
 def test_a_full_disk_sets_nothing(ib, monkeypatch):
-    def full(path, body, what):
-        raise StateError("no space left on device")
+    def full(path, body):
+        raise LedgerError("no space left on device")
 
-    monkeypatch.setattr(state.locked_file, "save", full)
-    with pytest.raises(StateError):
+    monkeypatch.setattr(ledger, "_save", full)
+    with pytest.raises(LedgerError):
         ib.give(ONE, 0)
     assert ib.guids(0) == NONE
 

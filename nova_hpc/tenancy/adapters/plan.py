@@ -1,0 +1,330 @@
+"""Plan what the virtual functions of a server become: their addresses and their records.
+
+An address that no port gives is computed from the server's UUID and the number
+of the function among those of the server, so it is the same on every host and
+after every restart, and nobody has to ask anybody for it. It begins with the cloud's prefix,
+whose bits say "of one interface" and "locally administered" (EUI-48 and EUI-64,
+IEEE Std 802-2014 clause 8), so it is never one of a manufacturer; the rest is a
+hash of both. Any two of n GUIDs of a cloud are the same with a probability of
+n*n/2**57 where the prefix has one octet (7e-6 for a million), any two of n MACs
+with n*n/2**41; on one node it is excluded.
+
+A record is written to the ledger before its function is touched, and taken away
+only after the function was put back, so whatever happens in between, it is known
+what it has to go back to, and which addresses are in use.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.tenancy.adapters import apply, find, settings
+from nova_hpc.tenancy.adapters.apply import Change, NoBackendError
+from nova_hpc.tenancy.adapters.find import Backends
+from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, LinkState, VirtualFunction
+from nova_hpc.topology.files import Tree
+from nova_hpc.topology.model import Node
+from nova_hpc.wire.ledger import Ledger
+
+_TEXT: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){0,2}", re.ASCII)
+_GUID_OCTETS: Final = 8
+_MAC_OCTETS: Final = 6
+_MULTICAST: Final = 1
+_LOCAL: Final = 2
+
+
+class PrefixError(ValueError):
+    """A text that is no prefix of local addresses; it says why."""
+
+
+@attrs.frozen
+class Prefix:
+    """The first octets of every address of a cloud."""
+
+    octets: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Prefix:
+        """Read one to three octets, e.g. ``0e`` or ``0e:5a``.
+
+        :raises PrefixError: it is none, or not one of local addresses.
+        """
+        text = text.strip().lower()
+        if not _TEXT.fullmatch(text):
+            raise PrefixError(f"{text[:40]!r} is not one to three octets like 0e or 0e:5a")
+        octets = bytes.fromhex(text.replace(":", ""))
+        if octets[0] & _MULTICAST or not octets[0] & _LOCAL:
+            raise PrefixError(
+                f"{text!r} does not begin local addresses of single interfaces: the second digit "
+                "has to be 2, 6, a or e"
+            )
+        return cls(octets)
+
+    def begins(self, address: int | str) -> bool:
+        """Whether a GUID (a number) or a MAC is one of this cloud."""
+        if isinstance(address, int):
+            return address.to_bytes(_GUID_OCTETS, "big").startswith(self.octets)
+        return bytes.fromhex(address.replace(":", "")).startswith(self.octets)
+
+
+def guid(prefix: Prefix, server: str, index: int, use: str, taken: Collection[int]) -> int:
+    """A GUID that is not in use on this node.
+
+    :param server: UUID of the server.
+    :param index: number of the function among those of the server, from 0.
+    :param use: ``node`` or ``port``.
+    :param taken: GUIDs that others have here.
+    """
+    return _draw(prefix, _GUID_OCTETS, f"{server}/{index}/{use}", taken)
+
+
+def mac(prefix: Prefix, server: str, index: int, taken: Collection[str]) -> str:
+    """A MAC address that is not in use on this node; see :func:`guid`."""
+    numbers = {int(each.replace(":", ""), 16) for each in taken}
+    number = _draw(prefix, _MAC_OCTETS, f"{server}/{index}/mac", numbers)
+    return ":".join(f"{octet:02x}" for octet in number.to_bytes(_MAC_OCTETS, "big"))
+
+
+def _draw(prefix: Prefix, octets: int, name: str, taken: Collection[int]) -> int:
+    attempt = 0
+    while True:
+        size = octets - len(prefix.octets)
+        text = f"{name}/{attempt}".encode()
+        rest = hashlib.blake2b(text, digest_size=size, person=b"nova-hpc").digest()
+        found = int.from_bytes(prefix.octets + rest, "big")
+        if found not in taken:
+            return found
+        attempt += 1
+
+
+# -- records --------------------------------------------------------------------
+
+_LONGEST: Final = 64
+_GUIDS: Final = ("node_guid", "port_guid")
+_PAIRS: Final = ("vlan", "rate")
+_BOOLS: Final = ("spoof_check", "trust")
+
+
+@attrs.frozen
+class Record:
+    """One virtual function; settings as :func:`nova_hpc.tenancy.adapters.settings.values`."""
+
+    #: UUID of the server that it was set for.
+    server: str
+    #: Its number among the functions of the server.
+    index: int
+    #: What it goes back to, and what it was set to.
+    before: Mapping[str, Any] = attrs.field(hash=False)
+    made: Mapping[str, Any] = attrs.field(hash=False)
+    #: It has been put back while its server still has it, which is moving.
+    resting: bool = False
+
+    @property
+    def addresses(self) -> frozenset[tuple[str, Any]]:
+        """Name and value of the addresses that it was given."""
+        return frozenset((name, self.made[name]) for name in settings.IDENTITY if name in self.made)
+
+    def dumps(self) -> dict[str, Any]:
+        """As the ledger holds it."""
+        body: dict[str, Any] = {
+            "server": self.server[:_LONGEST],
+            "index": self.index,
+            "before": _dump(self.before),
+            "made": _dump(self.made),
+        }
+        if self.resting:
+            body["resting"] = True
+        return body
+
+
+Records = Mapping[str, Record]
+
+
+def records_of(ledger: Ledger) -> dict[str, Record]:
+    """Every record of the ledger, by address.
+
+    :raises ValueError: one of them is damaged: nobody knows what was set.
+    """
+    found = {}
+    for each, device in ledger.devices.items():
+        if device.adapter is not None:
+            try:
+                found[each] = _record(device.adapter)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(f"what {each} was set to is damaged ({error!r})") from error
+    return found
+
+
+def _dump(values: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in _GUIDS:
+            found[name] = f"{value:016x}"
+        elif name in _PAIRS:
+            found[name] = list(value)
+        else:
+            found[name] = value.value if isinstance(value, LinkState) else value
+    return found
+
+
+def _record(body: Mapping[str, Any]) -> Record:
+    server, index = body["server"], body["index"]
+    if not isinstance(server, str) or type(index) is not int:
+        raise TypeError("server or index")
+    return Record(
+        server=server,
+        index=index,
+        before=_settings(body["before"]),
+        made=_settings(body["made"]),
+        resting=body.get("resting") is True,
+    )
+
+
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _setting(name, value) for name, value in body.items()}
+
+
+def _setting(name: str, value: Any) -> Any:
+    if name in _GUIDS:
+        return int(value, 16)
+    if name in _PAIRS:
+        first, second = value
+        return (int(first), int(second))
+    if name in _BOOLS:
+        if not isinstance(value, bool):
+            raise TypeError(name)
+        return value
+    if name == "link_state":
+        return LinkState(value)
+    if name == "mac" and isinstance(value, str) and len(value) == len(settings.NO_MAC):
+        return value
+    raise ValueError(name)
+
+
+# -- the plan ------------------------------------------------------------------
+
+
+@attrs.define
+class Work:
+    """One operation."""
+
+    tree: Tree
+    node: Node
+    backends: Backends
+    functions: dict[str, VirtualFunction] = attrs.field(factory=dict)
+    left_out: dict[str, str] = attrs.field(factory=dict)
+
+    def look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]]:
+        """A function and what it shows.
+
+        :raises AdapterError: it cannot be found or read.
+        """
+        function = find.find(self.tree, self.node, each)
+        seen = dict(self.backends.of(function).read(function))
+        if function.layer is Layer.INFINIBAND:
+            # A driver that shows none yet has given none.
+            seen = {"node_guid": 0, "port_guid": 0} | seen
+        return function, seen
+
+
+@attrs.define
+class Planner:
+    """What a server's functions are to be set to."""
+
+    prefix: Prefix
+    #: A function that cannot be set is refused, and its own addresses are replaced.
+    strict: bool
+    work: Work
+    server: str
+    known: Mapping[str, Record]
+    records: dict[str, Record] = attrs.field(factory=dict)
+    refused: dict[str, str] = attrs.field(factory=dict)
+    notes: dict[str, str] = attrs.field(factory=dict)
+
+    def add(self, each: str, index: int) -> None:
+        """A function without a port."""
+        found = self._look(each)
+        if found is None:
+            return
+        function, before = found
+        old = self.known.get(each)
+        if old is not None and old.server == self.server and old.index == index:
+            own = {name: old.made[name] for name in settings.IDENTITY if name in old.made}
+        else:
+            theirs = None if self.strict else settings.addresses_of(function.layer, before)
+            own = theirs or self._draw(function.layer, each, index)
+        self._put(each, index, function, before, settings.plan(function.layer, before, own))
+
+    def add_port(self, each: str) -> None:
+        """A function whose addresses libvirt or Nova sets."""
+        old = self.known.get(each)
+        if not self.strict and (old is None or old.server == self.server):
+            return
+        found = self._look(each)
+        if found is None:
+            return
+        function, before = found
+        floor = self.strict and function.layer is Layer.ETHERNET
+        self._put(each, -1, function, before, dict(settings.FLOOR) if floor else {})
+
+    def _look(self, each: str) -> tuple[VirtualFunction, dict[str, Any]] | None:
+        """A function, after what another server has left on it is taken from it."""
+        old = self.known.get(each)
+        try:
+            function, seen = self.work.look(each)
+            if old is not None and old.server != self.server:
+                change = Change(function, old.before, old.made)
+                left = apply.restore(self.work.backends.of, [change])
+                if left:
+                    raise AdapterError(left[each])
+        except NoBackendError as error:
+            if self.strict or old is not None:
+                self.refused[each] = str(error)
+            else:
+                self.notes[each] = str(error)
+            return None
+        except AdapterError as error:
+            self.refused[each] = str(error)
+            return None
+        before = seen if old is None else settings.undone(old.before, old.made, seen)
+        # One of this cloud that nobody has a record of is no operator's, and
+        # another server may have it.
+        gone = {
+            name: settings.NO_MAC if name == "mac" else 0
+            for name in settings.IDENTITY
+            if name in before and self.prefix.begins(before[name])
+        }
+        return function, before | gone
+
+    def _draw(self, layer: Layer, mine: str, index: int) -> dict[str, Any]:
+        taken = {
+            pair
+            for each, record in {**self.known, **self.records}.items()
+            # The function that a moving server has left has the same address, put away.
+            if each != mine and not (record.server == self.server and record.resting)
+            for pair in record.addresses
+        }
+        if layer is Layer.ETHERNET:
+            macs = [value for name, value in taken if name == "mac"]
+            return {"mac": mac(self.prefix, self.server, index, macs)}
+        guids = {value for name, value in taken if name != "mac"}
+        draw = functools.partial(guid, self.prefix, self.server, index)
+        node = draw("node", guids)
+        return {"node_guid": node, "port_guid": draw("port", guids | {node})}
+
+    def _put(
+        self,
+        each: str,
+        index: int,
+        function: VirtualFunction,
+        before: dict[str, Any],
+        made: dict[str, Any],
+    ) -> None:
+        self.work.functions[each] = function
+        self.records[each] = Record(self.server, index, before, made)

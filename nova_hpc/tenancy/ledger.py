@@ -1,0 +1,351 @@
+"""The file of the ledger: whole at all times, below locks, taken over from before.
+
+A file is written beside its place, flushed to the disk and renamed, and then a
+copy of it likewise: whoever is killed at any moment leaves the old or the new
+text, and a file that a failing disk has cut in half is read from its copy. No
+function here writes a log: they run below locks.
+
+The release before kept four files. They are read as long as they are there, and
+put away (renamed, never deleted) once the ledger that has them is on the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import fasteners
+
+from nova_hpc.topology.model import normalise_address
+from nova_hpc.wire import ledger as wire
+from nova_hpc.wire.ledger import Ledger, LedgerFormatError, State
+
+#: Nothing that is kept here is longer: a thousand devices need about 1 MiB.
+LONGEST: Final = 1 << 24
+
+_WHAT: Final = "ledger"
+_PAUSE: Final = 0.02
+#: How the names of files end that are not in their place yet.
+_BESIDE: Final = ".new"
+#: How the names of files end that the ledger has taken over.
+_AWAY: Final = ".before-ledger"
+#: Seconds to wait for another process that changes the same file.
+_PATIENCE: Final = 60.0
+
+
+class LedgerError(Exception):
+    """The ledger cannot be read, written or locked; the text names it and the cure."""
+
+
+@attrs.frozen
+class LedgerFile:
+    """The ledger of one node, on its disk."""
+
+    path: Path
+    #: Where the release before kept its files, by :data:`nova_hpc.wire.ledger.BEFORE`.
+    before: Mapping[str, Path] = attrs.field(factory=dict, hash=False)
+
+    @classmethod
+    def from_options(cls, options: Any) -> LedgerFile:
+        """As group ``[hpc]`` of the configuration says."""
+        before = {name: Path(getattr(options, f"{name}_file")) for name in wire.BEFORE}
+        return cls(Path(options.ledger_file), before)
+
+    # -- what it says ------------------------------------------------------------
+
+    def read(self) -> Ledger:
+        """What the node remembers; one without any file remembers nothing. Never raises."""
+        # The files of before first: one that is put away meanwhile is in the ledger.
+        old = {name: _load(path) for name, path in self.before.items() if path.exists()}
+        body, problems, lost = _load(self.path)
+        if lost:
+            return Ledger(problems=problems, lost=True)
+        ledger = Ledger()
+        try:
+            if body is not None:
+                ledger = wire.loads(body)
+        except LedgerFormatError as error:
+            return Ledger(problems=(f"the {_WHAT} {self.path} cannot be used: {error}",), lost=True)
+        problems += tuple(f"the {_WHAT} {self.path}: {each}" for each in ledger.problems)
+        ledger = attrs.evolve(ledger, problems=())
+        for name, (found, faults, gone) in old.items():
+            problems += faults
+            try:
+                if gone:
+                    raise LedgerFormatError(faults[-1])
+                ledger = wire.fold(ledger, name, found or {})
+            except LedgerFormatError as error:
+                if name == "nvlink":  # the manager of the fabric can be asked
+                    ledger = attrs.evolve(ledger, partitions=None)
+                    continue
+                text = f"the {name} file {self.before[name]} cannot be used: {error}"
+                return Ledger(problems=(text, *problems), lost=True)
+            problems += tuple(f"the {name} file {self.before[name]}: {e}" for e in ledger.problems)
+            ledger = attrs.evolve(ledger, problems=())
+        if ledger.partitions is None:
+            problems += (f"the {_WHAT} {self.path} does not say who has NVLink partitions",)
+        return attrs.evolve(ledger, problems=tuple(dict.fromkeys(problems)))
+
+    def known(self) -> Ledger:
+        """The same.
+
+        :raises LedgerError: the file is lost.
+        """
+        ledger = self.read()
+        if ledger.lost:
+            raise LedgerError(f"{ledger.problems[0]}; repair or remove it first")
+        return ledger
+
+    def change(self, edit: Callable[[Ledger], Ledger]) -> Ledger:
+        """Change the file; nothing is written when nothing changes.
+
+        :returns: what it says then.
+        :raises LedgerError: the file is lost, or cannot be written.
+        """
+        with _locked(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE):
+            old = self._before()
+            now = self.known()
+            then = edit(now)
+            if then != now or any(path.exists() for path in self.before.values()):
+                _save(self.path, then.dumps())
+            self._put_away(old)
+            return then
+
+    @property
+    def _text(self) -> str:
+        return f"the {_WHAT} {self.path}"
+
+    def _before(self) -> list[Path]:
+        """The files of before, each followed by its copy: one without the other is no news."""
+        found = [each for path in self.before.values() for each in (path, copy_of(path))]
+        return [each for each in found if each.exists()]
+
+    def _put_away(self, old: list[Path]) -> None:
+        for path in old:
+            name = f"{path.name.removeprefix('.')}{_AWAY}"
+            number = 1
+            while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():
+                number += 1
+            try:
+                path.rename(place)
+            except OSError as error:
+                raise LedgerError(f"cannot put {path} away: {error}") from error
+
+    # -- quarantine ----------------------------------------------------------------
+
+    def quarantine(self, reasons: Mapping[str, str], anew: bool = True) -> None:
+        """Put devices in quarantine, all or none.
+
+        :param reasons: PCI address -> why.
+        :param anew: False: one that is in it keeps its reason.
+        :raises LedgerError: the file is lost or cannot be written.
+        :raises nova_hpc.topology.model.AddressError: one of them is no PCI address.
+        """
+        more = {normalise_address(each): why for each, why in reasons.items()}
+        if more:
+            self.change(lambda now: quarantined(now, more, anew))
+
+    def release(self, address: str) -> bool:
+        """End the quarantine of a device.
+
+        :returns: False when it was in none.
+        :raises LedgerError: the file is lost or cannot be written.
+        :raises nova_hpc.topology.model.AddressError: *address* is no PCI address.
+        """
+        address = normalise_address(address)
+        was = []
+
+        def edit(now: Ledger) -> Ledger:
+            found = now.device(address)
+            if found.state is not State.QUARANTINED:
+                return now
+            was.append(address)
+            return now.put({address: attrs.evolve(found, state=State.OFFERED, reason="")})
+
+        self.change(edit)
+        return bool(was)
+
+    # -- locks ----------------------------------------------------------------------
+
+    @property
+    def locks(self) -> Path:
+        """The directory of the locks of single devices, beside the file."""
+        return _locks_of(self.path)
+
+    @property
+    def all_locks(self) -> tuple[Path, ...]:
+        """The same and the one of the release before, whose resets may not have ended."""
+        return (self.locks, *(_locks_of(self.before[name]) for name in self.before))
+
+    @contextlib.contextmanager
+    def locked(self, name: str, patience: float = _PATIENCE) -> Iterator[None]:
+        """Keep others from the device at address *name*, or from the step of that name.
+
+        :param patience: seconds to wait; 0 gives up at once.
+        :raises LedgerError: the lock cannot be had.
+        """
+        try:
+            self.locks.mkdir(mode=0o755, exist_ok=True)
+            owner = self.path.parent.stat()
+            if os.geteuid() == 0 and owner.st_uid != self.locks.stat().st_uid:
+                os.chown(self.locks, owner.st_uid, owner.st_gid)
+        except OSError as error:
+            text = f"cannot make the directory of locks {self.locks}: {error}"
+            raise LedgerError(text) from error
+        what = f"device {name}" if ":" in name else f"step {name}"
+        with _locked(self.locks / name, what, patience):
+            yield
+
+
+def quarantined(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
+    """The ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
+    known = ledger.quarantined
+    return ledger.put(
+        {
+            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=why)
+            for each, why in reasons.items()
+            if anew or each not in known
+        }
+    )
+
+
+# -- files ---------------------------------------------------------------------------
+
+
+def copy_of(path: Path) -> Path:
+    """Where the copy of the file at *path* is kept."""
+    return path.with_name(f".{path.name}.copy")
+
+
+def _locks_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.locks")
+
+
+def _load(path: Path) -> tuple[Mapping[str, Any] | None, tuple[str, ...], bool]:
+    """A JSON object (None: no file), what is wrong with its file, and whether that is lost."""
+    body, problem = _object(path, _WHAT)
+    if problem is None:
+        return body, (), False
+    copy, second = _object(copy_of(path), f"copy of the {_WHAT}")
+    if copy is not None and second is None:
+        return copy, (f"{problem}; its copy is used",), False
+    return None, (problem,), True
+
+
+def _object(path: Path, what: str) -> tuple[dict[str, Any] | None, str | None]:
+    try:
+        with path.open("rb") as file:
+            body = json.loads(file.read(LONGEST))
+    except FileNotFoundError:
+        return None, None
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"the {what} {path} cannot be read: {error}"
+    if not isinstance(body, dict):
+        return None, f"the {what} {path} holds no JSON object"
+    return body, None
+
+
+def _save(path: Path, body: Mapping[str, Any]) -> None:
+    """Replace the file at *path*, and then its copy.
+
+    :raises LedgerError: it cannot be written; the old file is still there.
+    """
+    data = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
+    try:
+        _replace(path, data)
+    except OSError as error:
+        raise LedgerError(f"cannot write the {_WHAT} {path}: {error}") from error
+    copy = copy_of(path)
+    try:
+        _replace(copy, data)
+    except OSError:
+        # An old copy is worse than none: it could bring back what is no more.
+        with contextlib.suppress(OSError):
+            copy.unlink()
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # What a writer that was killed has left: nobody else writes below the lock.
+    for old in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*{_BESIDE}"):
+        old.unlink(missing_ok=True)
+    # Beside the file, so that the replacement is atomic.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_BESIDE)
+    try:
+        try:
+            _own_like(handle, path.parent)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(name, path)  # noqa: PTH105
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    # The rename itself is on the disk only when the directory is.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _own_like(handle: int, folder: Path) -> None:
+    """Let the service read what an operator has written as root."""
+    owner = folder.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.fchown(handle, owner.st_uid, owner.st_gid)
+
+
+# -- locks ---------------------------------------------------------------------------
+
+#: By path. The locks of fasteners (POSIX) are those of a process, not of its threads,
+#: and end when the process closes the file anywhere.
+_threads: Final[dict[str, threading.Lock]] = {}
+_threads_guard: Final = threading.Lock()
+
+
+@contextlib.contextmanager
+def _locked(path: Path, what: str, patience: float) -> Iterator[None]:
+    """A lock against threads and processes that ends with its process, however that ends."""
+    end = time.monotonic() + patience
+    with _threads_guard:
+        mutex = _threads.setdefault(os.path.abspath(path), threading.Lock())  # noqa: PTH100
+    if not mutex.acquire(timeout=patience):
+        raise LedgerError(f"{what} is locked by another process or thread")
+    try:
+        lock = fasteners.InterProcessLock(path, sleep_func=time.sleep)
+        try:
+            _make(path)
+            rest = max(0.0, end - time.monotonic())
+            taken = lock.acquire(delay=_PAUSE, max_delay=_PAUSE, timeout=rest)
+        except (OSError, threading.ThreadError) as error:
+            raise LedgerError(f"cannot lock {what}: {error}") from error
+        if not taken:
+            raise LedgerError(f"{what} is locked by another process or thread")
+        try:
+            yield
+        finally:
+            lock.release()
+    finally:
+        mutex.release()
+
+
+def _make(path: Path) -> None:
+    """Make the file of a lock so that the service can open it, and no link is followed."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        with contextlib.suppress(OSError):
+            _own_like(handle, path.parent)
+    finally:
+        os.close(handle)

@@ -1,0 +1,198 @@
+"""What is done to devices around a server: one protocol, and one step for each concern.
+
+A step is asked before a server starts with devices, before it starts again with
+those that it has, after it has ended, and from time to time, when it puts in
+order what a crash has left behind. So no step needs to be undone: what is left
+of a start that failed, the next start of the device or the next
+:meth:`Step.withhold` puts in order. The order of the steps is that in which a
+server that starts needs them; after its end it is turned around.
+
+The steps know no Nova: who calls them turns its objects into :class:`Tenant`
+and :class:`View`, and says :class:`RefusedError` in its own words.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import ClassVar
+
+import attrs
+
+from nova_hpc.tenancy.health import Finding
+from nova_hpc.topology.model import Function, Node
+
+
+class StepError(Exception):
+    """A step cannot do its work on this node at all; the text names the option and the cure."""
+
+
+class RefusedError(Exception):
+    """A server must not start with the devices that it was given."""
+
+    def __init__(self, user: str, reasons: Iterable[str], claim: bool = False) -> None:
+        super().__init__(user)
+        #: For the server's user: no address, no host.
+        self.user = user
+        #: One line each, for operators.
+        self.reasons = tuple(reasons)
+        #: Other devices of the same node would do; nothing is wrong with it.
+        self.claim = claim
+
+
+@attrs.frozen
+class Tenant:
+    """A server, and the devices that it has or gets."""
+
+    #: Its UUID.
+    server: str
+    #: Normalised addresses, in the order of its claim.
+    devices: tuple[str, ...] = ()
+    #: Those of *devices* that belong to its ports.
+    ports: frozenset[str] = frozenset()
+    #: It was promised NVLinks between its GPUs.
+    linked: bool = False
+    #: Asks for the devices that other servers have now.
+    others: Callable[[], frozenset[str]] = frozenset
+
+
+@attrs.frozen
+class Candidate:
+    """One device and what is known of it from elsewhere."""
+
+    function: Function
+    role: str | None = None
+    #: Of a virtual function: how many its physical function has.
+    vfs: int | None = None
+
+
+@attrs.frozen
+class View:
+    """The node as it was just read."""
+
+    node: Node
+    #: Address -> role of everything that the node offers; None: without a role.
+    roles: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
+    #: Address -> tag of the offered devices that are in NVLink sets.
+    sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Offered devices that cannot be given anyway; known to :meth:`Step.withhold` only.
+    ill: frozenset[str] = frozenset()
+
+    def candidate(self, address: str) -> Candidate | None:
+        """The device at *address*; None: it is not there."""
+        function = self.node.function(address)
+        if function is None:
+            return None
+        parent = self.node.function(function.physical_function or "")
+        vfs = len(parent.virtual_functions) if parent else None
+        return Candidate(function, self.roles.get(address), vfs)
+
+    def candidates(self, addresses: Iterable[str]) -> dict[str, Candidate]:
+        """Those of *addresses* that are there."""
+        found = {each: self.candidate(each) for each in addresses}
+        return {each: one for each, one in found.items() if one is not None}
+
+
+@attrs.frozen
+class Withheld:
+    """What a look from time to time has found."""
+
+    #: Address -> why a free device must not be offered.
+    findings: Mapping[str, Finding] = attrs.field(factory=dict, hash=False)
+    #: One sentence each, for the log.
+    notes: tuple[str, ...] = ()
+
+
+class Step(abc.ABC):
+    """One of the things that are done to a device between two servers.
+
+    One object serves all threads of a service. What a method returns as notes
+    are sentences for the log.
+    """
+
+    #: A word for the log and for locks.
+    name: ClassVar[str]
+
+    def begin(self, view: View) -> tuple[str, ...]:
+        """The service of the node starts.
+
+        :returns: notes.
+        :raises StepError: no server with such devices could start.
+        """
+        return ()
+
+    @abc.abstractmethod
+    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """A server gets devices, and its domain is not made yet.
+
+        :returns: notes.
+        :raises RefusedError: it must not have them.
+        """
+
+    @abc.abstractmethod
+    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """A server starts again with the devices that it has.
+
+        :returns: notes.
+        :raises RefusedError: it cannot.
+        """
+
+    @abc.abstractmethod
+    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+        """A server has ended for good. Never raises.
+
+        :param look: reads the node afresh; asked only when it is needed.
+        :returns: notes of what has failed.
+        """
+
+    def after_move(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+        """A server still has its devices here and runs elsewhere, or not at all.
+
+        See :meth:`after_end`.
+        """
+        return ()
+
+    @abc.abstractmethod
+    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+        """Put free devices in order, and say which must not be offered. Never raises.
+
+        :param taken: asks for the devices that servers have now.
+        """
+
+    def unreported(self) -> frozenset[str]:
+        """Devices found fit after a server of which Placement has yet to hear.
+
+        :raises nova_hpc.tenancy.ledger.LedgerError: nobody knows.
+        """
+        return frozenset()
+
+    def report(self, addresses: Collection[str]) -> None:  # noqa: B027  most have none
+        """Placement has heard of them.
+
+        :raises nova_hpc.tenancy.ledger.LedgerError: it cannot be remembered.
+        """
+
+    # -- what an operator asks for -----------------------------------------------
+
+    def check(self, device: Candidate) -> list[str]:
+        """What is wrong with a device, without touching it."""
+        return []
+
+    def accept(self, device: Candidate) -> None:  # noqa: B027  most record nothing
+        """Take a device as it is now for right.
+
+        :raises nova_hpc.tenancy.ledger.LedgerError: a server has it, or it is not fit.
+        """
+
+    def release(self, device: Candidate) -> str | None:
+        """Make a device ready, and end its quarantine.
+
+        :returns: why it stays in quarantine; None: it is released.
+        :raises nova_hpc.tenancy.ledger.LedgerError: a server has it, or it cannot
+            be remembered.
+        """
+        return None
+
+    def describe(self, address: str) -> Mapping[str, str]:
+        """What is remembered of a device, for people: a name and a text each."""
+        return {}

@@ -1,0 +1,314 @@
+"""The file of the ledger: quarantine, locks, broken files, and the files before it."""
+
+import json
+import multiprocessing
+import os
+import threading
+
+import attrs
+import pytest
+
+from nova_hpc.tenancy import ledger
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
+from nova_hpc.topology.model import AddressError
+from nova_hpc.wire.ledger import BEFORE, SOMEBODY, Device, Ledger, State, Tenancy
+
+GPU, OTHER = "0000:41:00.0", "0000:42:00.0"
+
+
+@pytest.fixture
+def file(tmp_path):
+    return LedgerFile(tmp_path / "ledger.json", {each: tmp_path / each for each in BEFORE})
+
+
+# -- quarantine --------------------------------------------------------------------
+
+
+def test_no_file(file):
+    assert file.read() == Ledger()
+
+
+def test_quarantine_and_release(file):
+    file.quarantine({GPU.upper(): "failed its reset", OTHER: ""})
+    now = file.read()
+    assert now.quarantined == {GPU: "failed its reset", OTHER: ""}
+    assert now.why(None, GPU) == "failed its reset"
+    assert now.why(OTHER) == "no reason given"
+    assert now.why("0000:43:00.0") is None
+    file.quarantine({GPU: "another"}, anew=False)
+    assert file.read().why(GPU) == "failed its reset"
+    file.quarantine({GPU: "another"})
+    assert file.read().why(GPU) == "another"
+    assert file.release(GPU)
+    assert not file.release(GPU)
+    assert file.read().devices == {OTHER: Device(state=State.QUARANTINED)}
+    names = {file.path.name, f".{file.path.name}.copy", f".{file.path.name}.lock"}
+    assert {each.name for each in file.path.parent.iterdir()} == names
+
+
+def test_a_release_keeps_what_else_is_known(file):
+    known = Device(hardware="serial:1", server="one", baseline={"width": 16}, cleaned=3)
+    file.change(lambda now: now.put({GPU: known}))
+    file.quarantine({GPU: "x"})
+    file.release(GPU)
+    assert file.read().device(GPU) == known
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "{", "[" * 100000, '"x"', "\x00", '{"v": 2, "devices": {}}', '{"v": true}'],
+)
+def test_a_broken_file_is_reported_and_never_overwritten(file, text):
+    file.path.write_text(text)
+    found = file.read()
+    assert not found.devices
+    assert found.lost
+    assert str(file.path) in found.problems[0]
+    assert str(file.path) in found.why(GPU)
+    with pytest.raises(LedgerError, match="repair or remove it first"):
+        file.quarantine({GPU: "x"})
+    assert file.path.read_text() == text
+
+
+def test_an_unreadable_place(tmp_path):
+    assert LedgerFile(tmp_path).read().problems
+    with pytest.raises(LedgerError, match="No such file"):
+        LedgerFile(tmp_path / "none" / "file").quarantine({GPU: "x"})
+    with pytest.raises(AddressError):
+        LedgerFile(tmp_path / "file").quarantine({"gpu 3": "x"})
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, -1])
+def test_a_file_that_is_cut_is_read_from_its_copy(file, keep):
+    file.quarantine({GPU: "failed its reset"})
+    file.path.write_bytes(file.path.read_bytes()[:-2][:keep])
+    found = file.read()
+    assert found.why(GPU) == "failed its reset"
+    assert "its copy is used" in found.problems[0]
+    # The next change repairs it.
+    file.quarantine({OTHER: "x"})
+    assert file.read().problems == ()
+    assert file.read().quarantined == {GPU: "failed its reset", OTHER: "x"}
+
+
+def test_a_file_that_an_operator_removes_is_empty(file):
+    file.quarantine({GPU: "x"})
+    file.path.unlink()
+    assert file.read() == Ledger()
+
+
+# -- locks -----------------------------------------------------------------------------
+
+
+def test_threads_and_processes_wait_for_each_other(file):
+    """One lock for both: the locks of POSIX know no threads."""
+    with file.locked(GPU), pytest.raises(LedgerError, match="is locked by another"):
+        with file.locked(GPU, 0.1):
+            pass
+    with file.locked(GPU), file.locked(OTHER, 0):
+        pass
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+
+    def hold():
+        with file.locked(GPU):
+            ready.set()
+            done.wait(20)
+
+    other = context.Process(target=hold)
+    other.start()
+    assert ready.wait(20)
+    with pytest.raises(LedgerError, match=f"device {GPU} is locked"), file.locked(GPU, 0.1):
+        pass
+    # It ends with its process, however that ends.
+    other.kill()
+    other.join()
+    with file.locked(GPU, 5):
+        pass
+
+
+def test_no_change_is_lost(file):
+    def count(address):
+        for _ in range(20):
+            file.change(lambda now: now.put({address: more(now.device(address))}))
+
+    def more(device):
+        return attrs.evolve(device, cleaned=device.cleaned + 1)
+
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=count, args=(GPU,)) for _ in range(2)]
+    for each in workers:
+        each.start()
+    threads = [threading.Thread(target=count, args=(GPU,)) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in [*threads, *workers]:
+        each.join()
+    assert file.read().device(GPU).cleaned == 100
+
+
+def test_a_lock_follows_no_link(file, tmp_path):
+    target = tmp_path / "target"
+    file.locks.mkdir()
+    (file.locks / GPU).symlink_to(target)
+    with pytest.raises(LedgerError, match="cannot lock"), file.locked(GPU):
+        pass
+    assert not target.exists()
+
+
+# -- the files of the release before --------------------------------------------------------
+
+QUARANTINE = {GPU: "ticket", "gpu 3": "y"}
+HYGIENE = {
+    "v": 1,
+    "devices": {
+        GPU: {"baseline": {"width": 16}, "server": "one"},
+        OTHER: {"baseline": {"width": 8}, "owed": True},
+        "0000:43:00.0": 7,
+    },
+}
+MADE = {"server": "one", "index": 0, "before": {}, "made": {"mac": "0e:00:00:00:00:01"}}
+ADAPTERS = {"v": 1, "functions": {"0000:43:00.1": MADE}}
+NVLINK = {"known": [GPU, OTHER], "partitions": {"3": {"server": "one", "gpus": [GPU]}}}
+OLD = {"quarantine": QUARANTINE, "hygiene": HYGIENE, "adapters": ADAPTERS, "nvlink": NVLINK}
+NEW = Ledger(
+    devices={
+        GPU: Device(
+            state=State.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}
+        ),
+        OTHER: Device(baseline={"width": 8}, unreported=True),
+        "0000:43:00.0": Device(server=SOMEBODY),
+        "0000:43:00.1": Device(adapter=MADE),
+    },
+    partitions={3: Tenancy("one", frozenset({GPU}))},
+    gpus=frozenset({GPU, OTHER}),
+    unread={"gpu 3": "y"},
+)
+
+
+def write_old(file, **other):
+    for name, body in {**OLD, **other}.items():
+        text = body if isinstance(body, str) else json.dumps(body)
+        for path in (file.before[name], copy_of(file.before[name])):
+            path.write_text(text)
+
+
+def names(file):
+    return {each.name for each in file.path.parent.iterdir() if not each.name.endswith(".lock")}
+
+
+AWAY = {f"{name}{end}.before-ledger" for name in BEFORE for end in ("", ".copy")}
+
+
+def test_they_are_read_and_put_away_at_the_first_change(file):
+    write_old(file)
+    assert file.read() == NEW
+    assert "'gpu 3'" in file.read().problems[0]
+    assert not file.path.exists()
+    assert file.change(lambda now: now) == NEW
+    assert names(file) == {"ledger.json", ".ledger.json.copy"} | AWAY
+    assert json.loads((file.path.parent / "hygiene.before-ledger").read_text()) == HYGIENE
+    assert file.read() == NEW
+
+
+@pytest.mark.parametrize("name", ["quarantine", "hygiene", "adapters"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"v": 2, "devices": {}, "functions": {}}'])
+def test_one_that_is_lost_is_repaired_first(file, name, text):
+    if name == "quarantine" and text.startswith('{"v"'):
+        text = '"x"'
+    write_old(file, **{name: text})
+    before = names(file)
+    found = file.read()
+    assert found.lost
+    assert f"the {name} file {file.before[name]}" in found.problems[0]
+    with pytest.raises(LedgerError, match="repair or remove it first"):
+        file.quarantine({OTHER: "x"})
+    assert names(file) == before
+    for path in (file.before[name], copy_of(file.before[name])):
+        path.write_text(json.dumps(OLD[name]))
+    file.quarantine({OTHER: "x"})
+    assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
+
+
+@pytest.mark.parametrize("text", ["{", '{"partitions": {"x": 1}}', '{"known": ["x"]}'])
+def test_of_partitions_the_manager_can_be_asked(file, text):
+    write_old(file, nvlink=text)
+    found = file.change(lambda now: now)
+    assert (found.partitions, found.lost) == (None, False)
+    assert file.read().partitions is None
+    assert "who has NVLink partitions" in file.read().problems[-1]
+    assert found.devices == NEW.devices
+
+
+def test_one_that_comes_back_adds_to_the_ledger(file):
+    write_old(file)
+    file.change(lambda now: now)
+    file.before["quarantine"].write_text(json.dumps({OTHER: "newer"}))
+    again = {"v": 1, "devices": {OTHER: {"server": "two"}}}
+    file.before["hygiene"].write_text(json.dumps(again))
+    file.change(lambda now: now)
+    now = file.read()
+    assert now.quarantined == {GPU: "ticket", OTHER: "newer"}
+    assert now.marked == {GPU: "one", OTHER: "two", "0000:43:00.0": SOMEBODY}
+    assert now.device(OTHER).baseline == {"width": 8}
+    assert {"quarantine.before-ledger-2", "hygiene.before-ledger-2"} <= names(file)
+
+
+def test_a_reader_finds_everything_while_they_are_put_away(file, monkeypatch):
+    """Before and after every single step of the change."""
+    write_old(file)
+    seen = []
+    for module, name in ((ledger.os, "replace"), (ledger.Path, "rename")):
+        plain = getattr(module, name)
+
+        def step(*arguments, plain=plain):
+            seen.append(file.read())
+            result = plain(*arguments)
+            seen.append(file.read())
+            return result
+
+        monkeypatch.setattr(module, name, step)
+    file.change(lambda now: now)
+    assert len(seen) > 10
+    assert all(each == NEW for each in seen)
+
+
+def test_killed_while_they_are_put_away(tmp_path):
+    """At every step: the next change finishes what was begun, and nothing is lost."""
+    for number in range(60):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        file = LedgerFile(folder / "ledger.json", {each: folder / each for each in BEFORE})
+        write_old(file)
+        child = os.fork()
+        if child == 0:
+            left = [number]
+
+            def dying(plain, left=left):
+                def call(*arguments, **keywords):
+                    if left[0] == 0:
+                        os._exit(9)
+                    left[0] -= 1
+                    return plain(*arguments, **keywords)
+
+                return call
+
+            for module, name in (
+                *((ledger.os, each) for each in ("open", "write", "fsync", "replace")),
+                (ledger.Path, "rename"),
+            ):
+                setattr(module, name, dying(getattr(module, name)))
+            try:
+                file.change(lambda now: now)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert file.read() == NEW
+        file.quarantine({OTHER: "x"})
+        assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
+        assert names(file) == {"ledger.json", ".ledger.json.copy"} | AWAY
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+    else:
+        pytest.fail("it never ends")
+    assert number > 15
