@@ -12,27 +12,28 @@ put away (renamed, never deleted) once the ledger that has them is on the disk.
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
-import json
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import fasteners
 
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
-from nova_hpc.wire.ledger import Ledger, LedgerFormatError, State
-
-#: Nothing that is kept here is longer: a thousand devices need about 1 MiB.
-LONGEST: Final = 1 << 24
+from nova_hpc.wire.documents import LEDGER
+from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"
+#: One character more than any text that is looked at.
+_LONGEST: Final = (LEDGER.longest or 0) + 1
 _PAUSE: Final = 0.02
 #: How the names of files end that are not in their place yet.
 _BESIDE: Final = ".new"
@@ -65,34 +66,26 @@ class LedgerFile:
     def read(self) -> Ledger:
         """What the node remembers; one without any file remembers nothing. Never raises."""
         # The files of before first: one that is put away meanwhile is in the ledger.
-        old = {name: _load(path) for name, path in self.before.items() if path.exists()}
-        body, problems, lost = _load(self.path)
-        if lost:
-            return Ledger(problems=problems, lost=True)
-        ledger = Ledger()
-        try:
-            if body is not None:
-                ledger = wire.loads(body)
-        except LedgerFormatError as error:
-            return Ledger(problems=(f"the {_WHAT} {self.path} cannot be used: {error}",), lost=True)
-        problems += tuple(f"the {_WHAT} {self.path}: {each}" for each in ledger.problems)
-        ledger = attrs.evolve(ledger, problems=())
-        for name, (found, faults, gone) in old.items():
-            problems += faults
+        old = {name: text for name, path in self.before.items() if (text := _Text.of(path))}
+        text = _Text.of(self.path)
+        ledger, problems = Ledger(), []
+        if text is not None:
             try:
-                if gone:
-                    raise LedgerFormatError(faults[-1])
-                ledger = wire.fold(ledger, name, found or {})
-            except LedgerFormatError as error:
-                if name == "nvlink":  # the manager of the fabric can be asked
-                    ledger = attrs.evolve(ledger, partitions=None)
-                    continue
-                text = f"the {name} file {self.before[name]} cannot be used: {error}"
-                return Ledger(problems=(text, *problems), lost=True)
-            problems += tuple(f"the {name} file {self.before[name]}: {e}" for e in ledger.problems)
-            ledger = attrs.evolve(ledger, problems=())
+                ledger = text.parse(f"{_WHAT} {self.path}", wire.loads, problems)
+            except WireError as error:
+                return Ledger(problems=(str(error),), lost=True)
+        for name, text in old.items():
+            fold = functools.partial(wire.fold, ledger, name)
+            try:
+                ledger = text.parse(f"{name} file {self.before[name]}", fold, problems)
+            except WireError as error:
+                if name != "nvlink":
+                    return Ledger(problems=(str(error), *problems), lost=True)
+                # The manager of the fabric can be asked.
+                ledger = attrs.evolve(ledger, partitions=None)
+        problems += ledger.problems
         if ledger.partitions is None:
-            problems += (f"the {_WHAT} {self.path} does not say who has NVLink partitions",)
+            problems.append(f"the {_WHAT} {self.path} does not say who has NVLink partitions")
         return attrs.evolve(ledger, problems=tuple(dict.fromkeys(problems)))
 
     def known(self) -> Ledger:
@@ -116,7 +109,7 @@ class LedgerFile:
             now = self.known()
             then = edit(now)
             if then != now or any(path.exists() for path in self.before.values()):
-                _save(self.path, then.dumps())
+                _save(self.path, then.dumps().encode())
             self._put_away(old)
             return then
 
@@ -230,36 +223,62 @@ def _locks_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.locks")
 
 
-def _load(path: Path) -> tuple[Mapping[str, Any] | None, tuple[str, ...], bool]:
-    """A JSON object (None: no file), what is wrong with its file, and whether that is lost."""
-    body, problem = _object(path, _WHAT)
-    if problem is None:
-        return body, (), False
-    copy, second = _object(copy_of(path), f"copy of the {_WHAT}")
-    if copy is not None and second is None:
-        return copy, (f"{problem}; its copy is used",), False
-    return None, (problem,), True
+_Parsed = TypeVar("_Parsed")
 
 
-def _object(path: Path, what: str) -> tuple[dict[str, Any] | None, str | None]:
+@attrs.frozen
+class _Text:
+    """What a file and its copy hold; an error where one cannot be read."""
+
+    file: str | OSError
+    copy: str | OSError | None
+
+    @classmethod
+    def of(cls, path: Path) -> _Text | None:
+        """None: there is no such file."""
+        file = _read(path)
+        return None if file is None else cls(file, _read(copy_of(path)))
+
+    def parse(self, what: str, parse: Callable[[str], _Parsed], problems: list[str]) -> _Parsed:
+        """What the file says, or its copy, which is added to *problems*.
+
+        :raises WireError: neither can be read, or a later release has written them.
+        """
+        try:
+            return _parse(self.file, parse)
+        except LaterError as error:
+            raise WireError(f"the {what} cannot be used: {error}") from error
+        except WireError as error:
+            problem = f"the {what} cannot be used: {error}"
+            if self.copy is not None:
+                with contextlib.suppress(WireError):
+                    found = _parse(self.copy, parse)
+                    problems.append(f"{problem}; its copy is used")
+                    return found
+            raise WireError(problem) from error
+
+
+def _parse(text: str | OSError, parse: Callable[[str], _Parsed]) -> _Parsed:
+    if isinstance(text, OSError):
+        raise WireError(str(text)) from text
+    return parse(text)
+
+
+def _read(path: Path) -> str | OSError | None:
     try:
-        with path.open("rb") as file:
-            body = json.loads(file.read(LONGEST))
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(_LONGEST)
     except FileNotFoundError:
-        return None, None
-    except (OSError, ValueError, RecursionError) as error:
-        return None, f"the {what} {path} cannot be read: {error}"
-    if not isinstance(body, dict):
-        return None, f"the {what} {path} holds no JSON object"
-    return body, None
+        return None
+    except OSError as error:
+        return error
 
 
-def _save(path: Path, body: Mapping[str, Any]) -> None:
+def _save(path: Path, data: bytes) -> None:
     """Replace the file at *path*, and then its copy.
 
     :raises LedgerError: it cannot be written; the old file is still there.
     """
-    data = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
     try:
         _replace(path, data)
     except OSError as error:

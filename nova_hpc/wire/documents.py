@@ -79,6 +79,16 @@ SNAPSHOT: Final = Document(
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )
+LEDGER: Final = Document(
+    name="ledger",
+    lives="[hpc]ledger_file of the node, and a copy beside it",
+    writer="nova_hpc.wire.ledger:Ledger.dumps",
+    # And what the release before it kept in four files, by nova_hpc.wire.ledger:fold.
+    readers=("nova_hpc.wire.ledger:loads",),
+    key="v",
+    # A thousand devices need about 1 MiB.
+    longest=1 << 24,
+)
 INVENTORY: Final = Document(
     name="inventory",
     lives="the output of nova-hpc inventory",
@@ -103,6 +113,7 @@ ALL: Final = (
     GUEST_DOCUMENT,
     NCCL_TOPOLOGY,
     SNAPSHOT,
+    LEDGER,
     INVENTORY,
     DECLARATION,
 )

@@ -22,23 +22,23 @@ write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
 ``nova-hpc nvlink``. The version before the first one was four files, one of each
-step, which :func:`fold` turns into this one. A document of a later version
-raises, and a broken entry makes its device one that nobody may have: neither
-is ever read as "nothing is known".
+step, which :func:`fold` turns into this one. A broken entry makes its device one
+that nobody may have. Keys that this release does not know are written again as
+they were read.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
-
-#: Version of the document.
-VERSION: Final = 1
+from nova_hpc.wire.documents import LEDGER
+from nova_hpc.wire.version import WireError
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
@@ -51,10 +51,6 @@ _LONGEST_SERVER: Final = 64
 _LONGEST_REASON: Final = 1000
 
 _T = TypeVar("_T")
-
-
-class LedgerFormatError(ValueError):
-    """A document that this release cannot read; the text says why."""
 
 
 class State(enum.Enum):
@@ -90,10 +86,12 @@ class Device:
     #: How often it was found clean after a server, and how often it was not.
     cleaned: int = 0
     failed: int = 0
+    #: Keys of a later release.
+    more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
     def dumps(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        body: dict[str, Any] = {"state": self.state.value}
+        body: dict[str, Any] = {**self.more, "state": self.state.value}
         if self.hardware is not None:
             body["hardware"] = self.hardware
         if self.reason:
@@ -137,6 +135,8 @@ class Ledger:
     gpus: frozenset[str] = frozenset()
     #: Entries under a key that is no address. They are kept as they are.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    #: Keys of a later release.
+    more: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     #: What is wrong with the file, for the log and the statistics.
     problems: tuple[str, ...] = attrs.field(default=(), eq=False)
     #: The file is there and cannot be used: nothing is known of any device.
@@ -148,10 +148,12 @@ class Ledger:
 
     def put(self, changes: Mapping[str, Device]) -> Ledger:
         """With other entries of these devices; one that says nothing goes."""
-        devices = {**self.devices, **changes}
-        return attrs.evolve(
-            self, devices={each: found for each, found in devices.items() if found != _NOTHING}
-        )
+        devices = {
+            each: found
+            for each, found in {**self.devices, **changes}.items()
+            if found != _NOTHING or found.more
+        }
+        return attrs.evolve(self, devices=devices)
 
     @property
     def marked(self) -> dict[str, str]:
@@ -180,8 +182,8 @@ class Ledger:
             return f"nobody knows which devices are in it; {self.problems[0]}"
         return None
 
-    def dumps(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+    def dumps(self) -> str:
+        """The text of the file."""
         nvlink = None
         if self.partitions is not None:
             nvlink = {
@@ -195,21 +197,28 @@ class Ledger:
                 },
             }
         devices = {each: self.devices[each].dumps() for each in sorted(self.devices)}
-        return {"v": VERSION, "devices": {**self.unread, **devices}, "nvlink": nvlink}
+        body = {
+            **self.more,
+            LEDGER.key: LEDGER.version,
+            "devices": {**self.unread, **devices},
+            "nvlink": nvlink,
+        }
+        return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
-def loads(body: Mapping[str, Any]) -> Ledger:
+def loads(text: str) -> Ledger:
     """Read a document.
 
     A damaged entry is that of a device that somebody has had and nobody may
     have: its problem is in the result.
 
-    :raises LedgerFormatError: it is of a later version, or no ledger at all.
+    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises nova_hpc.wire.version.WireError: it is no ledger at all.
     """
-    version, devices = body.get("v"), body.get("devices")
-    # True == 1 in Python, but true is no version.
-    if type(version) is not int or version != VERSION or not isinstance(devices, dict):
-        raise LedgerFormatError(f"it is not of version {VERSION}")
+    body = LEDGER.load(text)
+    devices = body.get("devices")
+    if not isinstance(devices, dict):
+        raise LEDGER.broken("has no devices")
     found: dict[str, Device] = {}
     unread: dict[str, Any] = {}
     problems: list[str] = []
@@ -226,14 +235,11 @@ def loads(body: Mapping[str, Any]) -> Ledger:
             problems.append(f"{address}: {_DAMAGED}")
             found[address] = Device(state=State.QUARANTINED, reason=_DAMAGED, server=SOMEBODY)
     partitions, gpus = _nvlink(body.get("nvlink"), "gpus")
-    if partitions is None:
-        problems.append("what it says of NVLink partitions cannot be used")
-    return Ledger(found, partitions, gpus, unread, tuple(problems))
+    more = {key: body[key] for key in body.keys() - {LEDGER.key, "devices", "nvlink"}}
+    return Ledger(found, partitions, gpus, unread, more, tuple(problems))
 
 
 def _device(body: Any) -> Device:
-    if not body.keys() <= _KEYS:
-        raise ValueError("unknown keys")
     counts = body.get("counts", {})
     return Device(
         hardware=_optional(body.get("hardware"), str),
@@ -245,6 +251,7 @@ def _device(body: Any) -> Device:
         adapter=_part(body.get("adapter")),
         cleaned=_expect(counts.get("cleaned", 0), int),
         failed=_expect(counts.get("failed", 0), int),
+        more={key: body[key] for key in body.keys() - _KEYS},
     )
 
 
@@ -280,7 +287,7 @@ def _nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[s
 # -- the files before the ledger -------------------------------------------------
 
 
-def fold(ledger: Ledger, name: str, body: Mapping[str, Any]) -> Ledger:
+def fold(ledger: Ledger, name: str, text: str) -> Ledger:
     """Add what a file of the release before says.
 
     Such a file is there once, before it is put away, or because that release
@@ -288,8 +295,14 @@ def fold(ledger: Ledger, name: str, body: Mapping[str, Any]) -> Ledger:
     quarantine stays there.
 
     :param name: one of :data:`BEFORE`.
-    :raises LedgerFormatError: it cannot be read.
+    :raises nova_hpc.wire.version.WireError: it cannot be read.
     """
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"it is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise WireError("it is no JSON object")
     return _FOLDS[name](ledger, body)
 
 
@@ -324,7 +337,7 @@ def _entries(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         return {}
     entries = body.get(key)
     if type(body.get("v")) is not int or body["v"] != 1 or not isinstance(entries, dict):
-        raise LedgerFormatError("it is not of version 1")
+        raise WireError("it is not of version 1")
     return entries
 
 

@@ -102,9 +102,9 @@ def test_a_file_that_an_operator_removes_is_empty(file):
 
 def test_threads_and_processes_wait_for_each_other(file):
     """One lock for both: the locks of POSIX know no threads."""
-    with file.locked(GPU), pytest.raises(LedgerError, match="is locked by another"):
-        with file.locked(GPU, 0.1):
-            pass
+    taken = pytest.raises(LedgerError, match="is locked by another")
+    with file.locked(GPU), taken, file.locked(GPU, 0.1):
+        pass
     with file.locked(GPU), file.locked(OTHER, 0):
         pass
     context = multiprocessing.get_context("fork")
@@ -173,9 +173,7 @@ NVLINK = {"known": [GPU, OTHER], "partitions": {"3": {"server": "one", "gpus": [
 OLD = {"quarantine": QUARANTINE, "hygiene": HYGIENE, "adapters": ADAPTERS, "nvlink": NVLINK}
 NEW = Ledger(
     devices={
-        GPU: Device(
-            state=State.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}
-        ),
+        GPU: Device(state=State.QUARANTINED, reason="ticket", server="one", baseline={"width": 16}),
         OTHER: Device(baseline={"width": 8}, unreported=True),
         "0000:43:00.0": Device(server=SOMEBODY),
         "0000:43:00.1": Device(adapter=MADE),
@@ -312,3 +310,52 @@ def test_killed_while_they_are_put_away(tmp_path):
     else:
         pytest.fail("it never ends")
     assert number > 15
+
+
+# -- neighbours in an upgrade -----------------------------------------------------------
+
+
+def test_keys_of_a_later_release_stay(file):
+    file.quarantine({GPU: "x"})
+    body = json.loads(file.path.read_text())
+    body["fabric"] = {"leaf": 3}
+    body["devices"][GPU]["health"] = {"score": 7}
+    file.path.write_text(json.dumps(body))
+    file.quarantine({OTHER: "y"})
+    file.release(GPU)
+    body = json.loads(file.path.read_text())
+    assert body["fabric"] == {"leaf": 3}
+    assert body["devices"][GPU] == {"state": "offered", "health": {"score": 7}}
+
+
+def test_a_later_version_is_not_replaced_by_its_copy(file):
+    file.quarantine({GPU: "x"})
+    body = json.loads(file.path.read_text())
+    file.path.write_text(json.dumps({**body, "v": 2}))
+    assert file.read().lost
+    assert "update nova-hpc" in file.read().problems[0]
+    with pytest.raises(LedgerError):
+        file.release(GPU)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        7,
+        {"state": "sold"},
+        {},
+        {"state": "offered", "server": 3},
+        {"state": "offered", "counts": {"cleaned": "x"}},
+    ],
+)
+def test_a_damaged_entry_is_that_of_a_device_that_nobody_may_have(file, entry):
+    file.quarantine({OTHER: "x"})
+    body = json.loads(file.path.read_text())
+    body["devices"][GPU] = entry
+    file.path.write_text(json.dumps(body))
+    now = file.read()
+    assert now.why(GPU) == "its entry in the ledger is damaged"
+    assert now.marked == {GPU: SOMEBODY}
+    assert GPU in now.problems[0]
+    # The others are none the worse.
+    assert now.quarantined[OTHER] == "x"

@@ -38,6 +38,7 @@ from nova_hpc.topology.model import (
 from nova_hpc.wire import device_record, inventory
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
+from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 
@@ -245,6 +246,33 @@ SNAPSHOT: Final = Snapshot(
 )
 
 #: File of the golden text -> what writes it today.
+LEDGER: Final = Ledger(
+    devices={
+        GPU: Device(
+            hardware="serial:48b02d0300a1b2c3",
+            state=State.QUARANTINED,
+            reason="2 new uncorrected fatal errors (AER)",
+            server="d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
+            unreported=True,
+            baseline={"identity": {"vendor_id": "10de"}, "width": 16, "speed": 32.0},
+            cleaned=12,
+            failed=1,
+        ),
+        PORT: Device(
+            hardware=f"slot:{PORT}",
+            state=State.SUSPECT,
+            reason="link is x8, can be x16",
+            adapter={
+                "server": "d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
+                "index": 0,
+                "before": {"mac": "00:00:00:00:00:00", "vlan": [0, 0]},
+                "made": {"mac": "0e:5a:00:00:00:01", "vlan": [0, 0]},
+            },
+        ),
+    },
+    partitions={3: Tenancy("d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10", frozenset({GPU}))},
+    gpus=frozenset({GPU}),
+)
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
     "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
@@ -254,6 +282,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
     "snapshot/v1.json": lambda: snapshot_document.dumps(SNAPSHOT),
+    "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }

@@ -27,7 +27,7 @@ from nova_hpc.guest import install
 from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
 from nova_hpc.topology.nccl import VERSION as NCCL_VERSION
-from nova_hpc.wire import decision, device_record, documents, guest_abi, stats, tags
+from nova_hpc.wire import decision, device_record, documents, guest_abi, ledger, stats, tags
 from nova_hpc.wire.version import Document, WireError
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import examples
@@ -61,6 +61,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "guest-abi": guest_abi.loads,
     "guest-document": lambda text: guest.parse(text.encode("utf-8", "surrogatepass")),
     "snapshot": snapshot_document.loads,
+    "ledger": ledger.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -70,6 +71,7 @@ MEANING: dict[str, object] = {
     "decision": examples.DECISION,
     "guest-abi": examples.ABI,
     "snapshot": examples.SNAPSHOT,
+    "ledger": examples.LEDGER,
 }
 
 
