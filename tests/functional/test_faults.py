@@ -152,6 +152,6 @@ class StartTest(DriverTest):
         self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
         self.assertEqual({SECOND: 1}, self.in_placement("alpha"))
         held = self.ledger("alpha")
-        self.assertEqual({FIRST: "it has disappeared"}, dict(held.reasons))
+        self.assertEqual({FIRST: "it has disappeared"}, held.quarantined)
         one = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:1"}))
         self.assertEqual([SECOND], self.domain_devices(one))
