@@ -68,7 +68,8 @@ class LedgerFile:
         # The files of before first: one that is put away meanwhile is in the ledger.
         old = {name: text for name, path in self.before.items() if (text := _Text.of(path))}
         text = _Text.of(self.path)
-        ledger, problems = Ledger(), []
+        ledger = Ledger()
+        problems: list[str] = []
         if text is not None:
             try:
                 ledger = text.parse(f"{_WHAT} {self.path}", wire.loads, problems)
