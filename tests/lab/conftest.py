@@ -16,12 +16,17 @@ import attrs
 import psutil
 import pytest
 
+from nova_hpc_lab import node
 from nova_hpc_lab.process import MARKER
 
 BASE_PORT = 28700
 #: Seconds: emulation is slow, but nothing here may wait for ever.
 COMMAND = 1200
 STATE = 600
+#: To the report of a guest. One that stays silent, as an emulated processor now and
+#: then loses a wake-up, is started again, as in the demonstration.
+REPORT = 300
+STARTS = 3
 
 
 @attrs.frozen
@@ -74,6 +79,22 @@ class Lab:
         )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
+
+    def show(self, server):
+        """A server as its user sees it."""
+        return json.loads(self.openstack("server", "show", server, "-f", "json"))
+
+    def report(self, server):
+        """The guest's own account, after at most STARTS starts."""
+        for _ in range(STARTS):
+            started = time.monotonic()
+            while time.monotonic() - started < REPORT:
+                said = self.openstack("console", "log", "show", server, check=False)
+                if (found := node.parse_report(said)) is not None:
+                    return found
+                time.sleep(5)
+            self.openstack("server", "reboot", "--hard", "--wait", server)
+        raise AssertionError(f"the guest said nothing in {STARTS} starts\n{self.tail()}")
 
     def until(self, condition, what, seconds=STATE):
         """Wait until it is true, and return what it then is; else fail with what is missing."""

@@ -80,6 +80,7 @@ def test_demo_agrees(lab):
     assert "ok    the guest's own nova-hpc-guest check finds what the cloud" in done.stdout
 
 
+@pytest.mark.slow
 def test_demo_notices_two_devices_that_were_swapped(lab):
     assert lab.nova_hpc("demo", "--server", "hpc-demo").returncode == 0
     # Behind Nova's back, the guest gets the other GPU of the same root.
@@ -133,7 +134,7 @@ def _server(lab, name):
         *("--wait", name),
         check=False,
     )
-    return json.loads(lab.openstack("server", "show", name, "-f", "json"))
+    return lab.show(name)
 
 
 @pytest.fixture
@@ -162,6 +163,7 @@ def test_a_vf_in_a_group_that_is_not_viable_is_never_offered(lab):
     lab.openstack("server", "delete", "--wait", "ours")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stock_compute")
 def test_stock_nova_offers_that_vf_and_its_guest_dies(lab):
     log = lab.state / "nodes" / "hpc1" / "nova-compute.log"

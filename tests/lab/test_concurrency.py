@@ -18,9 +18,8 @@ def race():
         yield running
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("stock", marks=pytest.mark.slow), "ours-spread-shuffle"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stock", "ours-spread-shuffle"])
 def test_no_device_is_given_twice(race, name):
     plan = Plan(race.cloud, workers=2)
     tally, creates = race.run(VARIANTS[name], plan)

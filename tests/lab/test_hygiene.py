@@ -27,7 +27,7 @@ def _create(lab, name, flavor="lab.hygiene", check=True):
         *("--wait", name),
         check=check,
     )
-    return json.loads(lab.openstack("server", "show", name, "-f", "json"))
+    return lab.show(name)
 
 
 def _flavor(lab, name, gpus):

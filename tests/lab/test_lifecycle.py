@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from nova_hpc_lab import node
 from tests.lab.test_cloud import RESTART_COMPUTE
 
 pytestmark = [
@@ -36,15 +35,11 @@ def _flavor(lab, name, memory):
     )
 
 
-def _show(lab):
-    return json.loads(lab.openstack("server", "show", SERVER, "-f", "json"))
-
-
 def _becomes(lab, status):
     """Wait for a state without a task."""
 
     def reached():
-        found = _show(lab)
+        found = lab.show(SERVER)
         assert found["status"] != "ERROR", found.get("fault")
         return found["status"] == status and not found["OS-EXT-STS:task_state"] and found
 
@@ -68,13 +63,6 @@ def _hardware(lab, server):
 
 def _numa(lab, addresses):
     return {lab.inside(f"cat /sys/bus/pci/devices/{one}/numa_node").strip() for one in addresses}
-
-
-def _report(lab, server):
-    def told():
-        return node.parse_report(lab.openstack("console", "log", "show", server, check=False))
-
-    return lab.until(told, "the guest's report")
 
 
 @pytest.fixture
@@ -121,7 +109,7 @@ def test_every_action_keeps_the_hardware(lab, server):
     act("stop", "SHUTOFF", "stop", SERVER)
     act("start", "ACTIVE", "start", SERVER)
     # A guest has to help when devices are taken out of it.
-    assert _report(lab, server).check_status == 0
+    assert lab.report(server).check_status == 0
     act("suspend", "SUSPENDED", "suspend", SERVER)
     act("resume", "ACTIVE", "resume", SERVER)
     act("rebuild", "ACTIVE", "rebuild", "--image", "hpc-guest", SERVER)
@@ -141,7 +129,7 @@ def test_every_action_keeps_the_hardware(lab, server):
     lab.openstack("server", "resize", "confirm", SERVER)
     _becomes(lab, "ACTIVE")
     assert _hardware(lab, server) == resized
-    report = _report(lab, server)
+    report = lab.report(server)
     assert (report.check_status, report.check) == (
         0,
         ("As promised: 2 devices, 1 NUMA nodes, topology mirror.",),

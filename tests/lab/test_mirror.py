@@ -1,16 +1,11 @@
 """What a guest sees of its devices, against what the host has: every pair."""
 
 import json
-import time
 
 import pytest
 
 from nova_hpc.topology.level import Distance
-from nova_hpc_lab import evidence, node, relations
-
-#: To the report of a guest; one that stays silent is started again, as in the demonstration.
-LIMIT = 300
-ATTEMPTS = 3
+from nova_hpc_lab import evidence, relations
 
 FLAVOR = {
     "hw:cpu_policy": "dedicated",
@@ -23,19 +18,6 @@ FLAVOR = {
 }
 
 pytestmark = pytest.mark.parametrize("lab", ["mirror"], indirect=True)
-
-
-def _report(lab, server):
-    """The guest's own account, after at most ATTEMPTS starts."""
-    for _ in range(ATTEMPTS):
-        started = time.monotonic()
-        while time.monotonic() - started < LIMIT:
-            found = node.parse_report(lab.openstack("console", "log", "show", server, check=False))
-            if found is not None:
-                return found
-            time.sleep(5)
-        lab.openstack("server", "reboot", "--hard", "--wait", server)
-    raise AssertionError(f"the guest said nothing in {ATTEMPTS} starts")
 
 
 def _server(lab, word):
@@ -51,7 +33,7 @@ def _server(lab, word):
         *("--wait", name),
         check=False,
     )
-    server = json.loads(lab.openstack("server", "show", name, "-f", "json"))
+    server = lab.show(name)
     assert server["status"] == "ACTIVE", server.get("fault")
     return server["id"]
 
@@ -70,7 +52,7 @@ def _given(lab, server):
 def _pairs(lab, word):
     server = _server(lab, word)
     try:
-        report = _report(lab, server)
+        report = lab.report(server)
         found = relations.pairs(_given(lab, server), report)
         print(f"\n{word}:", *found, sep="\n  ")
         assert len(found) == 8 * 7 // 2
