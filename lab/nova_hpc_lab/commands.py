@@ -57,10 +57,10 @@ class _LabCommand(Command):
 
     def existing(self) -> Cloud:
         """The lab that is there."""
-        from nova_hpc_lab import session
-        from nova_hpc_lab.paths import Paths
+        from nova_hpc_lab import cloud
+        from nova_hpc_lab.state import Paths
 
-        return session.existing(Paths.from_environment())
+        return cloud.existing(Paths.from_environment())
 
     def console(self) -> Console:
         """Where tables are printed; a pipe is as wide as they need."""
@@ -104,16 +104,16 @@ class Up(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Bring the lab up; 0, or an exception with the reason."""
-        from nova_hpc_lab import progress, session, state
-        from nova_hpc_lab.paths import Paths
+        from nova_hpc_lab import cloud, progress, state
+        from nova_hpc_lab.state import Paths
 
         paths = Paths.from_environment()
-        wishes = session.Wishes(parsed_args.nodes, parsed_args.shape, parsed_args.base_port)
+        wishes = cloud.Wishes(parsed_args.nodes, parsed_args.shape, parsed_args.base_port)
         with state.locked(paths):
-            cloud = session.prepared(paths, wishes)
+            found = cloud.prepared(paths, wishes)
             try:
                 with progress.display() as shown:
-                    cloud.up(shown)
+                    found.up(shown)
             except KeyboardInterrupt:
                 print(
                     "Interrupted. Go on with: nova-hpc lab up, or stop what runs with:"
@@ -272,9 +272,9 @@ class Down(_LabCommand):
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Stop everything; a lab that is not there is no error."""
-        from nova_hpc_lab import cloud, session, state
+        from nova_hpc_lab import cloud, state
         from nova_hpc_lab.errors import LabError
-        from nova_hpc_lab.paths import Paths
+        from nova_hpc_lab.state import Paths
 
         paths = Paths.from_environment()
         if not paths.state.exists():
@@ -282,7 +282,7 @@ class Down(_LabCommand):
             return 0
         with state.locked(paths):
             try:
-                session.existing(paths).down(lambda text: print(text, flush=True))
+                cloud.existing(paths).down(lambda text: print(text, flush=True))
             except LabError as err:
                 # Damaged settings must not keep anything running.
                 print(f"nova-hpc: {err}", file=sys.stderr)

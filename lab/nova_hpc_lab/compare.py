@@ -1,21 +1,28 @@
-"""Do request, scheduler, libvirt and guest agree on a server? A pure function.
+"""Do request, scheduler, libvirt and guest agree on a server? Pure functions.
 
 A device is followed from one account to the next: Placement names a provider,
 Nova's record names a function below it, libvirt's domain names a source
 address, and the guest reports an identity, which the node knows for each of
 its addresses (the size of a GPU stand-in's memory, the MAC of a virtual
-function). Nobody's word is taken for another's.
+function). Nobody's word is taken for another's. How far apart two devices are
+is read by the same rules on both sides: from the host's inventory, and from
+the guest's own sysfs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from nova_hpc.topology.level import Level, common_level
-from nova_hpc_lab.accounts import Evidence, HostDevice
+from nova_hpc.topology import place
+from nova_hpc.topology.cpuset import parse_list
+from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
+from nova_hpc.topology.model import Function, NumaNode
+from nova_hpc_lab.evidence import Evidence, HostDevice, identity
+from nova_hpc_lab.node import GuestReport
 
 _MIB = 1024  # KiB
 #: A kernel keeps some of its memory to itself before it counts.
@@ -95,10 +102,10 @@ def _identities(evidence: Evidence) -> Iterator[str]:
     if expected != reported:
         yield f"expected {_counted(expected)}, the guest reports {_counted(reported)}"
     known = Counter(device.identity for device in evidence.node.values())
-    for identity, count in known.items():
+    for one, count in known.items():
         # Then the comparison above would prove nothing.
         if count > 1:
-            yield f"{count} devices of the node have the identity {identity}"
+            yield f"{count} devices of the node have the identity {one}"
 
 
 def _identity(evidence: Evidence, address: str, unknown: str) -> str:
@@ -226,3 +233,72 @@ def _counted(items: Counter[str]) -> str:
 
 def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(numbers))) or "none"
+
+
+@attrs.frozen
+class Pair:
+    """Two devices, by their identities, and how far apart they are."""
+
+    one: str
+    other: str
+    host: Distance
+    guest: Distance
+
+    def __str__(self) -> str:
+        return f"{self.one} - {self.other}: host {self.host.name}, guest {self.guest.name}"
+
+
+def guest_places(report: GuestReport) -> dict[str, Location]:
+    """Address -> place of every function of a guest that is no bridge."""
+    nodes = [
+        NumaNode(id=cell.number, cpus=parse_list(cell.cpus) if cell.cpus else frozenset())
+        for cell in report.cells
+    ]
+    raws = [
+        place.Raw(
+            function=Function(
+                address=function.address,
+                class_code=function.device_class,
+                root=function.path[0] if function.path else None,
+            ),
+            above=function.path[1:-1],
+            is_bridge=function.device_class.startswith(place.BRIDGE_CLASS),
+            # In a guest, no cell is none, also where there is only one.
+            numa_node=None if function.numa_node < 0 else function.numa_node,
+        )
+        for function in report.functions
+    ]
+    found, _ = place.place(raws, nodes, {})
+    told = {each.address: each.numa_node >= 0 for each in report.functions}
+    return {
+        function.address: attrs.evolve(
+            function.location, numa=function.numa_node if told[function.address] else None
+        )
+        for function in found
+        if not function.is_bridge
+    }
+
+
+def pairs(given: Iterable[HostDevice], report: GuestReport) -> list[Pair]:
+    """Every pair of the server's devices.
+
+    :param given: those that the server has, on the host.
+    :raises KeyError: the guest does not show one of them.
+    """
+    places = guest_places(report)
+    seen: Mapping[str, Location] = {
+        identity(function.bars, function.macs): places[function.address]
+        for function in report.functions
+        if function.address in places
+    }
+    return [
+        Pair(
+            one=one.identity,
+            other=other.identity,
+            host=distance(one.location, other.location),
+            guest=distance(seen[one.identity], seen[other.identity]),
+        )
+        for one, other in itertools.combinations(
+            sorted(given, key=lambda device: device.address), 2
+        )
+    ]

@@ -1,16 +1,45 @@
-"""Configuration files of the lab's services, as data."""
+"""Configuration files of the lab's services: data, and the text that oslo.config reads."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from nova_hpc.offer import settings as plugin
-from nova_hpc_lab.ini import Sections, Value, render
 from nova_hpc_lab.node import qemu
-from nova_hpc_lab.paths import Paths
-from nova_hpc_lab.state import Settings, write
+from nova_hpc_lab.state import Paths, Settings, write
+
+#: One option, or several values of an option that may be given several times.
+Value = str | int | bool | Path | Sequence[str]
+Sections = Mapping[str, Mapping[str, Value]]
+
+
+def render(sections: Sections) -> str:
+    """The text of an oslo.config file.
+
+    A sequence becomes one line a value, as oslo.config's MultiStrOpt reads
+    them; ``$`` begins a substitution there, so it is escaped.
+    """
+    lines = []
+    for section, options in sections.items():
+        lines.append(f"[{section}]")
+        for name, value in options.items():
+            values = value if isinstance(value, list | tuple) else [value]
+            lines += [f"{name} = {_text(one)}" for one in values]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value).replace("$", "$$")
+    if "\n" in text:
+        raise ValueError(f"an option cannot hold a line break: {text!r}")
+    return text
+
 
 LOOPBACK: Final = "127.0.0.1"
 REGION: Final = "RegionOne"

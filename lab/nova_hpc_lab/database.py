@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from nova_hpc_lab import config
-from nova_hpc_lab.paths import Paths
-from nova_hpc_lab.probes import connect
 from nova_hpc_lab.process import Tools
-from nova_hpc_lab.services import program, script
-from nova_hpc_lab.state import Settings, write
+from nova_hpc_lab.services import connect, program, script
+from nova_hpc_lab.state import Paths, Settings, write
 
 #: Names of the schemas that are complete; kept in the database server itself,
 #: so that it can never disagree with what is there.

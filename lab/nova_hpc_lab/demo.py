@@ -3,20 +3,286 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shlex
+import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import attrs
 from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
-from rich.console import Console
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
 
 from nova_hpc.topology.level import Level, common_level
-from nova_hpc_lab import accounts, bootstrap, evidence, observe, report
-from nova_hpc_lab.clients import OpenStack
+from nova_hpc_lab import bootstrap, compare, evidence, node, observe, report
 from nova_hpc_lab.cloud import Cloud
-from nova_hpc_lab.demo_servers import MEMORY_MIB, VCPUS, Servers
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import qemu
+from nova_hpc_lab.state import Paths
+
+CLOUD: Final = "nova-hpc-lab"
+_COMMAND_LIMIT: Final = 600.0
+
+
+@attrs.frozen
+class OpenStack:
+    """Prints and runs ``openstack`` commands as the lab's administrator."""
+
+    paths: Paths
+    console: Console
+
+    def run(self, *words: str) -> Any:
+        """Run a command that prints JSON; returns what it printed, if anything.
+
+        :raises LabError: it failed; the text is what it said.
+        """
+        command = shlex.join(["openstack", *words])
+        self.console.print(
+            f"$ {command}", style="bold", markup=False, highlight=False, soft_wrap=True
+        )
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("OS_")}
+        environ |= {
+            "OS_CLIENT_CONFIG_FILE": str(self.paths.config / "clouds.yaml"),
+            "OS_CLOUD": CLOUD,
+        }
+        argv = [str(self.paths.venv / "bin" / "openstack"), *words]
+        try:
+            done = subprocess.run(
+                argv, env=environ, capture_output=True, text=True, timeout=_COMMAND_LIMIT
+            )
+        except (OSError, subprocess.TimeoutExpired) as err:
+            raise LabError(f"cannot run {command}: {err}") from err
+        if done.returncode:
+            raise LabError(f"{command}: {done.stderr.strip() or f'status {done.returncode}'}")
+        try:
+            return json.loads(done.stdout) if done.stdout.strip() else None
+        except ValueError:
+            return None
+
+
+def comparison(server: str, host: str, found: evidence.Evidence) -> Table:
+    """What was asked, chosen, attached and reported, side by side."""
+    table = Table(title=f"Server {server} on node {host}", title_justify="left", show_lines=True)
+    for column in (
+        "Asked",
+        "Scheduler: Placement's provider",
+        "Nova's record",
+        "libvirt's domain",
+        "The guest reports",
+    ):
+        table.add_column(column, overflow="fold")
+    left = list(found.guest.devices)
+    for record in found.records:
+        device = found.node.get(record.address)
+        allocated = found.allocation.get(record.provider, 0)
+        attached = record.address if record.address in found.domain.hostdevs else "missing"
+        mine = next((one for one in left if device and one.identity == device.identity), None)
+        if mine is not None:
+            left.remove(mine)
+        table.add_row(
+            Text(f"1 {device.role if device else 'unknown'}"),
+            Text(f"{record.provider} ({allocated})"),
+            Text(_described(record.address, device)),
+            Text(attached),
+            Text("nothing of this identity" if mine is None else _reported(mine)),
+        )
+    for stranger in left:
+        table.add_row("", "", "", "", Text(_reported(stranger)))
+    recorded = {record.address for record in found.records}
+    for address in found.domain.hostdevs:
+        if address not in recorded:
+            table.add_row("", "", "", Text(address), "")
+    table.add_row(*(Text(cell) for cell in _size(found)))
+    return table
+
+
+def _described(address: str, device: evidence.HostDevice | None) -> str:
+    if device is None:
+        return address
+    place = device.location
+    return f"{address}\n{device.ids}, {device.identity}\nNUMA {place.numa}, {place.root}"
+
+
+def _reported(device: evidence.GuestDevice) -> str:
+    return f"{device.address}\n{device.ids}, {device.identity}\ndriver {device.driver or 'none'}"
+
+
+def _size(found: evidence.Evidence) -> tuple[str, ...]:
+    asked, domain, guest = found.asked, found.domain, found.guest
+    pins = ", ".join(f"vCPU {vcpu} on {_set(cpus)}" for vcpu, cpus in sorted(domain.pins.items()))
+    reached = found.decision
+    pages = ", ".join(f"{count} at NUMA {numa}" for numa, count in sorted(found.pages.items()))
+    return (
+        f"{asked.vcpus} dedicated vCPU, {asked.memory_mib} MiB in pages of {asked.page_kib} KiB,"
+        f" affinity {asked.level.word}",
+        "" if reached is None else f"asked {reached.asked.word}, reached {reached.reached.word}",
+        "",
+        f"{pins}\nemulator on {_set(domain.emulator)}\nmemory strictly at NUMA"
+        f" {_set(domain.memory_nodes)}, pages of {domain.page_kib} KiB; QEMU holds {pages}",
+        "\n".join((f"{guest.cpus} CPU, {guest.memory_kib // 1024} MiB", *guest.check)),
+    )
+
+
+def _set(numbers: frozenset[int]) -> str:
+    return ",".join(map(str, sorted(numbers))) or "-"
+
+
+def outcome(checks: Sequence[compare.Check]) -> Group:
+    """One line a check."""
+    lines = []
+    for check in checks:
+        mark = Text("ok    ", "green") if check.agrees else Text("WRONG ", "red")
+        lines.append(mark + Text(check.what) + Text(f": {check.trouble}" if check.trouble else ""))
+    return Group(*lines)
+
+
+VCPUS: Final = 1
+MEMORY_MIB: Final = 512
+
+_BUILD_LIMIT: Final = 900.0
+#: To the first report; a kick of a virtual CPU is lost now and then in
+#: emulation, and then the guest waits for ever.
+_REPORT_LIMIT: Final = 240.0
+_ATTEMPTS: Final = 3
+_PAUSE: Final = 3.0
+
+
+@attrs.define
+class Servers:
+    """What a run of the demonstration does with servers, and how it shows that."""
+
+    cloud: Cloud
+    console: Console
+    client: OpenStack
+    connection: Any
+
+    def say(self, text: str = "") -> None:
+        """Print a line as it is."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def title(self, text: str) -> None:
+        """Print the title of a part."""
+        self.console.print()
+        self.console.rule(f"[bold]{text}", align="left")
+
+    # The server.
+
+    def create(self, name: str, flavor: str, wanted: Mapping[str, str]) -> Any:
+        """Make the flavor and the server with the ``openstack`` command."""
+        self.remove(name)
+        if self.connection.compute.find_flavor(flavor) is not None:
+            self.client.run("flavor", "delete", flavor)
+        properties = itertools.chain.from_iterable(
+            ("--property", f"{key}={value}") for key, value in wanted.items()
+        )
+        self.client.run(
+            *("flavor", "create", flavor, "--vcpus", str(VCPUS), "--ram", str(MEMORY_MIB)),
+            *("--disk", "1", *properties, "-f", "json"),
+        )
+        made = self.client.run(
+            *("--os-compute-api-version", "2.37", "server", "create", "--flavor", flavor),
+            *("--image", bootstrap.GUEST_IMAGE, "--nic", "none", name, "-f", "json"),
+        )
+        return self._settled(made["id"])
+
+    def _settled(self, server: str) -> Any:
+        started = time.monotonic()
+        while True:
+            found = self.connection.compute.get_server(server)
+            seconds = time.monotonic() - started
+            if found.status in ("ACTIVE", "ERROR"):
+                self.say(f"{found.name} is {found.status} after {seconds:.0f} s")
+                return found
+            if seconds > _BUILD_LIMIT:
+                raise LabError(
+                    f"server {found.name} is still {found.status} ({found.task_state}) after"
+                    f" {seconds:.0f} s; see: nova-hpc lab logs {found.compute_host or 'hpc1'}"
+                )
+            time.sleep(_PAUSE)
+
+    def remove(self, name: str) -> None:
+        """Delete a server of an earlier run, and wait until its devices are free."""
+        for server in list(self.connection.compute.servers(name=f"^{name}$")):
+            self.connection.compute.delete_server(server, ignore_missing=True)
+            self.connection.compute.wait_for_delete(server, interval=2, wait=int(_BUILD_LIMIT))
+
+    def report(self, server: Any) -> node.GuestReport:
+        """What the guest says on its console; a silent one is started again.
+
+        :raises LabError: it says nothing, however often it is started.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            started = time.monotonic()
+            while time.monotonic() - started < _REPORT_LIMIT:
+                answer = self.connection.compute.get_server_console_output(server)
+                found = node.parse_report(str((answer or {}).get("output") or ""))
+                if found is not None:
+                    seconds = time.monotonic() - started
+                    self.say(
+                        f"The guest reports after {seconds:.0f} s (start {attempt} of at most"
+                        f" {_ATTEMPTS})."
+                    )
+                    return found
+                time.sleep(_PAUSE)
+            if attempt < _ATTEMPTS:
+                self.say("The guest is silent.")
+                self.client.run("server", "reboot", "--hard", server.id)
+                self._settled(server.id)
+        raise LabError(
+            f"the guest of {server.name} said nothing on its console in {_ATTEMPTS} starts; see:"
+            f" openstack console log show {server.id}"
+        )
+
+    def examine(self, server: Any, wanted: evidence.Asked) -> bool:
+        """Compare all accounts of a server and show them; True if they agree."""
+        machine = self.cloud.machine(server.compute_host)
+        report = self.report(server)
+        found = evidence.collect(
+            self.cloud.settings, self.connection, machine, server, wanted, report
+        )
+        checks = compare.compare(found)
+        self.console.print(comparison(server.name, machine.name, found))
+        self.console.print(outcome(checks))
+        return all(check.agrees for check in checks)
+
+    # The refusals.
+
+    @property
+    def scheduler_log(self) -> Path:
+        """What the operator reads."""
+        return self.cloud.services()["nova-scheduler"].process.log
+
+    def tell_why(self, server: Any, flavor: str, since: int) -> str:
+        """Show why a server was refused, and return the user's reason.
+
+        :param since: the size of the scheduler's log before, in bytes.
+        """
+        reason = str((server.fault or {}).get("message") or "")
+        self.say(f"The user reads: {reason}")
+        known = self.connection.compute.find_flavor(flavor)
+        for line in operator_lines(self.scheduler_log, since, known.id):
+            self.say(f"The operator reads: {line}")
+        return reason
+
+
+def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
+    """What the scheduler's log says since *offset* of a request with *flavor*."""
+    found = []
+    with log.open(errors="replace") as stream:
+        stream.seek(offset)
+        for line in stream:
+            for mark in ("HpcTopologyFilter rejects ", "Got no allocation candidates "):
+                _, here, text = line.partition(mark)
+                if here and (f"flavor {flavor}:" in text or not mark.startswith("Hpc")):
+                    found.append(f"{here}{text.strip()}")
+    return found
+
 
 FLAVOR: Final = "hpc.gpu1vf1"
 SERVER: Final = "hpc-demo"
@@ -40,7 +306,7 @@ def specs(level: Level, **devices: int) -> Specs:
     }
 
 
-def tightest(devices: Iterable[accounts.HostDevice], roles: Sequence[str]) -> Level | None:
+def tightest(devices: Iterable[evidence.HostDevice], roles: Sequence[str]) -> Level | None:
     """The tightest level at which one device of each role can be had; None if not at all."""
     found = list(devices)
     choices = [[device for device in found if device.role == role] for role in roles]
@@ -51,8 +317,8 @@ def tightest(devices: Iterable[accounts.HostDevice], roles: Sequence[str]) -> Le
 
 
 def offered(
-    devices: Mapping[str, accounts.HostDevice], providers: Iterable[observe.Provider]
-) -> list[accounts.HostDevice]:
+    devices: Mapping[str, evidence.HostDevice], providers: Iterable[observe.Provider]
+) -> list[evidence.HostDevice]:
     """Those of a node's devices whose provider still has one to give."""
     free = {one.address for one in providers if one.used < one.total}
     return [device for device in devices.values() if device.provider in free]

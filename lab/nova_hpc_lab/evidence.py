@@ -1,4 +1,4 @@
-"""Collect what each account says of a server: flavor, cloud, node, libvirt, guest."""
+"""What is known of one server: the flavor's wishes, each part of the cloud, the guest's report."""
 
 from __future__ import annotations
 
@@ -8,15 +8,109 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
 from lxml import etree
 
 from nova_hpc.topology.cpuset import parse_list
 from nova_hpc.topology.level import Level, Location
-from nova_hpc_lab import accounts, config, node, observe
+from nova_hpc.wire.decision import Decision
+from nova_hpc_lab import config, node, observe
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import python_env
 from nova_hpc_lab.node.shape import Gpu, Shape
 from nova_hpc_lab.state import Settings
+
+
+@attrs.frozen
+class Asked:
+    """What the flavor says."""
+
+    #: Alias -> number of devices.
+    devices: Mapping[str, int]
+    level: Level
+    vcpus: int
+    memory_mib: int
+    page_kib: int
+
+
+@attrs.frozen
+class HostDevice:
+    """A function of the node that can be given to a server, as the node sees it."""
+
+    address: str
+    ids: str
+    role: str
+    #: Address of its resource provider: the physical function's for a VF.
+    provider: str
+    location: Location
+    #: By which a guest can tell which one it got, e.g. ``MAC 52:54:00:01:00:00``.
+    identity: str
+
+
+@attrs.frozen
+class Record:
+    """A device that Nova's database gives to the server."""
+
+    address: str
+    provider: str
+
+
+@attrs.frozen
+class Domain:
+    """What libvirt's domain says."""
+
+    hostdevs: tuple[str, ...]
+    #: vCPU -> host CPUs.
+    pins: Mapping[int, frozenset[int]]
+    emulator: frozenset[int]
+    #: Host NUMA nodes of its memory, where that is strict.
+    memory_nodes: frozenset[int]
+    page_kib: int | None
+
+
+@attrs.frozen
+class GuestDevice:
+    """A passed-through function as the guest reports it."""
+
+    address: str
+    ids: str
+    driver: str | None
+    identity: str
+
+
+@attrs.frozen
+class Guest:
+    """What the guest reports of itself."""
+
+    devices: tuple[GuestDevice, ...]
+    cpus: int
+    memory_kib: int
+    #: What its ``nova-hpc-guest check`` printed, and its exit status; None: it did not run.
+    check: tuple[str, ...]
+    check_status: int | None
+
+
+@attrs.frozen
+class Evidence:
+    """Everything that is known of one server, from each account."""
+
+    asked: Asked
+    #: What the shape promises: identity -> NUMA node.
+    planned: Mapping[str, int]
+    #: All assignable functions of the node by address.
+    node: Mapping[str, HostDevice]
+    #: NUMA node -> its CPUs.
+    cpus: Mapping[int, frozenset[int]]
+    #: Provider address -> number of devices that Placement has allocated.
+    allocation: Mapping[str, int]
+    records: tuple[Record, ...]
+    domain: Domain
+    #: NUMA node -> hugepages of ``asked.page_kib`` that the server's QEMU holds there.
+    pages: Mapping[int, int]
+    guest: Guest
+    #: What the node stored when it claimed the devices.
+    decision: Decision | None
+
 
 _MIB: Final = 1 << 20
 _REMOTE_LIMIT: Final = 180.0
@@ -49,14 +143,14 @@ def identity(bars: Iterable[int], macs: Iterable[str]) -> str:
     return f"BAR of {max(bars, default=0) // _MIB} MiB"
 
 
-def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> accounts.Asked:
+def asked(extra_specs: Mapping[str, str], vcpus: int, memory_mib: int) -> Asked:
     """What a flavor of the lab says."""
     devices = {}
     for term in extra_specs.get("pci_passthrough:alias", "").split(","):
         name, _, count = term.partition(":")
         if name:
             devices[name] = int(count or 1)
-    return accounts.Asked(
+    return Asked(
         devices=devices,
         level=Level.from_word(extra_specs.get("hpc:affinity", "host")),
         vcpus=vcpus,
@@ -78,7 +172,7 @@ def planned(shape: Shape, index: int) -> dict[str, int]:
 
 def host_devices(
     machine: node.Node,
-) -> tuple[dict[str, accounts.HostDevice], dict[int, frozenset[int]]]:
+) -> tuple[dict[str, HostDevice], dict[int, frozenset[int]]]:
     """The assignable functions of a node, and the CPUs of its NUMA nodes.
 
     Read in the node itself, with the inventory and with ``ip``.
@@ -94,7 +188,7 @@ def host_devices(
 
 def devices_of(
     inventory: Mapping[str, Any], links: Sequence[Mapping[str, Any]]
-) -> dict[str, accounts.HostDevice]:
+) -> dict[str, HostDevice]:
     """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows."""
     vf_macs = {
         (link["ifname"], vf["vf"]): vf.get("address", "")
@@ -116,7 +210,7 @@ def devices_of(
                 kind, _, name = device.partition(" ")
                 if kind == "net" and vf_macs.get((name, number)):
                     macs.append(vf_macs[name, number])
-        found[address] = accounts.HostDevice(
+        found[address] = HostDevice(
             address=address,
             ids=ids,
             role=roles[ids],
@@ -139,12 +233,12 @@ _ROLES: Final = [
 ]
 
 
-def domain(machine: node.Node, server: str) -> accounts.Domain:
+def domain(machine: node.Node, server: str) -> Domain:
     """Libvirt's domain of *server*."""
     return parse_domain(remote(machine, ["virsh", "-c", "qemu:///system", "dumpxml", server]))
 
 
-def parse_domain(text: str) -> accounts.Domain:
+def parse_domain(text: str) -> Domain:
     """Read a domain's XML.
 
     :raises LabError: it is none.
@@ -165,7 +259,7 @@ def parse_domain(text: str) -> accounts.Domain:
     memory = root.find("./numatune/memory[@mode='strict']")
     page = root.find("./memoryBacking/hugepages/page")
     unit = {"KiB": 1, "k": 1, "MiB": 1024, "M": 1024, "GiB": 1 << 20, "G": 1 << 20}
-    return accounts.Domain(
+    return Domain(
         hostdevs=tuple(hostdevs),
         pins=pins,
         emulator=frozenset()
@@ -197,12 +291,12 @@ def parse_numa_maps(text: str, page_kib: int) -> dict[int, int]:
     return found
 
 
-def guest(report: node.GuestReport) -> accounts.Guest:
+def guest(report: node.GuestReport) -> Guest:
     """What a guest's report says of passed-through devices and of its size."""
     ids = {f"{role['vendor_id']}:{role['product_id']}" for role in _ROLES}
-    return accounts.Guest(
+    return Guest(
         devices=tuple(
-            accounts.GuestDevice(
+            GuestDevice(
                 address=function.address,
                 ids=function.ids,
                 driver=function.driver,
@@ -223,9 +317,9 @@ def collect(
     cloud: Any,
     machine: node.Node,
     server: Any,
-    wanted: accounts.Asked,
+    wanted: Asked,
     report: node.GuestReport,
-) -> accounts.Evidence:
+) -> Evidence:
     """All accounts of *server* (of openstacksdk), which runs on *machine*."""
     devices, cpus = host_devices(machine)
     allocated: dict[str, int] = {}
@@ -234,13 +328,13 @@ def collect(
         if host == machine.name:
             allocated[address] = sum(resources.values())
     records = observe.pci_records(settings, server.id)
-    return accounts.Evidence(
+    return Evidence(
         asked=wanted,
         planned=planned(machine.shape, machine.index),
         node=devices,
         cpus=cpus,
         allocation=allocated,
-        records=tuple(accounts.Record(one.address, one.provider) for one in records),
+        records=tuple(Record(one.address, one.provider) for one in records),
         domain=domain(machine, server.id),
         pages=pages(machine, _domain_file(machine, server), wanted.page_kib),
         guest=guest(report),

@@ -13,9 +13,8 @@ from openstack import exceptions as sdk_exceptions
 from nova_hpc_lab import bootstrap, node, observe
 from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_lab.node.guest import COMMAND_LINE
-from nova_hpc_lab.paths import Paths
 from nova_hpc_lab.progress import Report, Step
-from nova_hpc_lab.state import Settings
+from nova_hpc_lab.state import Paths, Settings
 
 #: A node that did not come up in this time will not; its supervisor has tried
 #: several times by then.

@@ -10,7 +10,7 @@ import attrs
 
 from nova_hpc.wire import decision, stats
 from nova_hpc_lab import bootstrap
-from nova_hpc_lab.probes import connect
+from nova_hpc_lab.services import connect
 from nova_hpc_lab.state import Settings
 
 _HEADERS: Final = {"OpenStack-API-Version": f"placement {bootstrap.PLACEMENT_MICROVERSION}"}

@@ -23,8 +23,7 @@ import attrs
 import psutil
 
 from nova_hpc_lab.errors import InterruptedStepError, LabError
-from nova_hpc_lab.paths import Paths
-from nova_hpc_lab.state import write
+from nova_hpc_lab.state import Paths, write
 
 #: Set to the lab's state directory in the environment of all its processes.
 MARKER: Final = "NOVA_HPC_LAB"

@@ -1,9 +1,13 @@
-"""The processes of the control plane: how each is started, and how one sees that it works."""
+"""The processes of the control plane: how each is started, and how one sees that it works.
+
+A probe uses the service, and raises where that does not work.
+"""
 
 from __future__ import annotations
 
 import getpass
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -14,12 +18,88 @@ import amqp
 import attrs
 import psutil
 import pymysql
+import requests
 
-from nova_hpc_lab import config, probes
+from nova_hpc_lab import config
 from nova_hpc_lab.errors import InterruptedStepError, LabError
-from nova_hpc_lab.paths import Paths
 from nova_hpc_lab.process import Process
-from nova_hpc_lab.state import Settings
+from nova_hpc_lab.state import Paths, Settings
+
+
+def probe_listening(port: int) -> None:
+    """Whether anything takes connections at *port*."""
+    with socket.create_connection((config.LOOPBACK, port), timeout=5):
+        pass
+
+
+def probe_http(port: int) -> None:
+    """Whether the API at *port* answers with its versions."""
+    # The proxies of the environment do not lead to the loopback.
+    with requests.Session() as session:
+        session.trust_env = False
+        answer = session.get(f"http://{config.LOOPBACK}:{port}/", timeout=20)
+    if answer.status_code >= 400:
+        raise LabError(f"GET / answers {answer.status_code}")
+
+
+def probe_database(settings: Settings) -> None:
+    """Whether the database server lets the lab in."""
+    with connect(settings) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def connect(settings: Settings, database: str | None = None) -> pymysql.Connection:
+    """A connection to the lab's database server."""
+    return pymysql.connect(
+        host=config.LOOPBACK,
+        port=settings.ports["database"],
+        user="lab",
+        password=settings.passwords["database"],
+        database=database,
+        autocommit=True,
+        connect_timeout=10,
+        read_timeout=120,
+    )
+
+
+def broker(settings: Settings) -> amqp.Connection:
+    """A connection to RabbitMQ as the lab's user."""
+    return amqp.Connection(
+        host=f"{config.LOOPBACK}:{settings.ports['messages']}",
+        userid="lab",
+        password=settings.passwords["messages"],
+        connect_timeout=10,
+    )
+
+
+def probe_messages(settings: Settings) -> None:
+    """Whether RabbitMQ lets the lab in."""
+    with broker(settings):
+        pass
+
+
+def probe_worker(settings: Settings, binary: str, topic: str) -> None:
+    """Whether a service of Nova takes messages, and leaves heartbeats in the database."""
+    with broker(settings) as connection:
+        try:
+            queue = connection.channel().queue_declare(topic, passive=True)
+        except amqp.NotFound:
+            raise LabError("does not listen to the message bus yet") from None
+    if not queue.consumer_count:
+        raise LabError("does not listen to the message bus")
+    with connect(settings, "nova") as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT TIMESTAMPDIFF(SECOND, COALESCE(updated_at, created_at), UTC_TIMESTAMP())"
+            " FROM services WHERE `binary` = %s AND deleted = 0",
+            (binary,),
+        )
+        ages = [int(row[0]) for row in cursor.fetchall()]
+    if not ages:
+        raise LabError("not registered yet")
+    # Nova's own limit, [DEFAULT]service_down_time.
+    if min(ages) > 60:
+        raise LabError(f"last heartbeat {min(ages)} s ago")
+
 
 #: Debian puts the servers' own programs where an ordinary user's PATH does not look.
 _SEARCH: Final = "/usr/lib/rabbitmq/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -141,7 +221,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
     def wsgi(name: str, title: str, module: str, port: str, environ: Mapping[str, str]) -> Service:
         number = ports[port]
         argv = (sys.executable, "-m", "nova_hpc_lab.serve", module, str(number))
-        return make(name, title, argv, lambda: probes.http(number), number, environ)
+        return make(name, title, argv, lambda: probe_http(number), number, environ)
 
     nova = ("--config-file", str(etc / "nova" / "nova.conf"))
     services = [
@@ -149,7 +229,7 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
             "mariadb",
             "MariaDB",
             mariadb_argv(paths, settings),
-            lambda: probes.database(settings),
+            lambda: probe_database(settings),
             ports["database"],
         ),
         make(
@@ -159,14 +239,14 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
                 program("epmd", "rabbitmq-server"),
                 *("-address", config.LOOPBACK, "-port", str(ports["epmd"])),
             ),
-            lambda: probes.listening(ports["epmd"]),
+            lambda: probe_listening(ports["epmd"]),
             ports["epmd"],
         ),
         make(
             "rabbitmq",
             "RabbitMQ",
             (program("rabbitmq-server", "rabbitmq-server"),),
-            lambda: probes.messages(settings),
+            lambda: probe_messages(settings),
             ports["messages"],
             rabbitmq_environment(paths, settings),
         ),
@@ -205,13 +285,13 @@ def control_plane(paths: Paths, settings: Settings) -> dict[str, Service]:
             "nova-conductor",
             "Nova's conductor",
             script(paths, "nova-conductor") + nova,
-            lambda: probes.worker(settings, "nova-conductor", "conductor"),
+            lambda: probe_worker(settings, "nova-conductor", "conductor"),
         ),
         make(
             "nova-scheduler",
             "Nova's scheduler",
             script(paths, "nova-scheduler") + nova,
-            lambda: probes.worker(settings, "nova-scheduler", "scheduler"),
+            lambda: probe_worker(settings, "nova-scheduler", "scheduler"),
         ),
         wsgi(
             "nova-api",

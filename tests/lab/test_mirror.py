@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nova_hpc.topology.level import Distance
-from nova_hpc_lab import evidence, relations
+from nova_hpc_lab import compare, evidence
 
 FLAVOR = {
     "hw:cpu_policy": "dedicated",
@@ -53,7 +53,7 @@ def _pairs(lab, word):
     server = _server(lab, word)
     try:
         report = lab.report(server)
-        found = relations.pairs(_given(lab, server), report)
+        found = compare.pairs(_given(lab, server), report)
         print(f"\n{word}:", *found, sep="\n  ")
         assert len(found) == 8 * 7 // 2
         # The guest's own command, on what it was promised, says so too.
@@ -73,7 +73,7 @@ def test_mirror(lab):
         assert pair.host is pair.guest, str(pair)
     # The shape has every distance, so that nothing is equal for want of difference.
     assert {pair.guest for pair in found} == set(Distance)
-    assert {place.numa for place in relations.guest_places(report).values()} >= {0, 1}
+    assert {place.numa for place in compare.guest_places(report).values()} >= {0, 1}
 
 
 @pytest.mark.slow
@@ -88,4 +88,4 @@ def test_flat(lab):
     found, report = _pairs(lab, "flat")
     # One root, and near to no cell: what stock Nova shows.
     assert {pair.guest for pair in found} == {Distance.PHB}
-    assert {place.numa for place in relations.guest_places(report).values()} == {None}
+    assert {place.numa for place in compare.guest_places(report).values()} == {None}

@@ -23,8 +23,7 @@ from nova_hpc_lab.node.contract import (
 from nova_hpc_lab.node.guest import GuestReport, guest_image, parse_report
 from nova_hpc_lab.node.image import Image, prepare_image
 from nova_hpc_lab.node.machine import Node
-from nova_hpc_lab.node.shape import Shape, sample_names
-from nova_hpc_lab.node.yamlread import ShapeError
+from nova_hpc_lab.node.shape import Shape, ShapeError, sample_names
 
 __all__ = [
     "HOST_ADDRESS",

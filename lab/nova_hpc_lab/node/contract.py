@@ -1,4 +1,4 @@
-"""What the virtual node needs of the rest of the lab, and what it answers.
+"""What the parts of a virtual node tell each other, and the rest of the lab.
 
 The control plane of the lab (``nova_hpc_lab``) and the virtual node
 (``nova_hpc_lab.node``) know each other only through these types.
@@ -7,10 +7,14 @@ The control plane of the lab (``nova_hpc_lab``) and the virtual node
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, Protocol
 
 import attrs
+
+from nova_hpc_lab.state import write
 
 #: Where a node finds the loopback of the machine that runs the lab: QEMU's
 #: user-mode network maps this address to 127.0.0.1 of the host.
@@ -69,3 +73,30 @@ class NodeStatus:
     devices: tuple[str, ...] = ()
     #: What the node itself says of its start ("booting", "libvirt", "up", an error).
     reason: str = ""
+
+
+@attrs.frozen
+class Plan:
+    """What a supervisor has to run; ``plan.json`` in the node's folder."""
+
+    argv: tuple[str, ...]
+    disk: str
+    backing: str
+    heartbeat: str
+    qmp: str
+    ssh_port: int
+    #: What the node's kernel says; "" in the plan of an earlier release.
+    serial: str = ""
+
+    def save(self, folder: Path) -> None:
+        """Write the plan for the supervisor to read."""
+        write(folder / "plan.json", json.dumps(attrs.asdict(self), indent=1), mode=0o600)
+
+    @classmethod
+    def load(cls, folder: Path) -> Plan:
+        """Read the plan.
+
+        :raises OSError, ValueError, TypeError, KeyError: there is none, or a broken one.
+        """
+        document = json.loads((folder / "plan.json").read_text())
+        return cls(**{**document, "argv": tuple(document["argv"])})

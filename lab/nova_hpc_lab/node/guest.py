@@ -13,7 +13,7 @@ from nova_hpc.guest.build import single_file
 from nova_hpc_lab.node import cache
 from nova_hpc_lab.node.image import GUEST_MODULES, find_image
 from nova_hpc_lab.node.initramfs import add_modules, add_tree, base_archive
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Paths
 
 #: Kernel command line for Glance's ``os_command_line`` property.
 COMMAND_LINE: Final = (

@@ -19,10 +19,10 @@ import attrs
 
 from nova_hpc.guest.build import single_file
 from nova_hpc_lab.errors import LabError
-from nova_hpc_lab.node import cache, debian, emulator, guest_python, python_env
+from nova_hpc_lab.node import cache, debian, emulator, python_env
 from nova_hpc_lab.node.contract import Progress
 from nova_hpc_lab.node.initramfs import module_files, plain_module
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Paths
 
 _DISK_SIZE: Final = "6G"
 
@@ -126,10 +126,7 @@ def image_name(paths: Paths) -> str:
         f"{name}={found.version}" for name, found in python_env.distributions(paths.venv).items()
     ]
     # The modules that make it are part of what it is made of.
-    makers = [
-        Path(module).read_bytes()
-        for module in (__file__, python_env.__file__, guest_python.__file__)
-    ]
+    makers = [Path(module).read_bytes() for module in (__file__, python_env.__file__)]
     return f"image-{cache.key_of(debian.key(), *versions, *makers, single_file())}"
 
 
@@ -138,7 +135,7 @@ def _make_disk(archive: Path, venv: Path, target: Path) -> None:
     root.mkdir()
     _run("tar", "-x", "-p", "--numeric-owner", "-f", str(archive), "-C", str(root))
     _boot_files(root, target)
-    for path, content in guest_python.collect(root, single_file()).items():
+    for path, content in python_env.for_guest(root, single_file()).items():
         there = target / "guest-python" / path
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_bytes(content)

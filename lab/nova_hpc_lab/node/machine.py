@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nova_hpc_lab.node import cache, confdisk, emulator, qemu, tsc
-from nova_hpc_lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, State
+from nova_hpc_lab.node import cache, confdisk, emulator, qemu
+from nova_hpc_lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, Plan, State
 from nova_hpc_lab.node.image import BOOT_MODULES, Image, find_image
 from nova_hpc_lab.node.initramfs import add_modules, base_archive
-from nova_hpc_lab.node.plan import Plan
-from nova_hpc_lab.node.shape import MAX_NODES, Shape
-from nova_hpc_lab.node.yamlread import ShapeError
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.node.shape import MAX_NODES, Shape, ShapeError
 from nova_hpc_lab.process import Process
+from nova_hpc_lab.state import Paths
 
 
 class Node:
@@ -72,7 +70,7 @@ class Node:
             compute_log=self.compute_log,
             qmp=self.folder / "qmp",
         )
-        khz = tsc.frequency_khz()
+        khz = emulator.frequency_khz()
         argv = qemu.command(self.name, self.index, self.shape, files, port, khz)
         plan = Plan(
             argv=tuple(argv),

@@ -22,7 +22,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.node.contract import Plan
 from nova_hpc_lab.state import write
 
 #: So often in a row a node may freeze or die before it is up; then it is given up.

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.wire.decision import Decision
-from nova_hpc_lab.accounts import (
+from nova_hpc_lab.compare import compare
+from nova_hpc_lab.evidence import (
     Asked,
     Domain,
     Evidence,
@@ -17,7 +18,6 @@ from nova_hpc_lab.accounts import (
     HostDevice,
     Record,
 )
-from nova_hpc_lab.compare import compare
 
 GPU, VF = "1234:1111", "8086:10ca"
 

@@ -8,9 +8,8 @@ from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.offer import roles
-from nova_hpc_lab import config, ini
-from nova_hpc_lab.paths import Paths
-from nova_hpc_lab.state import Settings
+from nova_hpc_lab import config
+from nova_hpc_lab.state import Paths, Settings
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def _read(text, tmp_path, *options):
 
 
 def test_values_come_back_as_they_were(tmp_path):
-    text = ini.render(
+    text = config.render(
         {"a": {"flag": True, "number": 7, "text": "p$w %(x)s", "many": ["one", "two, three"]}}
     )
     conf = _read(
@@ -55,12 +54,12 @@ def test_values_come_back_as_they_were(tmp_path):
 
 def test_a_value_never_brings_another_option_with_it():
     with pytest.raises(ValueError, match="line break"):
-        ini.render({"a": {"b": "c\nd = e"}})
+        config.render({"a": {"b": "c\nd = e"}})
 
 
 def test_the_filter_comes_before_those_that_validate_its_candidates(paths, settings, tmp_path):
     conf = _read(
-        ini.render(config.nova(paths, settings)),
+        config.render(config.nova(paths, settings)),
         tmp_path,
         ("filter_scheduler", cfg.ListOpt("enabled_filters")),
         ("filter_scheduler", cfg.ListOpt("weight_classes")),
@@ -76,7 +75,7 @@ def test_the_filter_comes_before_those_that_validate_its_candidates(paths, setti
 
 
 def test_a_compute_knows_no_database_and_reaches_all_services_from_the_node(settings):
-    text = ini.render(config.compute(settings, "hpc1", "10.0.2.2"))
+    text = config.render(config.compute(settings, "hpc1", "10.0.2.2"))
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)
     assert not {"database", "api_database"} & set(parser.sections())
@@ -102,7 +101,7 @@ def test_the_roles_of_the_virtual_node_are_valid(settings, tmp_path):
     conf = cfg.ConfigOpts()
     hpc_conf.register(conf)
     file = tmp_path / "nova.conf"
-    file.write_text(ini.render(config.compute(settings, "hpc1", "10.0.2.2")))
+    file.write_text(config.render(config.compute(settings, "hpc1", "10.0.2.2")))
     conf([], default_config_files=[str(file)], default_config_dirs=[])
     assert roles.strict(conf.hpc.device_role).names == ("gpu", "vf", "pf")
 
@@ -128,9 +127,9 @@ def test_writing_again_changes_nothing(paths, settings):
 def test_a_node_does_not_count_as_down_for_one_answer_that_was_lost(paths, settings, tmp_path):
     """RabbitMQ was killed with a report under way: the next is sent when it times out."""
     default = configparser.RawConfigParser(strict=False)
-    default.read_string(ini.render(config.nova(paths, settings)))
+    default.read_string(config.render(config.nova(paths, settings)))
     compute = configparser.RawConfigParser(strict=False)
-    compute.read_string(ini.render(config.compute(settings, "hpc1", "10.0.2.2")))
+    compute.read_string(config.render(config.compute(settings, "hpc1", "10.0.2.2")))
     report_interval = 10
     longest = report_interval + compute.getint("DEFAULT", "rpc_response_timeout")
     assert default.getint("DEFAULT", "service_down_time") > longest + report_interval

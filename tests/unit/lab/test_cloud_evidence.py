@@ -4,9 +4,9 @@ import pytest
 
 from nova_hpc.topology.level import Level
 from nova_hpc_lab import evidence, node
-from nova_hpc_lab.accounts import Asked
 from nova_hpc_lab.demo import offered, specs, tightest
 from nova_hpc_lab.errors import LabError
+from nova_hpc_lab.evidence import Asked
 from nova_hpc_lab.observe import PciRecord, Provider
 
 DOMAIN = """

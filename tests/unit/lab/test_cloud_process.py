@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from nova_hpc_lab.errors import InterruptedStepError, LabError
-from nova_hpc_lab.paths import Paths
 from nova_hpc_lab.process import MARKER, Process, Tools, end, environment, strays
 from nova_hpc_lab.services import Service, require_free
+from nova_hpc_lab.state import Paths
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

@@ -7,8 +7,7 @@ import stat
 import pytest
 
 from nova_hpc_lab.errors import LabError
-from nova_hpc_lab.paths import Paths
-from nova_hpc_lab.state import Settings, locked, write
+from nova_hpc_lab.state import Paths, Settings, locked, write
 
 
 @pytest.fixture

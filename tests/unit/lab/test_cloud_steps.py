@@ -110,7 +110,7 @@ def test_a_step_that_never_returns_is_named_and_left(monkeypatch):
 STUCK_UP = """\
 import os, sys
 from nova_hpc.cli.main import main
-from nova_hpc_lab import cloud, process, progress, session
+from nova_hpc_lab import cloud, process, progress
 
 progress.END_LIMIT = 0.5
 reading, writing = os.pipe()

@@ -8,7 +8,7 @@ import pytest
 
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import emulator
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Paths
 
 #: In the place of mmdebstrap: a "loader" that prints what it was started with.
 PROGRAM = """#!{python}

@@ -15,7 +15,7 @@ from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node import confdisk, debian, image, python_env
 from nova_hpc_lab.node.qemu import GPU_IDS
 from nova_hpc_lab.node.shape import Shape
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Paths
 
 ONE_LINE = """\
 deb [arch=amd64 signed-by=/k a] http://one/debian bookworm main contrib # why

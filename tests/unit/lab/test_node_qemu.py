@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nova_hpc_lab.node import qemu
+from nova_hpc_lab.node.emulator import frequency_khz
 from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, sample_names
-from nova_hpc_lab.node.tsc import frequency_khz
 
 
 def files(folder):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, Switch, sample_names
-from nova_hpc_lab.node.yamlread import ShapeError
+from nova_hpc_lab.node.shape import Adapter, Gpu, Shape, ShapeError, Switch, sample_names
 
 GOOD = """\
 numa_nodes:

@@ -11,12 +11,11 @@ import psutil
 import pytest
 
 from nova_hpc_lab.machines import started_again
-from nova_hpc_lab.node.contract import NodeStatus, State
+from nova_hpc_lab.node.contract import NodeStatus, Plan, State
 from nova_hpc_lab.node.machine import Node
-from nova_hpc_lab.node.plan import Plan
 from nova_hpc_lab.node.shape import Shape
 from nova_hpc_lab.node.supervisor import Beat, Patience, last_words, make_overlay
-from nova_hpc_lab.paths import Paths
+from nova_hpc_lab.state import Paths
 
 # As it was seen on a serial log; with what an earlier run had written there before.
 PANIC = """\
@@ -62,7 +61,7 @@ while True:
 RUN = """\
 import sys
 from pathlib import Path
-from nova_hpc_lab.node.plan import Plan
+from nova_hpc_lab.node.contract import Plan
 from nova_hpc_lab.node.supervisor import Patience, Supervisor
 folder = Path(sys.argv[1])
 patience = Patience(first_sign=3.0, next_sign=3.0, look=0.05, end=1.0)

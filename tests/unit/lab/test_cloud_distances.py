@@ -1,6 +1,6 @@
 from nova_hpc.topology.level import Distance, Location
-from nova_hpc_lab import relations
-from nova_hpc_lab.accounts import HostDevice
+from nova_hpc_lab import compare
+from nova_hpc_lab.evidence import HostDevice
 from nova_hpc_lab.node import Shape, parse_report
 
 #: As a guest's own sysfs said it: a switch with two GPUs, and an adapter on the other cell.
@@ -50,7 +50,7 @@ GIVEN = [
 
 
 def test_the_guests_own_sysfs_is_read():
-    places = relations.guest_places(parse_report(REPORT))
+    places = compare.guest_places(parse_report(REPORT))
     assert places == {
         "0000:43:00.0": Location(0, None, "pci0000:40", ("0000:41:00.0",)),
         "0000:44:00.0": Location(0, None, "pci0000:40", ("0000:41:00.0",)),
@@ -59,7 +59,7 @@ def test_the_guests_own_sysfs_is_read():
 
 
 def test_every_pair_is_compared():
-    found = relations.pairs(GIVEN, parse_report(REPORT))
+    found = compare.pairs(GIVEN, parse_report(REPORT))
     assert [pair.host for pair in found] == [Distance.PIX, Distance.SYS, Distance.SYS]
     assert all(pair.host is pair.guest for pair in found)
     assert str(found[0]) == "BAR of 16 MiB - BAR of 32 MiB: host PIX, guest PIX"
@@ -67,10 +67,10 @@ def test_every_pair_is_compared():
 
 def test_a_difference_is_seen():
     report = parse_report(REPORT.replace("igbvf 1", "igbvf -1").replace("42:01.0/", "42:01.0/x/"))
-    found = relations.pairs(GIVEN, report)
+    found = compare.pairs(GIVEN, report)
     assert [pair.guest for pair in found] == [Distance.PIX, Distance.SYS, Distance.SYS]
     flat = REPORT.replace("pci0000:50/", "pci0000:40/").replace("0000:41:00.0/", "")
-    found = relations.pairs(GIVEN, parse_report(flat))
+    found = compare.pairs(GIVEN, parse_report(flat))
     assert Distance.PHB in {pair.guest for pair in found}
 
 
