@@ -10,16 +10,9 @@ _cache=${XDG_CACHE_HOME:-$HOME/.cache}/nova-hpc
 export NOVA_HPC_VENV=${NOVA_HPC_VENV:-$_cache/venv}
 export DEBIAN_FRONTEND=noninteractive
 
-_packages=(
-    python3 python3-venv python3-dev gcc pkg-config git   # the environment
-    libvirt-dev libvirt-clients                           # libvirt-python, virsh
-    rabbitmq-server mariadb-server                        # the control plane
-    mmdebstrap e2fsprogs cpio zstd busybox-static openssh-client  # virtual nodes
-    debian-archive-keyring                                # the keys of the nodes' QEMU, too
-    hwloc-nox                                             # lstopo, the oracle of the inventory
-)
-# The virtual node needs SR-IOV emulation, which came with QEMU 8.
-_backports=(qemu-system-x86 qemu-utils)
+# bindep.txt is the list; those of its profile "backports" are too old in Debian 12 itself.
+mapfile -t _packages < <(sed -n 's/ *#.*//; /\<backports\>/d; s/ .*platform:dpkg.*//p' "$_top/bindep.txt")
+mapfile -t _backports < <(sed -n 's/ *#.*//; s/ .*\<backports\>.*//p' "$_top/bindep.txt")
 
 die() { printf 'setup: %s\n' "$*" >&2; exit 2; }
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
