@@ -306,6 +306,10 @@ def _changed(cloud: Cloud, wishes: Wishes, shape: str | None) -> Settings:
     for machine in running:
         if machine.index > new.nodes:
             machine.stop()
+    if new.shape != old.shape:
+        # What a node noted of its devices does not hold for those of another machine.
+        for disk in (cloud.paths.state / "nodes").glob("*/disk.qcow2"):
+            disk.unlink()
     return new
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
@@ -120,17 +120,19 @@ def _wait_joined(
     cloud = bootstrap.connect(settings)
     while True:
         try:
-            mapped = {one.name: one.state for one in cloud.compute.hypervisors()}
+            there = reported(cloud, machine) and any(
+                one.name == machine.name for one in cloud.compute.hypervisors()
+            )
             offered = [one for one in observe.providers(cloud) if one.host == machine.name]
         except (sdk_exceptions.SDKException, keystone_exceptions.ClientException) as err:
             raise bootstrap.explain(err) from err
-        if mapped.get(machine.name) == "up" and offered:
+        if there and offered:
             report(f"{len(offered)} providers", None)
             return
         status = machine.status()
         if status.state is node.State.FAILED:
             raise LabError(f"node {machine.name} failed: {status.reason}; {_look(machine)}")
-        missing = "its devices" if mapped.get(machine.name) == "up" else "nova-compute"
+        missing = "its devices" if there else "nova-compute"
         if time.monotonic() > deadline:
             raise LabError(
                 f"node {machine.name} runs, but {missing} did not appear in the cloud;"
@@ -138,6 +140,17 @@ def _wait_joined(
             )
         report(f"waiting for {missing}", None)
         _pause(aborted)
+
+
+def reported(cloud: Any, machine: node.Node) -> bool:
+    """Whether nova-compute gave a sign of life since the node was started.
+
+    By then it has reported its devices: the first one comes after the first
+    update of the resources (``Service.start`` in nova/service.py, Nova 34). Those
+    of an earlier start stay in Placement while the node is away.
+    """
+    uptime = machine.status().uptime
+    return uptime is not None and time.time() - uptime < observe.last_report(cloud, machine.name)
 
 
 def _look(machine: node.Node) -> str:

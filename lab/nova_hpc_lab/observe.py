@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
@@ -125,3 +126,13 @@ def withheld(settings: Settings) -> dict[str, Mapping[str, str]]:
 def compute_services(cloud: Any) -> dict[str, str]:
     """Host -> state of its nova-compute (``up`` or ``down``), from heartbeats."""
     return {one.host: one.state for one in cloud.compute.services(binary="nova-compute")}
+
+
+def last_report(cloud: Any, host: str) -> float:
+    """When nova-compute of *host* last gave a sign of life: seconds of the epoch; 0: never."""
+    said = [
+        datetime.fromisoformat(one.updated_at).replace(tzinfo=UTC).timestamp()
+        for one in cloud.compute.services(binary="nova-compute", host=host)
+        if one.updated_at
+    ]
+    return max(said, default=0.0)

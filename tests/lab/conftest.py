@@ -1,4 +1,4 @@
-"""One lab for all tests here: the real cloud with one virtual node.
+"""One lab for all tests here: the real cloud with one virtual node, whose shape tests choose.
 
 It has ports and a state of its own, and shares the cache of images with the
 user's lab. The first start builds the image, which takes some minutes.
@@ -49,8 +49,16 @@ class Lab:
         return subprocess.run(argv, env=self.environ, check=False, **options)
 
     def up(self, *words):
-        done = self.nova_hpc("up", "--base-port", str(BASE_PORT), "--nodes", "1", *words)
+        done = self.nova_hpc("up", "--base-port", str(BASE_PORT), *(words or ("--nodes", "1")))
         assert done.returncode == 0, done.stderr
+
+    def has_shape(self, shape):
+        """Have one node of that shape; the control plane goes on as it is."""
+        if (self.state / "settings.json").exists():
+            for one in json.loads(self.openstack("server", "list", "-f", "json")):
+                self.openstack("server", "delete", "--wait", one["ID"])
+            self.up("--nodes", "0")
+        self.up("--nodes", "1", "--shape", shape)
 
     def status(self):
         return json.loads(self.nova_hpc("status", "--format", "json").stdout)
@@ -129,14 +137,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def lab(request):
-    """The lab with one node; a test that names a shape gets a lab of that shape."""
-    shape = getattr(request, "param", None)
+def cloud():
+    """A lab that is not started yet; at the end nothing of it is left."""
     # Short, as unix sockets need it.
     with tempfile.TemporaryDirectory(prefix="nhl") as home:
         found = Lab(home)
         try:
-            found.up(*(("--shape", shape) if shape else ()))
             yield found
         finally:
             done = found.nova_hpc("down", "--purge")
@@ -144,3 +150,10 @@ def lab(request):
         assert not left
         assert done.returncode == 0, done.stderr
         assert not found.state.exists()
+
+
+@pytest.fixture(scope="session")
+def lab(request, cloud):
+    """The lab with one node; a test that names a shape gets a node of that shape."""
+    cloud.has_shape(getattr(request, "param", "two-socket"))
+    return cloud
