@@ -15,6 +15,19 @@ from nova_hpc_lab.state import Paths, Settings, write
 Value = str | int | bool | Path | Sequence[str]
 Sections = Mapping[str, Mapping[str, Value]]
 
+LOOPBACK: Final = "127.0.0.1"
+REGION: Final = "RegionOne"
+#: Seconds to the answer of a call between the parts of Nova.
+_ANSWER_LIMIT: Final = 60
+#: Databases, by the service that owns them.
+DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "keystone": ("keystone",),
+    "placement": ("placement",),
+    "glance": ("glance",),
+    "nova": ("nova_api", "nova", "nova_cell0"),
+    "neutron": ("neutron",),
+}
+
 
 def render(sections: Sections) -> str:
     """The text of an oslo.config file.
@@ -39,22 +52,6 @@ def _text(value: object) -> str:
     if "\n" in text:
         raise ValueError(f"an option cannot hold a line break: {text!r}")
     return text
-
-
-LOOPBACK: Final = "127.0.0.1"
-REGION: Final = "RegionOne"
-
-#: Seconds to the answer of a call between the parts of Nova.
-_ANSWER_LIMIT: Final = 60
-
-#: Databases, by the service that owns them.
-DATABASES: Final[Mapping[str, tuple[str, ...]]] = {
-    "keystone": ("keystone",),
-    "placement": ("placement",),
-    "glance": ("glance",),
-    "nova": ("nova_api", "nova", "nova_cell0"),
-    "neutron": ("neutron",),
-}
 
 
 def _alias(role: str, ids: tuple[str, str], kind: str) -> dict[str, str]:

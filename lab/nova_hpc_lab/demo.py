@@ -29,6 +29,18 @@ from nova_hpc_lab.state import Paths
 CLOUD: Final = "nova-hpc-lab"
 _COMMAND_LIMIT: Final = 600.0
 
+VCPUS: Final = 1
+MEMORY_MIB: Final = 512
+_BUILD_LIMIT: Final = 900.0
+#: To the first report; a kick of a virtual CPU is lost now and then in
+#: emulation, and then the guest waits for ever.
+_REPORT_LIMIT: Final = 240.0
+_ATTEMPTS: Final = 3
+_PAUSE: Final = 3.0
+FLAVOR: Final = "hpc.gpu1vf1"
+SERVER: Final = "hpc-demo"
+_PAGE_KIB: Final = 2048
+
 
 @attrs.frozen
 class OpenStack:
@@ -140,17 +152,6 @@ def outcome(checks: Sequence[compare.Check]) -> Group:
         mark = Text("ok    ", "green") if check.agrees else Text("WRONG ", "red")
         lines.append(mark + Text(check.what) + Text(f": {check.trouble}" if check.trouble else ""))
     return Group(*lines)
-
-
-VCPUS: Final = 1
-MEMORY_MIB: Final = 512
-
-_BUILD_LIMIT: Final = 900.0
-#: To the first report; a kick of a virtual CPU is lost now and then in
-#: emulation, and then the guest waits for ever.
-_REPORT_LIMIT: Final = 240.0
-_ATTEMPTS: Final = 3
-_PAUSE: Final = 3.0
 
 
 @attrs.define
@@ -283,10 +284,6 @@ def operator_lines(log: Path, offset: int, flavor: str) -> list[str]:
                     found.append(f"{here}{text.strip()}")
     return found
 
-
-FLAVOR: Final = "hpc.gpu1vf1"
-SERVER: Final = "hpc-demo"
-_PAGE_KIB: Final = 2048
 
 Specs = Mapping[str, str]
 

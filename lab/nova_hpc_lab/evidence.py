@@ -20,6 +20,16 @@ from nova_hpc_lab.node import python_env
 from nova_hpc_lab.node.shape import Gpu, Shape
 from nova_hpc_lab.state import Settings
 
+_MIB: Final = 1 << 20
+_REMOTE_LIMIT: Final = 180.0
+#: "7f..000 bind:1 file=... N1=256 kernelpagesize_kB=2048"
+_PAGES: Final = re.compile(r" N(\d+)=(\d+)")
+#: The roles that servers get.
+_ROLES: Final = [
+    {"role": alias["name"], "vendor_id": alias["vendor_id"], "product_id": alias["product_id"]}
+    for alias in config.ALIASES
+]
+
 
 @attrs.frozen
 class Asked:
@@ -110,12 +120,6 @@ class Evidence:
     guest: Guest
     #: What the node stored when it claimed the devices.
     decision: Decision | None
-
-
-_MIB: Final = 1 << 20
-_REMOTE_LIMIT: Final = 180.0
-#: "7f..000 bind:1 file=... N1=256 kernelpagesize_kB=2048"
-_PAGES: Final = re.compile(r" N(\d+)=(\d+)")
 
 
 def remote(machine: node.Node, command: Sequence[str]) -> str:
@@ -224,13 +228,6 @@ def devices_of(
             identity=identity([bar["size"] for bar in function["bars"]], macs),
         )
     return found
-
-
-#: The roles that servers get.
-_ROLES: Final = [
-    {"role": alias["name"], "vendor_id": alias["vendor_id"], "product_id": alias["product_id"]}
-    for alias in config.ALIASES
-]
 
 
 def domain(machine: node.Node, server: str) -> Domain:

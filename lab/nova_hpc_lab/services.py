@@ -25,6 +25,10 @@ from nova_hpc_lab.errors import InterruptedStepError, LabError
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.state import Paths, Settings
 
+#: Debian puts the servers' own programs where an ordinary user's PATH does not look.
+_SEARCH: Final = "/usr/lib/rabbitmq/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_START_LIMIT: Final = 300.0
+
 
 def probe_listening(port: int) -> None:
     """Whether anything takes connections at *port*."""
@@ -99,11 +103,6 @@ def probe_worker(settings: Settings, binary: str, topic: str) -> None:
     # Nova's own limit, [DEFAULT]service_down_time.
     if min(ages) > 60:
         raise LabError(f"last heartbeat {min(ages)} s ago")
-
-
-#: Debian puts the servers' own programs where an ordinary user's PATH does not look.
-_SEARCH: Final = "/usr/lib/rabbitmq/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_START_LIMIT: Final = 300.0
 
 
 @attrs.frozen

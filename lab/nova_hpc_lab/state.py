@@ -24,6 +24,23 @@ from nova_hpc_lab.errors import LabError
 # below its state directory is about 20.
 _LONGEST_STATE: Final = 84
 
+VERSION: Final = 1
+DEFAULT_BASE_PORT: Final = 18700
+#: Offsets from the lab's base port, and what listens there.
+_OFFSETS: Final = {
+    "identity": 0,
+    "placement": 1,
+    "image": 2,
+    "compute": 3,
+    "network": 4,
+    "database": 5,
+    "messages": 6,
+    "distribution": 7,
+    "epmd": 8,
+}
+_SECRETS: Final = ("admin", "service", "database", "messages", "cookie")
+_CURE: Final = "remove this lab with: nova-hpc lab down --purge"
+
 
 @attrs.frozen
 class Paths:
@@ -112,25 +129,6 @@ def _base(environ: Mapping[str, str], name: str, default: str) -> Path:
     return path
 
 
-VERSION: Final = 1
-DEFAULT_BASE_PORT: Final = 18700
-
-#: Offsets from the lab's base port, and what listens there.
-_OFFSETS: Final = {
-    "identity": 0,
-    "placement": 1,
-    "image": 2,
-    "compute": 3,
-    "network": 4,
-    "database": 5,
-    "messages": 6,
-    "distribution": 7,
-    "epmd": 8,
-}
-
-_SECRETS: Final = ("admin", "service", "database", "messages", "cookie")
-
-
 @attrs.frozen
 class Ports:
     """The loopback ports of one lab, counted from its base port."""
@@ -193,9 +191,6 @@ class Settings:
         if missing:
             raise LabError(f"{paths.settings} lacks the password of {min(missing)}; {_CURE}")
         return settings
-
-
-_CURE: Final = "remove this lab with: nova-hpc lab down --purge"
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

@@ -32,6 +32,13 @@ _PACKAGES: Final = ("qemu-system-x86", "qemu-system-common", "qemu-system-data",
 _NAME: Final = f"emulator-{cache.key_of('1', _SUITE, *_PACKAGES)}"
 _LIBRARIES: Final = "usr/lib/x86_64-linux-gnu"
 
+# rdtsc; shl rdx, 32; or rax, rdx; ret
+_CODE: Final = bytes.fromhex("0f31 48c1e220 4809d0 c3")
+_SAMPLE: Final = 0.1
+_TRIES: Final = 1000
+#: ns between which both are read; a thousandth of the sample would be too coarse.
+_NARROW: Final = 20_000
+
 
 class EmulatorError(LabError):
     """There is no emulator; the text says what to do."""
@@ -89,16 +96,13 @@ def find(paths: Paths) -> Emulator:
     return Emulator(folder / "root")
 
 
-# rdtsc; shl rdx, 32; or rax, rdx; ret
-_CODE: Final = bytes.fromhex("0f31 48c1e220 4809d0 c3")
-_SAMPLE: Final = 0.1
-_TRIES: Final = 1000
-#: ns between which both are read; a thousandth of the sample would be too coarse.
-_NARROW: Final = 20_000
-
-
 def frequency_khz() -> int | None:
-    """Frequency in kHz, measured; None where it cannot be."""
+    """Frequency of the host's time-stamp counter in kHz, measured; None where it cannot be.
+
+    The emulated processor shows the host's counter. A kernel that measures its
+    frequency against emulated timers is wrong by a factor when the host is busy,
+    and its clock then runs too fast or too slow; so it is told.
+    """
     if platform.machine() != "x86_64":
         return None
     with contextlib.suppress(OSError, ValueError):

@@ -40,6 +40,33 @@ _SCRIPTS: Final = {
     "nova-hpc": "nova_hpc.cli.main",
 }
 
+#: Where the guest's archive has the interpreter.
+INTERPRETER: Final = "usr/bin/python3.11"
+_LOADER: Final = "lib64/ld-linux-x86-64.so.2"
+#: Runs every part of the command on a machine without devices, then says which
+#: files were loaded. Compiled modules go where the sources are: Python takes
+#: them there as well, and compiling is slow in emulation. The modules of the
+#: last import are loaded only when something goes wrong.
+_TRACE: Final = """
+import contextlib, io, json, os, sys
+sys.path.insert(0, sys.argv[1])
+from nova_hpc_guest.command import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    for words in (["check", "--root", "/tmp"], ["show", "--root", "/tmp"], ["--help"]):
+        with contextlib.suppress(SystemExit):
+            main(words)
+import linecache, runpy, tokenize, traceback, encodings.ascii, encodings.cp437, encodings.latin_1
+files = {}
+for module in list(sys.modules.values()):
+    source, compiled = getattr(module, "__file__", None), getattr(module, "__cached__", None)
+    if source and os.path.exists(source):
+        if source.endswith(".py") and compiled and os.path.exists(compiled):
+            files[source + "c"] = compiled
+        else:
+            files[source] = source
+print(json.dumps(files))
+"""
+
 
 def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
     """Name -> distribution of all that goes into the node.
@@ -162,36 +189,6 @@ def _requires(found: importlib.metadata.Distribution, extra: str) -> Iterator[tu
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-#: Where the guest's archive has the interpreter.
-INTERPRETER: Final = "usr/bin/python3.11"
-
-_LOADER: Final = "lib64/ld-linux-x86-64.so.2"
-
-#: Runs every part of the command on a machine without devices, then says which
-#: files were loaded. Compiled modules go where the sources are: Python takes
-#: them there as well, and compiling is slow in emulation. The modules of the
-#: last import are loaded only when something goes wrong.
-_TRACE: Final = """
-import contextlib, io, json, os, sys
-sys.path.insert(0, sys.argv[1])
-from nova_hpc_guest.command import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-    for words in (["check", "--root", "/tmp"], ["show", "--root", "/tmp"], ["--help"]):
-        with contextlib.suppress(SystemExit):
-            main(words)
-import linecache, runpy, tokenize, traceback, encodings.ascii, encodings.cp437, encodings.latin_1
-files = {}
-for module in list(sys.modules.values()):
-    source, compiled = getattr(module, "__file__", None), getattr(module, "__cached__", None)
-    if source and os.path.exists(source):
-        if source.endswith(".py") and compiled and os.path.exists(compiled):
-            files[source + "c"] = compiled
-        else:
-            files[source] = source
-print(json.dumps(files))
-"""
 
 
 def for_guest(root: Path, command: bytes) -> dict[str, bytes]:

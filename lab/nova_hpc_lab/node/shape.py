@@ -22,6 +22,13 @@ from nova_hpc_lab.errors import LabError
 
 _WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
+DEFAULT: Final = "two-socket"
+#: Sizes that QEMU's ``bochs-display`` takes, and hence the number of GPUs of one node.
+GPU_MEMORY_MIB: Final = (4, 8, 16, 32, 64, 128, 256)
+MAX_VFS: Final = 7  # of QEMU's igb model
+MAX_ROOTS: Final = 6
+MAX_NODES: Final = 99
+
 
 class ShapeError(LabError):
     """A shape that makes no sense; the text names the file, the line and the key."""
@@ -141,14 +148,6 @@ def parse(text: str, where: str) -> Value:
     if node is None:
         raise ShapeError(f"{where} is empty")
     return Value(node, where, "")
-
-
-DEFAULT: Final = "two-socket"
-#: Sizes that QEMU's ``bochs-display`` takes, and hence the number of GPUs of one node.
-GPU_MEMORY_MIB: Final = (4, 8, 16, 32, 64, 128, 256)
-MAX_VFS: Final = 7  # of QEMU's igb model
-MAX_ROOTS: Final = 6
-MAX_NODES: Final = 99
 
 
 @attrs.frozen
