@@ -108,10 +108,12 @@ def test_a_step_that_never_returns_is_named_and_left(monkeypatch):
 # The real command, with steps of which one never ends: it reads a pipe that
 # nobody closes, as the seal of the cache once did.
 STUCK_UP = """\
-import os, sys
+import os, signal, sys
 from nova_hpc.cli.main import main
 from nova_hpc_lab import cloud, process, progress
 
+# Whoever runs the tests in the background of a shell has made it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 progress.END_LIMIT = 0.5
 reading, writing = os.pipe()
 limit = float(sys.argv[1])
