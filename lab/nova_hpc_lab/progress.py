@@ -155,6 +155,7 @@ class _Begun:
     step: Step
     deadline: float
     said: str = ""
+    thread: threading.Thread | None = None
 
 
 class _Run:
@@ -201,9 +202,10 @@ class _Run:
         begun = _Begun(step, time.monotonic() + step.limit)
         self._running[step.name] = begun
         self._shown.begin(step)
-        threading.Thread(
+        begun.thread = threading.Thread(
             target=self._perform, args=(begun,), name=f"step {step.name}", daemon=True
-        ).start()
+        )
+        begun.thread.start()
 
     def _perform(self, begun: _Begun) -> None:
         step = begun.step
@@ -243,11 +245,9 @@ class _Run:
         return name, error
 
     def _wait_for_the_others(self, deadline: float) -> None:
-        while self._running:
-            try:
-                name, _ = self._ended.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                for begun in self._running.values():
+        # An interrupt may have come before a thread was started, so there is none to wait for.
+        for begun in list(self._running.values()):
+            if begun.thread is not None and begun.thread.ident is not None:
+                begun.thread.join(max(0.0, deadline - time.monotonic()))
+                if begun.thread.is_alive():
                     self._shown.note(begun.step, "does not end; it is left behind", None)
-                return
-            self._running.pop(name, None)

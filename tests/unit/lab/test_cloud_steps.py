@@ -167,7 +167,7 @@ def test_a_stuck_up_can_be_interrupted(stuck_up, number):
     assert "A read: reading" in begun
     assert "A program: sleeping" in begun
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert "A program: stopped" in said
     assert "Interrupted. Go on with: nova-hpc lab up" in said
@@ -176,7 +176,7 @@ def test_a_stuck_up_can_be_interrupted(stuck_up, number):
 
 def test_a_stuck_up_ends_by_itself_and_names_the_step(stuck_up):
     process = stuck_up(1)
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=120)[1]
     assert process.returncode == 1
     assert "nova-hpc: A read is not done after 1 s (last it said: reading)" in said
     assert "Traceback" not in said
