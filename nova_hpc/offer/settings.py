@@ -23,6 +23,7 @@ import attrs
 
 from nova_hpc.offer import aliases
 from nova_hpc.offer.device_spec import DeviceSpec
+from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import Node
 
 COMMON: Final = "common"
@@ -190,10 +191,10 @@ def _compute(node: Node, spec: DeviceSpec, options: Options, remarks: list[str])
     if shared:
         lines += [
             "# The host's own work, emulator threads and servers without dedicated CPUs.",
-            f"cpu_shared_set = {_ranges(shared)}",
+            f"cpu_shared_set = {format_list(shared)}",
         ]
     if dedicated:
-        lines += [f"cpu_dedicated_set = {_ranges(dedicated)}"]
+        lines += [f"cpu_dedicated_set = {format_list(dedicated)}"]
     lines += ["", "[pci]", "report_in_placement = true"]
     if not spec.offers:
         lines += ["# No function of this node has a role: nothing is offered."]
@@ -240,14 +241,3 @@ def _cpu_sets(
             "The CPUs of this node are not known: set [compute]cpu_dedicated_set yourself."
         )
     return frozenset(shared), everything - shared
-
-
-def _ranges(cpus: Iterable[int]) -> str:
-    """Write a set of CPUs the way Nova and the kernel read it: ``0-3,8``."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][-1] + 1:
-            parts[-1] = [parts[-1][0], cpu]
-        else:
-            parts.append([cpu])
-    return ",".join("-".join(map(str, part)) for part in parts)

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from nova_hpc.placement.model import Group, Want
+from nova_hpc.placement.model import MAX_COUNT, Group, Want
 from nova_hpc.placement.solver.demand import MAX_NAMES
 
 GROUP: Final = "hpc:group"
-
-#: More devices of one alias than any host has.
-MAX_COUNT: Final = 1024
 
 
 class FlavorError(ValueError):

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
 from nova_hpc.topology.level import Distance, Level, Location
+
+#: Most devices of one alias in one server: more than any host has.
+MAX_COUNT: Final = 1024
 
 
 class Policy(enum.Enum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import Final
 
 #: The kernel's own limit is 8192 (CONFIG_NR_CPUS on x86).
@@ -70,12 +71,12 @@ def _bits(words: list[str], text: str) -> frozenset[int]:
     return frozenset(bit for bit in range(value.bit_length()) if value >> bit & 1)
 
 
-def format_list(cpus: frozenset[int]) -> str:
-    """Write a set the way the kernel's ``cpulist`` does; empty: ``none``."""
+def format_list(cpus: Iterable[int]) -> str:
+    """Write a set as the kernel, Nova and libvirt read it: ``0-3,8``; empty: ""."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
             runs[-1][1] = cpu
         else:
             runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -32,7 +32,6 @@ class AddressError(ValueError):
 
 
 @functools.lru_cache(maxsize=4096)
-@functools.lru_cache(maxsize=4096)
 def normalise_address(text: str) -> str:
     """Write a PCI address the way the kernel does: ``0000:17:00.0``.
 

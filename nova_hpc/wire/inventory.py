@@ -51,7 +51,7 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
     return {
         "id": numa.id,
         "socket": numa.socket,
-        "cpus": "" if not numa.cpus else format_list(numa.cpus),
+        "cpus": format_list(numa.cpus),
         "smt_siblings": [format_list(core) for core in numa.smt_siblings],
         "memory_kib": numa.memory_kib,
         "memory_of": numa.memory_of,

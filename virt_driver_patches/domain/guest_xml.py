@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from lxml import etree
 
+from nova_hpc.topology.cpuset import format_list
+
 
 def housekeeping(
     online: Collection[int],
@@ -41,20 +43,9 @@ def keep_emulator_off(xml: str, cpus: Collection[int]) -> str:
     pins = root.findall("cputune/vcpupin")
     if not cpus or not any(pin.get("cpuset", "").isdigit() for pin in pins):
         return xml
-    text = _ranges(cpus)
+    text = format_list(cpus)
     for element in root.iterfind("cputune/emulatorpin"):
         element.set("cpuset", text)
     for element in root.iterfind("cputune/iothreadpin"):
         element.set("cpuset", text)
     return str(etree.tostring(root, encoding="unicode"))
-
-
-def _ranges(cpus: Collection[int]) -> str:
-    """Write a set of CPUs as libvirt does: ``0-3,8``."""
-    parts: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if parts and cpu == parts[-1][-1] + 1:
-            parts[-1][1:] = [cpu]
-        else:
-            parts.append([cpu])
-    return ",".join("-".join(map(str, part)) for part in parts)

@@ -12,13 +12,10 @@ from collections.abc import Collection, Mapping
 
 import attrs
 
-from nova_hpc.placement.model import Request
+from nova_hpc.placement.model import MAX_COUNT, Request
 
 #: Hall's condition is checked for every subset of the names.
 MAX_NAMES = 8
-
-#: More devices of one alias than any host has.
-MAX_COUNT = 65536
 
 
 @attrs.frozen
