@@ -111,7 +111,19 @@ def domain_of(node: Node, chosen: list[str], cells: dict[int, int], mirror: bool
         return {"bus": bus, "slot": next(slots.setdefault(bus, itertools.count(0)))}
 
     slots[0] = itertools.count(3)
-    numbers = itertools.count(32, 16)
+    # As round as can be; a deep tree takes more than 16 buses.
+    numbers: dict[str | None, int] = {}
+    free = 32
+    for function in map(node.function, chosen):
+        if function.root not in numbers:
+            mine = {
+                each
+                for one in map(node.function, chosen)
+                if one.root == function.root
+                for each in one.path
+            }
+            numbers[function.root] = free
+            free += 16 * (1 + (1 + len(mine)) // 16)
     for address in chosen:
         function = node.function(address)
         hostdev = etree.SubElement(devices, "hostdev", mode="subsystem", type="pci", managed="no")
@@ -127,7 +139,7 @@ def domain_of(node: Node, chosen: list[str], cells: dict[int, int], mirror: bool
         if function.root not in made:
             made[function.root] = controller("pcie-expander-bus", **on(0))
             expander = devices.findall("controller")[-1]
-            target = etree.SubElement(expander, "target", busNr=str(next(numbers)))
+            target = etree.SubElement(expander, "target", busNr=str(numbers[function.root]))
             etree.SubElement(target, "node").text = str(cells[function.numa_node])
         bus_index = made[function.root]
         for depth, bridge in enumerate(function.path):
