@@ -17,7 +17,6 @@ from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import Yardstick
 from nova_hpc.from_nova.request import Task
-from nova_hpc.placement import alike as alike_hosts
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
@@ -147,7 +146,7 @@ def _reduce(order: Order, pattern: Pattern) -> Pattern:
         (pattern.number, order.key),
         lambda: hosts.on_host(
             pattern,
-            alike_hosts.reduced(order.request, pattern.host, order.yardstick.profile),
+            between_hosts.reduced(order.request, pattern.host, order.yardstick.profile),
         ),
     )
 

@@ -1,15 +1,32 @@
-"""Which of several hosts is best for a server, by the scores of their device sets.
+"""Hosts among each other: which are alike for a request, and which is best.
 
 On one host closer devices are always better. Between hosts that give what was
 asked for, it matters more what is left for others: a server that may be spread
 over a NUMA node should not break a switch on another host for being closer.
+
+Hosts that differ only in CPUs or pages which neither the request nor what the
+cloud usually sells could ever use have the same answer. :func:`reduced` makes them
+equal, so that the answer of one serves for all of them. It takes two things away:
+
+* what is beyond all that the request and the profile could use at once;
+* what is left over when the rest is counted in *grains*, the largest amount of
+  which the request and the shapes of the profile take whole multiples. The sum
+  over the host keeps its number of grains.
+
+Nothing that :func:`nova_hpc.placement.choose.choose` looks at changes by it: which
+cell fits on which node, how many servers and groups of each shape still fit, and
+what a node lacks for a cell, in numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
-from nova_hpc.placement.profile import Profile
+import attrs
+
+from nova_hpc.placement.model import Host, HostNode, Pool, Request
+from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.topology.level import Level
 
 #: Hosts whose damage differs by less than this part of a device are equally
@@ -35,3 +52,118 @@ def rank(score: Sequence[int], asked: Level, coarse: int) -> tuple[int, ...]:
     level, misses, distance, spread, damage, groups, left, *rest = score
     wide = max(level, asked)
     return (wide, misses, -(-damage // coarse), level, distance, spread, left, groups, *rest)
+
+
+@attrs.frozen
+class _Use:
+    """What can be done with one resource (CPUs, or pages of one size)."""
+
+    #: Needs of the guest's cells.
+    cells: tuple[int, ...]
+    #: The most that the cells and later servers of any one shape take together.
+    most: int
+    #: Everything that is ever taken is a multiple of this; 0: nothing is.
+    grain: int
+
+
+def reduced(request: Request, host: Host, profile: Profile) -> Host:
+    """*host* with equally useful CPUs and pages; the same one where nothing changes.
+
+    Doing it twice changes nothing more. What is unknown stays unknown, and a host
+    that contradicts itself (a node twice) is left for others to refuse.
+    """
+    if not host.nodes or len({node.id for node in host.nodes}) < len(host.nodes):
+        return host
+    shapes = _possible(profile.shapes, host.pools)
+    # The order of the input must not matter.
+    nodes = sorted(host.nodes, key=lambda node: node.id)
+    cpus = _use(
+        (cell.dedicated_cpus for cell in request.cells),
+        ((shape.cpus, shape, servers, groups) for shape, servers, groups in shapes),
+    )
+    counts = _counted([node.dedicated_cpus for node in nodes], cpus)
+    sizes = {cell.page_kib for cell in request.cells} | {shape.page_kib for shape, _, _ in shapes}
+    pages: list[dict[int, int]] = [{} for _ in nodes]
+    for size in sorted(size for size in sizes if size):
+        use = _use(
+            (-(-cell.memory_kib // size) for cell in request.cells if cell.page_kib == size),
+            (
+                (-(-shape.memory_kib // size), shape, servers, groups)
+                for shape, servers, groups in shapes
+                if shape.page_kib == size
+            ),
+        )
+        found = _counted(
+            [None if node.pages is None else node.pages.get(size, 0) for node in nodes], use
+        )
+        for kept, count in zip(pages, found, strict=True):
+            if count:
+                kept[size] = count
+    made = tuple(
+        HostNode(node.id, node.socket, count, None if node.pages is None else kept)
+        for node, count, kept in zip(nodes, counts, pages, strict=True)
+    )
+    return host if _same(made, host.nodes) else attrs.evolve(host, nodes=made)
+
+
+def _same(one: Sequence[HostNode], other: Sequence[HostNode]) -> bool:
+    return all(a == b for a, b in zip(one, other, strict=True))
+
+
+def _possible(shapes: Iterable[Shape], pools: Iterable[Pool]) -> list[tuple[Shape, int, int]]:
+    """Shapes of which the devices allow any, with how many servers and groups at most."""
+    free: dict[str | None, int] = {}
+    for pool in pools:
+        free[pool.role] = free.get(pool.role, 0) + max(pool.free, 0)
+    # A device without a role may count as any of them.
+    unknown = free.get(None, 0)
+    found = []
+    for shape in shapes:
+        if not shape.weight or not shape.counts or shape.groups < 1:
+            continue
+        groups = min(
+            (free.get(role, 0) + unknown) // max(count, 1) for role, count in shape.counts.items()
+        )
+        if groups and (shape.cpus > 0 or shape.memory_kib > 0):
+            found.append((shape, groups // shape.groups, groups))
+    return found
+
+
+def _use(cells: Iterable[int], shapes: Iterable[tuple[int, Shape, int, int]]) -> _Use:
+    mine = tuple(cells)
+    most, grain = 0, math.gcd(*mine)
+    for need, shape, servers, groups in shapes:
+        if need > 0:
+            share = -(-need // shape.groups)
+            # Whether there is enough for one server matters even where no one's
+            # devices are left; below the host groups count, with their share.
+            most = max(most, need * max(servers, 1), share * groups)
+            grain = math.gcd(grain, share, need)
+    return _Use(mine, most + sum(mine), grain)
+
+
+def _counted(free: Sequence[int | None], use: _Use) -> list[int | None]:
+    if not use.grain:
+        # Nobody needs any: only that a node is overdrawn may be told.
+        return [count if count is None or count < 0 else 0 for count in free]
+    least = max(use.cells, default=0)
+    found = [None if count is None else min(count, use.most) for count in free]
+    # What a node lacks for a cell is told in numbers.
+    whole = [i for i, count in enumerate(found) if count is not None and count >= max(least, 1)]
+    if not whole:
+        return found
+    # Where one node has enough for everything, their sum limits nothing.
+    enough = any(found[i] == use.most for i in whole)
+    before = 0 if enough else sum(max(count or 0, 0) for count in found)
+    for i in whole:
+        found[i] = _of(found[i]) // use.grain * use.grain
+    base = sum(max(count or 0, 0) for count in found)
+    # Left-overs of several nodes together may be another grain of the host.
+    more, extra = divmod(max(before // use.grain * use.grain - base, 0), len(whole))
+    for number, i in enumerate(whole):
+        found[i] = _of(found[i]) + more + (number < extra)
+    return found
+
+
+def _of(count: int | None) -> int:
+    return count or 0

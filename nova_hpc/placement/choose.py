@@ -3,22 +3,34 @@
 Pure and deterministic: the same input gives the same answer, in whatever
 order the pools come. The contributor documentation ("How devices are chosen")
 states the objective in order, and what bounds the search.
+
+Nova may reject the best set. Each alternative is the best set that avoids something
+an earlier one used: a NUMA node for a guest cell, all domains of one class, or one
+domain.
 """
 
 from __future__ import annotations
 
-from nova_hpc.placement import alike
+import heapq
+from collections.abc import Iterator
+
+from nova_hpc.placement import between_hosts
 from nova_hpc.placement import profile as profiles
-from nova_hpc.placement.model import Answer, Host, Request
+from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.solver import greedy, reasons
-from nova_hpc.placement.solver.alternatives import ranked
-from nova_hpc.placement.solver.budget import TooMuchError
+from nova_hpc.placement.solver.classes import Node
+from nova_hpc.placement.solver.costs import TooMuchError
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import survey
-from nova_hpc.placement.solver.nvlink import links
+from nova_hpc.placement.solver.domains import ALONE, Key, Rank, survey
 from nova_hpc.placement.solver.problem import Problem
-from nova_hpc.placement.solver.solve import Solver
+from nova_hpc.placement.solver.solve import Bans, Solver
+from nova_hpc.placement.solver.spanning import links
+
+#: Searches for each set that is asked for, at most.
+TRIES = 4
+
+_DOMAINS = (Rank.NUMA, Rank.PIX)
 
 
 def choose(
@@ -31,12 +43,12 @@ def choose(
         devices is no alternative (see spread.rotate). Sets on other nodes come
         first, in the order of their scores, and then sets in other domains of
         those nodes.
-    :param profile: what later servers look like, the yardstick of damage
+    :param profile: what later servers look like; damage is measured against it
     :raises ValueError: the request contradicts itself (see Demand.of), the host
-        does (see survey), or the profile does (see Yardstick.of).
+        does (see survey), or the profile does (see HostProfile.of).
     """
     demand = Demand.of(request)
-    host = alike.reduced(request, host, profile)
+    host = between_hosts.reduced(request, host, profile)
     site = survey(demand, host)
     linked = links(request, demand, site, host)
     problem = Problem.of(request, demand, site, profile)
@@ -50,3 +62,127 @@ def choose(
     if not found:
         return Answer(miss=reasons.miss(request, demand, site, linked))
     return Answer(sets=tuple(found))
+
+
+def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
+    """The best sets, at most *limit*, each on other nodes or in other domains.
+
+    First the best one on each choice of nodes for the guest's cells, then the
+    best one of each further topology class, then equals on other devices; each
+    of these in the order of the scores.
+
+    :raises TooMuchError: the exact search would exceed its bound
+    """
+    best = solver.best()
+    if best is None or limit == 1:
+        return [] if best is None else [best]
+    found = {_places(solver, best): best}
+    heap: list[tuple[tuple[int, ...], int, Bans, DeviceSet]] = [(best.score, 0, Bans(), best)]
+    tried = {Bans()}
+    while heap and len(found) < limit and len(tried) <= TRIES * limit:
+        _, _, bans, devices = heapq.heappop(heap)
+        for more in _further(solver, bans, devices):
+            if more in tried or len(tried) > TRIES * limit or len(found) >= limit:
+                continue
+            tried.add(more)
+            try:
+                other = solver.best(more)
+            except TooMuchError:  # the best one is known, that is enough
+                return _order(solver, list(found.values()))
+            if other is not None:
+                found.setdefault(_places(solver, other), other)
+                heapq.heappush(heap, (other.score, len(tried), more, other))
+    return _order(solver, list(found.values()))
+
+
+def _order(solver: Solver, sets: list[DeviceSet]) -> list[DeviceSet]:
+    best = sets[0]  # stays the first, also of equals
+    sets.sort(
+        key=lambda one: (
+            one.score,
+            one is not best,
+            sorted(one.cells.items()),
+            [pick.pool for pick in one.picks],
+        )
+    )
+    # Other nodes first: what Nova still rejects, it rejects for a node.
+    mapped: list[object] = []
+    classes: list[object] = []
+    turns = []
+    for one in sets:
+        shape = (tuple(one.cells.items()), one.score, _shape(solver.plain(), _used(one)))
+        turns.append(0 if one.cells not in mapped else 1 if shape not in classes else 2)
+        mapped.append(one.cells)
+        classes.append(shape)
+    pairs = sorted(zip(turns, sets, strict=True), key=lambda pair: pair[0])
+    return [one for _, one in pairs]
+
+
+def _used(devices: DeviceSet) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for pick in devices.picks:
+        used[pick.pool] = used.get(pick.pool, 0) + 1
+    return used
+
+
+def _places(solver: Solver, devices: DeviceSet) -> object:
+    """Sets that differ only in devices of one place are the same to everyone."""
+    items = {item.id: item for item in solver.problem.site.items}
+    picks = []
+    for pick in devices.picks:
+        item = items[pick.pool]
+        cell = -1 if pick.cell is None else pick.cell
+        picks.append((cell, pick.want, item.keys[item.rank_to(item)]))
+    return tuple(devices.cells.items()), tuple(sorted(picks))
+
+
+def _shape(node: Node, used: dict[str, int]) -> tuple[object, ...]:
+    """The topology class of a choice: equal for devices of equal places."""
+    taken = sorted(
+        (item.kind, item.free, used[item.id])
+        for part in node.parts
+        for items in part.items
+        for item in items
+        if item.id in used
+    )
+    below = sorted((_shape(child, used) for child in node.children), key=repr)
+    return (node.cls.number, tuple(taken), tuple(below))
+
+
+def _further(solver: Solver, bans: Bans, devices: DeviceSet) -> Iterator[Bans]:
+    """What to avoid next, the most different first."""
+    for node in sorted(devices.cells.values()):
+        yield Bans(bans.nodes | {node}, bans.items)
+    used = _used(devices)
+    touched: list[set[str]] = []
+    alike: list[set[str]] = []
+    domains: dict[Rank, dict[Key, set[str]]] = {rank: {} for rank in _DOMAINS}
+    for item in solver.problem.site.items:
+        for rank in _DOMAINS:
+            if item.keys[rank][0] != ALONE:
+                domains[rank].setdefault(item.keys[rank], set()).add(item.id)
+    classes = {rank: dict[Key, int]() for rank in _DOMAINS}
+    _classes(solver.plain(), classes)
+    for rank in _DOMAINS:
+        for key, ids in sorted(domains[rank].items()):
+            if ids & used.keys():
+                touched.append(ids)
+                number = classes[rank].get(key)
+                alike.append(
+                    set().union(
+                        *(
+                            others
+                            for other, others in domains[rank].items()
+                            if classes[rank].get(other) == number
+                        )
+                    )
+                )
+    for ids in (*alike, *touched):
+        yield Bans(bans.nodes, bans.items | ids)
+
+
+def _classes(node: Node, classes: dict[Rank, dict[Key, int]]) -> None:
+    if node.cls.rank in classes:
+        classes[node.cls.rank][node.up[node.cls.rank]] = node.cls.number
+    for child in node.children:
+        _classes(child, classes)

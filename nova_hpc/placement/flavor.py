@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nova_hpc.placement import grouping
-from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.grouping import FlavorError as FlavorError
 from nova_hpc.placement.model import Cell, Nvlink, Policy, Request, Want
 from nova_hpc.topology.level import Level
 

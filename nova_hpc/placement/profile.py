@@ -1,16 +1,32 @@
-"""What a cloud usually sells: the servers that later placements must still fit.
+"""What a cloud usually sells, and what a placement takes away from it.
 
-A profile is the yardstick of damage: of two device sets that serve a request
-equally well, the better one is that which leaves more room for these shapes.
+A *profile* is the mix of flavors that later servers will ask for. The *damage* of a
+choice is the number of devices that the servers of a profile could use before it
+and can not use after it: summed over the shapes, each with its
+weight. A shape can use the free devices of a domain of its own level if a group
+fits there, and none anywhere if the host has too few devices, CPUs or pages for
+one server. This is the fragmentation gradient of FGD (Weng et al., "Beware of
+Fragmentation", USENIX ATC 2023), carried from nodes to the nested domains of
+their topology; for shapes that accept the whole host it is the same.
+
+Of choices with the same damage the better one is that which loses fewer *groups*:
+the devices in whole groups that still fit, summed over the shapes and over the
+levels up to the shape's own; as many as CPUs and pages suffice for.
+
+Both are sums over domains, so that a dynamic program over the tree of domains
+finds their least values. Whether the host has enough for one server is the same
+for every choice on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from nova_hpc.placement.model import Cell, HostNode
 from nova_hpc.topology.level import Level
 
 
@@ -47,3 +63,193 @@ class Profile:
 #: Where nothing is known: one, two, four, eight and sixteen GPUs, each worth
 #: its size, so that a lost group of eight weighs as much as four lost pairs.
 DEFAULT: Final = Profile(tuple(Shape({"gpu": size}, level=Level.HOST) for size in (1, 2, 4, 8, 16)))
+
+
+#: For each shape the most groups that CPUs and pages allow; None: any number.
+Limits = tuple[int | None, ...]
+
+#: For each shape whether the host, as far as it is counted, can hold any server.
+Open = tuple[bool, ...]
+
+
+@attrs.frozen
+class _HostShape:
+    """A shape, with its roles as indices of the host profile's labels."""
+
+    needs: tuple[tuple[int, int], ...]  # (label, devices in one group)
+    groups: int
+    size: int  # devices of one group
+    weight: int
+    worth: int  # weight times devices of one group
+    level: Level
+    cpus: int
+    page_kib: int | None
+    pages: int  # of the whole server
+
+
+@attrs.frozen
+class HostProfile:
+    """A profile in the labels of one host's devices, ready to measure damage."""
+
+    labels: tuple[str, ...]
+    shapes: tuple[_HostShape, ...]
+    #: Whether CPUs or pages limit any shape.
+    limited: bool
+    #: Most devices of one shape, over all; only for bounds.
+    worth: int
+
+    @classmethod
+    def of(cls, profile: Profile, present: frozenset[str], wanted: frozenset[str]) -> HostProfile:
+        """Read *profile* for one host.
+
+        :param present: labels of the host's devices: the role, or where a
+            device has none the name of the want that it serves
+        :param wanted: labels of devices that the request wants one by one. If
+            no shape names any label that is present, DEFAULT's shapes are
+            applied to each of these: an untagged host is packed as well.
+        :raises ValueError: a shape is nonsense
+        """
+        return _read(profile, present, wanted)
+
+    def open(self, free: Sequence[int], limits: Limits | None = None) -> Open:
+        """Which shapes the host can hold, as far as counts tell.
+
+        :param free: free devices of each label on the host
+        :param limits: see limits_on_host()
+        """
+        return tuple(
+            all(free[label] >= need * one.groups for label, need in one.needs)
+            and (limits is None or limits[number] is None or limits[number] != 0)
+            for number, one in enumerate(self.shapes)
+        )
+
+    def usable(self, level: Level, free: Sequence[int], open_: Open) -> int:
+        """Weighted devices of one domain that the shapes of this very level can use.
+
+        :param free: free devices of each label
+        """
+        total = 0
+        on_host = level is Level.HOST
+        for number, one in enumerate(self.shapes):
+            if one.level is not level or not open_[number]:
+                continue
+            times = one.groups if on_host else 1
+            if len(one.needs) == 1:
+                label, need = one.needs[0]
+                if free[label] >= need * times:
+                    total += one.weight * free[label]
+            elif all(free[label] >= need * times for label, need in one.needs):
+                # The scarcest role tells; what is less than a group counts in part.
+                total += one.weight * min(
+                    [one.size * free[label] // need for label, need in one.needs]
+                )
+        return total
+
+    def count(self, level: Level, free: Sequence[int], limits: Limits | None = None) -> int:
+        """Weighted devices in whole groups that fit into one domain of *level*.
+
+        :param free: free devices of each label
+        :param limits: see limits_of(); None: nothing but devices limits it
+        """
+        total = 0
+        on_host = level is Level.HOST
+        for number, one in enumerate(self.shapes):
+            if one.level < level:
+                continue
+            # On the host whole servers count, below it their groups.
+            times = one.groups if on_host else 1
+            if len(one.needs) == 1:
+                label, need = one.needs[0]
+                count = free[label] // (need * times)
+            else:
+                count = min([free[label] // (need * times) for label, need in one.needs])
+            if limits is not None:
+                limit = limits[number]
+                if limit is not None and limit < count:
+                    count = limit
+            total += one.worth * times * count
+        return total
+
+    def limits_of(self, node: HostNode, cell: Cell | None = None) -> Limits:
+        """How many groups of each shape one NUMA node has CPUs and pages for.
+
+        :param cell: a guest cell that takes its share before
+        """
+        return tuple(
+            _room([node], [] if cell is None else [cell], one, True) for one in self.shapes
+        )
+
+    def limits_on_host(self, nodes: Sequence[HostNode], cells: Sequence[Cell]) -> Limits:
+        """How many servers of each shape the host has CPUs and pages for."""
+        return tuple(_room(nodes, cells, one, False) for one in self.shapes)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> HostProfile:
+    for shape in profile.shapes:
+        _check(shape)
+    shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
+    if not any(here & set(shape.counts) for shape in profile.shapes):
+        shapes = [
+            attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
+            for label in sorted(wanted)
+            for shape in DEFAULT.shapes
+        ]
+    labels = tuple(sorted({label for shape in shapes for label in shape.counts}))
+    host_shapes = tuple(_host_shape(shape, labels) for shape in shapes)
+    return HostProfile(
+        labels,
+        host_shapes,
+        any(one.cpus or one.pages for one in host_shapes),
+        sum(one.worth for one in host_shapes),
+    )
+
+
+def _room(
+    nodes: Sequence[HostNode], cells: Sequence[Cell], one: _HostShape, per_group: bool
+) -> int | None:
+    """Servers, or groups of them, of one shape; what is unknown limits nothing."""
+    share = one.groups if per_group else 1
+    rooms = []
+    if one.cpus and nodes and all(node.dedicated_cpus is not None for node in nodes):
+        have = sum(max(node.dedicated_cpus or 0, 0) for node in nodes)
+        have -= sum(cell.dedicated_cpus for cell in cells)
+        rooms.append(max(have, 0) // -(-one.cpus // share))
+    if one.pages and nodes and all(node.pages is not None for node in nodes):
+        have = sum(max((node.pages or {}).get(one.page_kib or 0, 0), 0) for node in nodes)
+        have -= sum(pages(cell) for cell in cells if cell.page_kib == one.page_kib)
+        rooms.append(max(have, 0) // -(-one.pages // share))
+    return min(rooms, default=None)
+
+
+def pages(cell: Cell) -> int:
+    """Pages of the cell's own size that it needs."""
+    return -(-cell.memory_kib // cell.page_kib) if cell.page_kib else 0
+
+
+def _host_shape(shape: Shape, labels: Sequence[str]) -> _HostShape:
+    size = sum(shape.counts.values())
+    return _HostShape(
+        needs=tuple((labels.index(label), count) for label, count in shape.counts.items()),
+        groups=shape.groups,
+        size=size,
+        weight=shape.weight,
+        worth=shape.weight * size,
+        level=shape.level,
+        cpus=shape.cpus,
+        page_kib=shape.page_kib,
+        pages=-(-shape.memory_kib // shape.page_kib) if shape.page_kib else 0,
+    )
+
+
+def _check(shape: Shape) -> None:
+    counts: Mapping[str, int] = shape.counts
+    if not counts or min(counts.values()) < 1:
+        raise ValueError(f"a shape of the profile has no devices: {dict(counts)}")
+    if shape.groups < 1 or shape.weight < 0:
+        raise ValueError(
+            f"the shape {dict(counts)} has {shape.groups} groups and weight {shape.weight}; "
+            "groups must be 1 or more, weights 0 or more"
+        )
+    if shape.cpus < 0 or shape.memory_kib < 0 or (shape.page_kib or 1) < 1:
+        raise ValueError(f"the shape {dict(counts)} has negative CPUs or memory")

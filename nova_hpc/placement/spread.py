@@ -16,13 +16,12 @@ import attrs
 
 from nova_hpc.placement.model import DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.placement.solver.build import Part
 from nova_hpc.placement.solver.classes import Forest, Node
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Item, Site, survey
+from nova_hpc.placement.solver.domains import Item, Member, Site, survey
 from nova_hpc.placement.solver.measure import measure
-from nova_hpc.placement.solver.nvlink import links
 from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.spanning import links
 
 #: NVLink sets and wide IOMMU units are not part of a class, so an exchange may
 #: tear them apart; then another one is tried.
@@ -130,14 +129,14 @@ class _Turn:
 
 def groups_of(
     demand: Demand, site: Site, devices: DeviceSet
-) -> list[tuple[tuple[Part, ...], int | None]]:
+) -> list[tuple[tuple[Member, ...], int | None]]:
     """The groups of a set, each with its guest cell."""
     items: Mapping[str, Item] = {item.id: item for item in site.items}
     index_of = {key: i for i, keys in enumerate(demand.keys) for key in keys}
-    groups: dict[int, list[Part]] = {}
+    groups: dict[int, list[Member]] = {}
     cells: dict[int, int | None] = {}
     for pick in devices.picks:
-        part = Part(index_of[pick.want], items[pick.pool])
+        part = Member(index_of[pick.want], items[pick.pool])
         groups.setdefault(pick.group, []).append(part)
         cells[pick.group] = pick.cell
     return [(tuple(parts), cells[number]) for number, parts in sorted(groups.items())]

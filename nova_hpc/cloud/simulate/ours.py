@@ -21,16 +21,13 @@ from typing import Final
 import attrs
 import numpy as np
 
-from nova_hpc.cloud.simulate.cluster import Bools, Cluster, Ints
-from nova_hpc.cloud.simulate.fragmentation import Floats
-from nova_hpc.cloud.simulate.nodes import Layout
+from nova_hpc.cloud.simulate.cluster import Bools, Cluster, Floats, Ints
+from nova_hpc.cloud.simulate.model import Layout, Shape, Typical
 from nova_hpc.cloud.simulate.policy import Policy, Scores, best
-from nova_hpc.cloud.simulate.workload import Shape, Typical
 from nova_hpc.placement import between_hosts, model
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.profile import HostProfile, Profile
 from nova_hpc.placement.profile import Shape as Sold
-from nova_hpc.placement.solver.damage import Yardstick
 from nova_hpc.topology.level import Level, Location
 
 _ROLE: Final = "gpu"
@@ -225,13 +222,13 @@ def _request(shape: Shape, cells: int) -> model.Request:
 
 def _usable(host: model.Host, profile: Profile) -> int:
     """How many of the free GPUs the shapes can use; weighted."""
-    yardstick = Yardstick.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
-    opened = yardstick.open([len(host.pools)], yardstick.limits_on_host(host.nodes, ()))
+    host_profile = HostProfile.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
+    opened = host_profile.open([len(host.pools)], host_profile.limits_on_host(host.nodes, ()))
     total = 0
     for level in Level:
         domains = Counter(pool.location.domain(level) for pool in host.pools)
         total += sum(
-            yardstick.usable(level, [count], opened)
+            host_profile.usable(level, [count], opened)
             for domain, count in domains.items()
             if domain is not None
         )

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from nova_hpc.placement.model import Cell, HostNode
-from nova_hpc.placement.solver import estimate as damage
+from nova_hpc.placement.solver import counts
 from nova_hpc.placement.solver.domains import Key, Rank, node_region
 
 #: Costs of a number of groups in one region.
-Tables = Mapping[Key, Mapping[int, damage.Cost]]
+Tables = Mapping[Key, Mapping[int, counts.Cost]]
 
 
 @attrs.frozen(order=True)
@@ -37,7 +37,7 @@ class Seating:
     groups: Mapping[int, int]
     #: region -> groups in it
     shares: Mapping[Key, int]
-    cost: damage.Cost
+    cost: counts.Cost
 
 
 def fits(cell: Cell, node: HostNode) -> bool:
@@ -99,10 +99,10 @@ def seatings(
     # state: (cells seated of each sort, cells that hold one more)
     # -> the best ways: (cost, seats)
     state = tuple[tuple[int, ...], int]
-    way = tuple[damage.Cost, tuple[Seat, ...]]
-    start: dict[state, list[way]] = {((0,) * len(sorts), 0): [(damage.ZERO, ())]}
+    way = tuple[counts.Cost, tuple[Seat, ...]]
+    start: dict[state, list[way]] = {((0,) * len(sorts), 0): [(counts.ZERO, ())]}
     for key, inside in sorted(places.items()):
-        table = tables.get(key, {0: damage.ZERO})
+        table = tables.get(key, {0: counts.ZERO})
         ways: dict[tuple[tuple[int, ...], int, int], list[way]] = {
             (seated, more, 0): found for (seated, more), found in start.items()
         }
@@ -122,16 +122,16 @@ def seatings(
                             here + groups,
                         )
                         seat = Seat(node.id, index, groups)
-                        price = (0, 0, appeal(node), 0)
+                        price = (0, appeal(node), 0)
                         after.setdefault(where, []).extend(
-                            (damage.plus(cost, price), (*seats, seat)) for cost, seats in found
+                            (counts.plus(cost, price), (*seats, seat)) for cost, seats in found
                         )
             ways = {where: sorted(found)[:limit] for where, found in after.items()}
         start = {}
         for (seated, more, here), found in ways.items():
             if here in table:
                 start.setdefault((seated, more), []).extend(
-                    (damage.plus(cost, table[here]), seats) for cost, seats in found
+                    (counts.plus(cost, table[here]), seats) for cost, seats in found
                 )
         start = {where: sorted(found)[:limit] for where, found in start.items()}
     full = (tuple(len(ids) for ids in members), extra)
@@ -140,7 +140,7 @@ def seatings(
 
 
 def _seating(
-    cost: damage.Cost,
+    cost: counts.Cost,
     seats: Sequence[Seat],
     members: Sequence[Sequence[int]],
     region_of: Mapping[int, Key],

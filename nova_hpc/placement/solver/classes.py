@@ -28,7 +28,7 @@ Many = tuple[int, int, int, int, bool]
 
 
 @attrs.frozen(eq=False)
-class Part:
+class Alike:
     """Alike devices of a leaf, or one IOMMU unit; interchangeable by signature."""
 
     many: tuple[Many, ...]  # one, or the contents of a unit
@@ -79,7 +79,7 @@ class Node:
     first: tuple[str, str]
     most: int
     children: tuple[Node, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Alike, ...] = ()
     #: numbers of the NVLink sets that lie in this domain and in no smaller one
     sets: tuple[int, ...] = ()
     node: HostNode | None = None
@@ -96,7 +96,7 @@ class Forest:
             (*problem.site.items, *problem.site.rest), key=lambda item: (-item.free, item.order)
         )
         self._mask = sum(1 << i for i in problem.countable)
-        self._limits = problem.yardstick.limited
+        self._limits = problem.profile.limited
         leaves: dict[Key, list[Item]] = {}
         for item in self._items:
             leaves.setdefault(item.keys[0], []).append(item)
@@ -160,7 +160,7 @@ class Forest:
         local: frozenset[str],
     ) -> Node:
         problem = self.problem
-        labels = len(problem.yardstick.labels)
+        labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
         tidy = tidy_held = 0
         units: dict[str, dict[tuple[int, int, int], list[Item]]] = {}
@@ -187,13 +187,13 @@ class Forest:
             else:
                 alike.setdefault((*sort, mark == FORCED), []).append(item)
         parts = [
-            Part(((kind, free_each, label, len(same), forced),), False, (tuple(same),))
+            Alike(((kind, free_each, label, len(same), forced),), False, (tuple(same),))
             for (kind, free_each, label, forced), same in alike.items()
         ]
         for inside in units.values():
             ordered = sorted(inside.items())
             parts.append(
-                Part(
+                Alike(
                     tuple((*sort, len(same), True) for sort, same in ordered),
                     True,
                     tuple(tuple(same) for _, same in ordered),
@@ -264,8 +264,8 @@ class Forest:
                 on_node=on_node,
                 parts=(),
                 children=numbers,
-                free=_sums([one.free for one in classes], len(problem.yardstick.labels)),
-                held=_sums([one.held for one in classes], len(problem.yardstick.labels)),
+                free=_sums([one.free for one in classes], len(problem.profile.labels)),
+                held=_sums([one.held for one in classes], len(problem.profile.labels)),
                 avail=_sums([one.avail for one in classes], len(problem.demand.names)),
                 tidy=(sum(one.tidy[0] for one in classes), sum(one.tidy[1] for one in classes)),
                 sets=len(sets) + sum(one.sets for one in classes),

@@ -53,6 +53,9 @@ class Rank(enum.IntEnum):
 
 _LEVELS: Final[tuple[Level, ...]] = (Level.SWITCH, *Level)
 
+#: Ranks whose domains should be touched only if they are used up.
+TIDY: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA)
+
 
 @attrs.frozen(eq=False)
 class Item:
@@ -91,6 +94,18 @@ class Item:
             return self.keys[Rank.HOST]
         key = self.keys[rank]
         return key if key[0] in ("numa", "socket") else None
+
+
+@attrs.frozen
+class Member:
+    """Devices of one pool that serve one name in one group."""
+
+    index: int  # of the name in the demand
+    item: Item
+
+
+#: The devices of one group.
+Members = tuple[Member, ...]
 
 
 @attrs.frozen(eq=False)

@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nova_hpc.placement.solver.budget import Budget
-from nova_hpc.placement.solver.charges import Charges
 from nova_hpc.placement.solver.classes import Class, Forest, Node
+from nova_hpc.placement.solver.costs import Budget, Charges, Costs, Leaves
 from nova_hpc.placement.solver.domains import Rank
-from nova_hpc.placement.solver.leaves import Costs, Leaves
 from nova_hpc.placement.solver.problem import Layout, Problem
 
 

@@ -12,11 +12,10 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement.model import HostNode, Nvlink
-from nova_hpc.placement.solver.build import Built
-from nova_hpc.placement.solver.damage import Limits
-from nova_hpc.placement.solver.domains import Item, Key, Rank, node_region
-from nova_hpc.placement.solver.nvlink import Links
-from nova_hpc.placement.solver.problem import TIDY, Problem
+from nova_hpc.placement.profile import Limits
+from nova_hpc.placement.solver.domains import TIDY, Item, Key, Members, Rank, node_region
+from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.spanning import Links
 from nova_hpc.topology.level import Distance, Level
 
 #: The longest path in a domain of each rank.
@@ -37,7 +36,7 @@ class Measured:
 def measure(
     problem: Problem,
     links: Links,
-    groups: Sequence[tuple[Built, int | None]],
+    groups: Sequence[tuple[Members, int | None]],
     cells: Mapping[int, int],
 ) -> Measured:
     """Measure groups of devices, each with its guest cell."""
@@ -78,7 +77,7 @@ def measure(
     return Measured(widest.level, DISTANCES[far], score)
 
 
-def _common(built: Built) -> Rank:
+def _common(built: Members) -> Rank:
     first = built[0].item
     if len(built) == 1:
         return Rank.PIX
@@ -96,10 +95,10 @@ def _apart(item: Item, node: HostNode) -> Rank:
 
 def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int]) -> tuple[int, int]:
     """Devices that later servers cannot use any more, and groups of them that are lost."""
-    yardstick = problem.yardstick
-    if not yardstick.measures:
+    profile = problem.profile
+    if not profile.shapes:
         return 0, 0
-    labels = len(yardstick.labels)
+    labels = len(profile.labels)
     free: dict[tuple[Level, Key], list[int]] = {}
     left: dict[tuple[Level, Key], list[int]] = {}
     for item in (*problem.site.items, *problem.site.rest):
@@ -119,18 +118,18 @@ def _damage(problem: Problem, used: Mapping[str, int], cells: Mapping[int, int])
     now, then = problem.open
     unusable = lost = 0
     for (level, key), have in free.items():
-        unusable += yardstick.usable(level, have, now)
-        unusable -= yardstick.usable(level, left[level, key], then)
+        unusable += profile.usable(level, have, now)
+        unusable -= profile.usable(level, left[level, key], then)
         before: Limits | None = None
         after_: Limits | None = None
-        if yardstick.limited and level is Level.NUMA and key in nodes:
+        if profile.limited and level is Level.NUMA and key in nodes:
             node = nodes[key[0], key[1]]
-            before = yardstick.limits_of(node)
-            after_ = yardstick.limits_of(node, cell_on.get(node.id))
+            before = profile.limits_of(node)
+            after_ = profile.limits_of(node, cell_on.get(node.id))
         elif level is Level.HOST:
             before, after_ = problem.host_limits
-        lost += yardstick.count(level, have, before)
-        lost -= yardstick.count(level, left[level, key], after_)
+        lost += profile.count(level, have, before)
+        lost -= profile.count(level, left[level, key], after_)
     return unusable, lost
 
 

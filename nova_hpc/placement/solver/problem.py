@@ -7,19 +7,14 @@ states is one addition, and whether a sum exceeds what may be taken is one mask.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import attrs
 
 from nova_hpc.placement.model import Cell, HostNode, Request
-from nova_hpc.placement.profile import Profile
+from nova_hpc.placement.profile import HostProfile, Limits, Open, Profile
 from nova_hpc.placement.solver.cells import fits
-from nova_hpc.placement.solver.damage import Limits, Open, Yardstick
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Rank, Site
-
-#: Ranks whose domains should be touched only if they are used up.
-TIDY: Final = (Rank.SWITCH, Rank.ROOT, Rank.NUMA)
+from nova_hpc.placement.solver.domains import Site
 
 
 @attrs.frozen(eq=False)
@@ -37,7 +32,7 @@ class Problem:
     request: Request
     demand: Demand
     site: Site
-    yardstick: Yardstick
+    profile: HostProfile
     sorts: tuple[Sort, ...]
     #: indices of the names that are served by devices given one by one
     countable: frozenset[int]
@@ -67,12 +62,12 @@ class Problem:
         countable = frozenset(i for i in range(len(demand.names)) if not plenty >> i & 1)
         mask = sum(1 << i for i in countable)
         everything = (*site.items, *site.rest)
-        yardstick = Yardstick.of(
+        host_profile = HostProfile.of(
             profile,
             frozenset(item.label for item in everything if item.label is not None),
             frozenset(i.label for i in site.items if i.label is not None and i.kind & mask),
         )
-        index = {label: number for number, label in enumerate(yardstick.labels)}
+        index = {label: number for number, label in enumerate(host_profile.labels)}
         label = {item.id: index.get(item.label or "", -1) for item in everything}
         seen: list[set[int]] = [set() for _ in demand.names]
         for item in site.items:
@@ -86,12 +81,12 @@ class Problem:
             alike = (cell.dedicated_cpus, cell.memory_kib, cell.page_kib, cell.host_node)
             sorts.setdefault(alike, []).append(cell)
         limits: tuple[Limits | None, Limits | None] = (None, None)
-        if yardstick.limited:
+        if host_profile.limited:
             limits = (
-                yardstick.limits_on_host(site.nodes, ()),
-                yardstick.limits_on_host(site.nodes, request.cells),
+                host_profile.limits_on_host(site.nodes, ()),
+                host_profile.limits_on_host(site.nodes, request.cells),
             )
-        free = [0] * len(yardstick.labels)
+        free = [0] * len(host_profile.labels)
         for item in everything:
             if label[item.id] >= 0:
                 free[label[item.id]] += item.free
@@ -103,14 +98,14 @@ class Problem:
             request,
             demand,
             site,
-            yardstick,
+            host_profile,
             tuple(Sort(cells[0], tuple(cell.id for cell in cells)) for cells in sorts.values()),
             countable,
             label,
             label_of,
             tuple(sorted(tracked)),
             limits,
-            (yardstick.open(free, limits[0]), yardstick.open(left, limits[1])),
+            (host_profile.open(free, limits[0]), host_profile.open(left, limits[1])),
         )
 
     def suits(self, node: HostNode) -> tuple[bool, ...]:
@@ -119,9 +114,9 @@ class Problem:
 
     def limits(self, node: HostNode | None, sort: int | None) -> Limits | None:
         """What limits the shapes on a NUMA node with a cell of this sort on it."""
-        if node is None or not self.yardstick.limited:
+        if node is None or not self.profile.limited:
             return None
-        return self.yardstick.limits_of(node, None if sort is None else self.sorts[sort].cell)
+        return self.profile.limits_of(node, None if sort is None else self.sorts[sort].cell)
 
 
 class Layout:

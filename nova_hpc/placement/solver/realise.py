@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from nova_hpc.placement.solver.build import Built, Part
-from nova_hpc.placement.solver.classes import Node
-from nova_hpc.placement.solver.classes import Part as Devices
-from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Item, Rank
+from nova_hpc.placement.solver.classes import Alike, Node
+from nova_hpc.placement.solver.costs import Costs
+from nova_hpc.placement.solver.domains import Item, Member, Members, Rank
 from nova_hpc.placement.solver.exact import Search
-from nova_hpc.placement.solver.leaves import Costs
+from nova_hpc.placement.solver.spanning import name_set
 
 
 @attrs.define(eq=False)
@@ -28,7 +26,7 @@ class Seat:
 class Choice:
     """Groups with their devices and cells, and the cells' nodes."""
 
-    groups: tuple[tuple[Built, int | None], ...]  # devices, cell id
+    groups: tuple[tuple[Members, int | None], ...]  # devices, cell id
     cells: dict[int, int]  # cell id -> node
 
 
@@ -38,9 +36,9 @@ class _Bag:
 
     loose: list[list[Item]]
     open: list[int] = attrs.field(factory=list)  # NVLink sets without their other devices
-    waiting: list[Built] = attrs.field(factory=list)
-    local: list[Built] = attrs.field(factory=list)
-    done: list[tuple[Built, Seat | None]] = attrs.field(factory=list)
+    waiting: list[Members] = attrs.field(factory=list)
+    local: list[Members] = attrs.field(factory=list)
+    done: list[tuple[Members, Seat | None]] = attrs.field(factory=list)
     seats: list[Seat] = attrs.field(factory=list)
 
     def add(self, other: _Bag) -> None:
@@ -119,7 +117,7 @@ class Realiser:
             state -= share
         return shares[::-1]
 
-    def _part(self, part: Devices, state: int, bag: _Bag) -> None:
+    def _part(self, part: Alike, state: int, bag: _Bag) -> None:
         """Take devices of one part; evenly, where they have several functions."""
         if not state:
             return
@@ -166,15 +164,15 @@ class Realiser:
         else:
             bag.done += [(built, None) for built in closed]
 
-    def _group(self, bag: _Bag, indices: Sequence[int]) -> Built:
+    def _group(self, bag: _Bag, indices: Sequence[int]) -> Members:
         built = []
         for index in indices:
             need = self.demand.per_group[index]
-            built += [Part(index, item) for item in bag.loose[index][:need]]
+            built += [Member(index, item) for item in bag.loose[index][:need]]
             del bag.loose[index][:need]
         return tuple(built)
 
-    def _around(self, number: int, bag: _Bag) -> Built:
+    def _around(self, number: int, bag: _Bag) -> Members:
         others = [i for i in range(len(self.demand.names)) if i not in self.search.nvlink]
         named = name_set(self.demand, sorted(self.search.nvlink), self.sets[number])
         assert named is not None
@@ -190,24 +188,3 @@ def _share(before: Costs, own: Costs, state: int, cost: int) -> int:
         if rest is not None and rest + own[share] == cost:
             return share
     raise AssertionError("a state of the search came from nowhere")
-
-
-def name_set(demand: Demand, nvlink: Sequence[int], items: Sequence[Item]) -> Built | None:
-    """Which device of an NVLink set serves which name; None: they do not."""
-    slots = [i for i in nvlink for _ in range(demand.per_group[i])]
-    if len(slots) != len(items):
-        return None
-    owner: dict[int, int] = {}  # slot -> number of the item
-
-    def place(number: int, seen: set[int]) -> bool:
-        for slot, index in enumerate(slots):
-            if slot not in seen and items[number].kind >> index & 1:
-                seen.add(slot)
-                if slot not in owner or place(owner[slot], seen):
-                    owner[slot] = number
-                    return True
-        return False
-
-    if not all(place(number, set()) for number in range(len(items))):
-        return None
-    return tuple(Part(slots[slot], items[number]) for slot, number in sorted(owner.items()))

@@ -13,11 +13,10 @@ import attrs
 
 from nova_hpc.placement.model import Cell, Miss, Nvlink, Policy, Request
 from nova_hpc.placement.solver.cells import fits, lacks, seatings
+from nova_hpc.placement.solver.counts import ZERO, Cost, regions
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import ALONE, Key, Rank, Site, capacities
-from nova_hpc.placement.solver.estimate import ZERO, Cost
-from nova_hpc.placement.solver.nvlink import Links
-from nova_hpc.placement.solver.tables import Stage, choices, regions, wide_units
+from nova_hpc.placement.solver.spanning import Links, Stage, choices, wide_units
 from nova_hpc.topology.level import Distance, Level
 
 PLACES: Final = {
@@ -142,7 +141,7 @@ def most_groups(demand: Demand, site: Site, stage: Stage) -> int:
     closed = never | {unit.name for unit in wide}
     best = 0
     for taken in choices(demand, wide):
-        for tree in regions(demand, site, stage, (), frozenset(), taken, closed).values():
+        for tree in regions(demand, site, stage, (), taken, closed).values():
             best = max(best, max(tree.table, default=0))
         if best >= demand.groups:
             break
@@ -242,7 +241,7 @@ def most_groups_on(demand: Demand, site: Site, stage: Stage, node: str) -> int:
     closed = never | {unit.name for unit in wide}
     best = 0
     for taken in choices(demand, wide):
-        trees = regions(demand, site, stage, (), frozenset(), taken, closed)
+        trees = regions(demand, site, stage, (), taken, closed)
         tree = trees.get(("numa", node))
         if tree is not None:
             best = max(best, max(tree.table, default=0))

@@ -9,20 +9,24 @@ import attrs
 
 from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
 from nova_hpc.placement.solver import reasons
-from nova_hpc.placement.solver.budget import Budget
-from nova_hpc.placement.solver.build import Built
 from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node
-from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, Unit
+from nova_hpc.placement.solver.costs import Budget
+from nova_hpc.placement.solver.domains import ALONE, Item, Key, Members, Rank, Unit
 from nova_hpc.placement.solver.exact import Search
 from nova_hpc.placement.solver.measure import DISTANCES, Measured, measure
-from nova_hpc.placement.solver.nvlink import MAX_SELECTIONS, Links, selections
 from nova_hpc.placement.solver.problem import Problem
 from nova_hpc.placement.solver.realise import Choice, Realiser
-from nova_hpc.placement.solver.tables import MAX_CHOICES, choices
+from nova_hpc.placement.solver.spanning import (
+    MAX_CHOICES,
+    MAX_SELECTIONS,
+    Links,
+    choices,
+    selections,
+)
 from nova_hpc.topology.level import Level
 
 #: How the groups may lie: widest rank of a group, and of a group with its cell.
-Stage = tuple[Rank, Rank]
+Reach = tuple[Rank, Rank]
 
 
 #: Steps of the search's budget for each device of a tree that is grown.
@@ -50,7 +54,7 @@ class _Found:
     state: int
     search: Search
     sets: tuple[Sequence[Item], ...]
-    stage: Stage
+    stage: Reach
 
 
 class Solver:
@@ -96,7 +100,7 @@ class Solver:
             last = min(last, Level.NUMA)
         return [level for level in Level if level <= last]
 
-    def stages(self, level: Level) -> list[Stage]:
+    def stages(self, level: Level) -> list[Reach]:
         """The ways to reach *level*, the shortest distance first."""
         rank = Rank.of(level)
         if level > Level.NUMA and self.problem.request.cells:
@@ -239,7 +243,7 @@ class Solver:
 
     def _device_set(
         self,
-        groups: Sequence[tuple[Built, int | None]],
+        groups: Sequence[tuple[Members, int | None]],
         cells: Mapping[int, int],
         measured: Measured,
     ) -> DeviceSet:
@@ -273,7 +277,7 @@ class Solver:
         )
 
 
-def _ordered(choice: Choice) -> list[tuple[Built, int | None]]:
+def _ordered(choice: Choice) -> list[tuple[Members, int | None]]:
     return sorted(
         choice.groups,
         key=lambda pair: (

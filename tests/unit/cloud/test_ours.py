@@ -122,3 +122,16 @@ def test_whole_hosts_stay_whole(by_damage):
         node = policy.node(wanted, cluster.fits(wanted))
         cluster.take(node, wanted, policy.gpus(node, wanted))
     assert sorted(cluster.whole.tolist()) == [0, 8]
+
+
+def test_hosts_are_ranked_by_damage_and_devices_by_distance():
+    """A pair that may be anywhere comes from a broken host, though there it is apart."""
+    cluster = Cluster(all_dgx([machine("whole", 8), machine("broken", 8)]))
+    cluster.take(1, shape(6), (1, 3, 4, 5, 6, 7))
+    wanted = shape(2)
+    fits = cluster.fits(wanted)
+    assert Ours(cluster, random.Random(0), WORKLOAD).node(wanted, fits) == 1
+    assert Ours(cluster, random.Random(0), WORKLOAD, by_damage=False).node(wanted, fits) == 0
+    # Where a level is asked for, hosts that reach it come first.
+    close = shape(2, level=Level.SWITCH)
+    assert cluster.fits(close).tolist() == [True, False]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.placement import alike
+from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Answer, Cell, Group, Host, HostNode, Policy, Request, Want
 from nova_hpc.placement.profile import DEFAULT, Profile, Shape
@@ -57,7 +57,7 @@ def busy(draw: st.DrawFn) -> tuple[Request, Host, Profile]:
 def asked(request: Request, host: Host, profile: Profile) -> Answer:
     """The answer for the host as it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "reduced", lambda request, host, profile: host)
+        patch.setattr(between_hosts, "reduced", lambda request, host, profile: host)
         return choose(request, host, profile=profile)
 
 
@@ -69,9 +69,9 @@ def asked(request: Request, host: Host, profile: Profile) -> Answer:
 @given(busy())
 def test_the_answer_stays(case: tuple[Request, Host, Profile]) -> None:
     request, host, profile = case
-    other = alike.reduced(request, host, profile)
+    other = between_hosts.reduced(request, host, profile)
     event("other CPUs or pages" if other != host else "as it was")
-    assert alike.reduced(request, other, profile) == other
+    assert between_hosts.reduced(request, other, profile) == other
     before = asked(request, host, profile)
     after = asked(request, other, profile)
     assert after.miss == before.miss
@@ -95,28 +95,28 @@ def cpus_of(found: Host) -> list[int | None]:
 
 
 def test_nobody_needs_any() -> None:
-    found = alike.reduced(request(), host(17, 3, None, -1), DEFAULT)
+    found = between_hosts.reduced(request(), host(17, 3, None, -1), DEFAULT)
     assert cpus_of(found) == [0, 0, None, -1]
     assert [node.pages for node in found.nodes] == [{}, {}, {}, {}]
 
 
 def test_more_than_the_request_needs() -> None:
     # What is too little is kept: people are told how much it is.
-    assert cpus_of(alike.reduced(request(8), host(17, 31, 5), DEFAULT)) == [8, 8, 5]
+    assert cpus_of(between_hosts.reduced(request(8), host(17, 31, 5), DEFAULT)) == [8, 8, 5]
 
 
 def test_whole_servers_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape({"gpu": 1}, cpus=12)
-    monkeypatch.setattr(alike, "_possible", lambda shapes, pools: [(shape, 4, 4)])
+    monkeypatch.setattr(between_hosts, "_possible", lambda shapes, pools: [(shape, 4, 4)])
     sold = Profile((shape,))
-    assert cpus_of(alike.reduced(request(), host(100, 30), sold)) == [48, 24]
+    assert cpus_of(between_hosts.reduced(request(), host(100, 30), sold)) == [48, 24]
     # The rest of one node and that of the other make one more server on the host.
-    assert cpus_of(alike.reduced(request(), host(19, 30), sold)) == [18, 30]
-    assert cpus_of(alike.reduced(request(), host(20, 31), sold)) == [18, 30]
+    assert cpus_of(between_hosts.reduced(request(), host(19, 30), sold)) == [18, 30]
+    assert cpus_of(between_hosts.reduced(request(), host(20, 31), sold)) == [18, 30]
 
 
 def test_a_host_that_contradicts_itself_is_left_alone() -> None:
     twice = attrs.evolve(host(1), nodes=(HostNode(0, 0, 1), HostNode(0, 0, 2)))
-    assert alike.reduced(request(), twice, DEFAULT) is twice
+    assert between_hosts.reduced(request(), twice, DEFAULT) is twice
     with pytest.raises(ValueError, match="twice"):
         choose(request(), twice)

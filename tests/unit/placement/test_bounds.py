@@ -9,7 +9,7 @@ from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import (
     HostNode,
 )
-from nova_hpc.placement.solver import budget
+from nova_hpc.placement.solver import costs
 from nova_hpc.topology.level import Distance, Level, Location
 from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, unit
 
@@ -55,7 +55,7 @@ def test_beyond_its_bound_the_search_falls_back(monkeypatch: pytest.MonkeyPatch)
     """The same level and distance, from the bounded choice; never an endless search."""
     request = ask(groups=4, cells=2, gpu=1, vf=1)
     exact_ = choose(request, host(*DGX)).sets[0]
-    monkeypatch.setattr(budget, "MAX_WORK", 10)
+    monkeypatch.setattr(costs, "MAX_WORK", 10)
     (found,) = choose(request, host(*DGX)).sets
     assert found.score[:3] == exact_.score[:3]
     assert found.score >= exact_.score

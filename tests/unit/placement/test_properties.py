@@ -16,12 +16,12 @@ from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import DeviceSet, Host, Nvlink, Request
 from nova_hpc.placement.profile import Profile
-from nova_hpc.placement.solver import budget
+from nova_hpc.placement.solver import costs
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import survey
 from nova_hpc.placement.solver.measure import measure
-from nova_hpc.placement.solver.nvlink import links
 from nova_hpc.placement.solver.problem import Problem
+from nova_hpc.placement.solver.spanning import links
 from nova_hpc.placement.spread import groups_of, rotate
 from nova_hpc.topology.level import Level, common_level
 from tests.unit.placement import brute
@@ -219,7 +219,7 @@ def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, Host]) -
     """Where the exact search gives up at once, what follows is valid and as tight."""
     request, host = case
     linked = request.nvlink is not Nvlink.NONE
-    with mock.patch.object(budget, "MAX_WORK", -1):
+    with mock.patch.object(costs, "MAX_WORK", -1):
         answer = choose(request, host)
     best = choose(request, host)
     event("fits" if answer.sets else "does not fit")

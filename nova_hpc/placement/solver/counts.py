@@ -1,24 +1,59 @@
 """How many groups each part of the host can hold, and at what cost.
 
-Devices of one domain are interchangeable, so the solver counts groups in
-domains and never enumerates combinations of devices: one table per domain,
-from a number of groups to its least cost, merged upwards along the tree.
+Devices of one domain are interchangeable, so these tables count groups in
+domains and never enumerate combinations of devices: one table per domain,
+from a number of groups to its least cost, merged upwards along the tree. The
+bounded choice takes its plans from them, and refusals their numbers.
+
+A table that knows nothing but a number of groups can not measure the damage of a
+profile; the costs here are what is left over in the domains that are touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import attrs
 
-from nova_hpc.placement.solver import estimate as damage
 from nova_hpc.placement.solver.demand import Demand, add
-from nova_hpc.placement.solver.domains import ALONE, Item, Key, Rank, Site, Unit, capacities
+from nova_hpc.placement.solver.domains import ALONE, TIDY, Item, Key, Rank, Site, Unit, capacities
+from nova_hpc.placement.solver.spanning import Stage
 
-#: Ways to choose among units that reach over several domains; more than this
-#: are not tried. Such units are IOMMU groups wider than the asked level, of
-#: which a host has a handful.
-MAX_CHOICES = 512
+#: (sum of the ranks of the groups, devices left over in the domains that were
+#: touched, crowding of adapters that give several functions)
+Cost = tuple[int, int, int]
+
+ZERO: Final[Cost] = (0, 0, 0)
+
+
+def plus(one: Cost, other: Cost) -> Cost:
+    """Sum of two costs."""
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+def _left(
+    demand: Demand, counted: Iterable[int], caps: Mapping[int, int], groups: int, rank: Rank
+) -> Cost:
+    """Devices left over in a domain with these capacities by *groups* in it."""
+    if not groups or rank not in TIDY:
+        return ZERO
+    return (0, sum(demand.serving(caps, i) - groups * demand.per_group[i] for i in counted), 0)
+
+
+def _crowding(demand: Demand, counted: Iterable[int], items: Iterable[Item], groups: int) -> Cost:
+    """Cost of several functions of one adapter in one server.
+
+    The sum of the squares of how many functions each adapter gives, if they
+    are spread evenly over the adapters among *items*.
+    """
+    total = 0
+    for index in set(range(len(demand.names))) - set(counted):
+        adapters = sum(1 for item in items if item.kind >> index & 1)
+        if adapters:
+            each, more = divmod(groups * demand.per_group[index], adapters)
+            total += adapters * each * each + more * (2 * each + 1)
+    return (0, 0, total)
 
 
 @attrs.define(eq=False)
@@ -30,7 +65,7 @@ class Domain:
     items: tuple[Item, ...]
     children: tuple[Domain, ...] = ()
     #: groups -> cost
-    table: dict[int, damage.Cost] = attrs.field(factory=dict)
+    table: dict[int, Cost] = attrs.field(factory=dict)
     #: groups -> groups of each child; empty in a leaf
     split: dict[int, tuple[int, ...]] = attrs.field(factory=dict)
     #: in a leaf: groups -> names of the units that are used up
@@ -48,70 +83,16 @@ class Domain:
             yield from child.leaves(share)
 
 
-@attrs.frozen(eq=False)
-class Stage:
-    """One way to look at the host: groups in domains of *rank*, each group on
-    the region (NUMA node, socket or the whole host) of its guest cell.
-    """
-
-    rank: Rank
-    region: Rank
-
-
-def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
-    """Units that reach over several domains, and those that can not be used."""
-    if not site.units:
-        return (), frozenset()
-    caps: dict[Key, dict[int, int]] = {}
-    for item in site.items:
-        inside = caps.setdefault(item.keys[stage.rank], {})
-        inside[item.kind] = inside.get(item.kind, 0) + item.free
-    # Devices in a domain that holds no group can not be used up.
-    empty = {
-        key
-        for key, inside in caps.items()
-        if not demand.most(inside) or (key[0] == ALONE and demand.size > 1)
-    }
-    wide, never = [], set()
-    for unit in site.units:
-        keys = {item.keys[stage.rank] for item in unit.items}
-        if keys & empty or any(item.region(stage.region) is None for item in unit.items):
-            never.add(unit.name)
-        elif len(keys) > 1:
-            wide.append(unit)
-    return tuple(wide), frozenset(never)
-
-
-def choices(demand: Demand, wide: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
-    """Sets of wide units that one server could use up, the smallest first."""
-    level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
-    count = 0
-    while level:
-        larger = []
-        for chosen, must in level:
-            yield tuple(wide[i] for i in chosen)
-            count += 1
-            if count >= MAX_CHOICES:
-                return
-            for i in range(chosen[-1] + 1 if chosen else 0, len(wide)):
-                more = add(must, wide[i].caps)
-                if demand.absorbs(more, demand.groups):
-                    larger.append(((*chosen, i), more))
-        level = larger
-
-
 def regions(
     demand: Demand,
     site: Site,
     stage: Stage,
     counted: Sequence[int],
-    banned: frozenset[Key] = frozenset(),
     chosen: Sequence[Unit] = (),
     closed: frozenset[str] = frozenset(),
 ) -> dict[Key, Domain]:
     """The tree of every region, with tables, for one choice of wide units.
 
-    :param banned: keys of leaf domains that may not be used
     :param chosen: wide units that have to be used up
     :param closed: names of the units that may not be used here
     """
@@ -123,9 +104,7 @@ def regions(
             parts.setdefault(where, []).append(item)
     units = {unit.name: unit for unit in site.units if unit.name not in forced | closed}
     return {
-        key: _grow(
-            demand, tuple(items), key, stage.region, stage.rank, counted, banned, units, forced
-        )
+        key: _grow(demand, tuple(items), key, stage.region, stage.rank, counted, units, forced)
         for key, items in parts.items()
     }
 
@@ -137,19 +116,18 @@ def _grow(
     rank: Rank,
     bottom: Rank,
     counted: Sequence[int],
-    banned: frozenset[Key],
     units: Mapping[str, Unit],
     forced: frozenset[str],
 ) -> Domain:
     domain = Domain(key, rank, items)
     caps = capacities(items)
     if rank <= bottom:
-        _fill_leaf(demand, domain, banned, units, forced)
+        _fill_leaf(demand, domain, units, forced)
         tighter = _tighter(demand, items, bottom)
         domain.table = {
-            groups: damage.plus(
-                damage.crowding(demand, counted, items, groups),
-                (sum(max(0, groups - most) for most in tighter), 0, 0, 0),
+            groups: plus(
+                _crowding(demand, counted, items, groups),
+                (sum(max(0, groups - most) for most in tighter), 0, 0),
             )
             for groups in domain.table
         }
@@ -158,7 +136,7 @@ def _grow(
         for item in items:
             parts.setdefault(item.keys[rank - 1], []).append(item)
         domain.children = tuple(
-            _grow(demand, tuple(part), name, Rank(rank - 1), bottom, counted, banned, units, forced)
+            _grow(demand, tuple(part), name, Rank(rank - 1), bottom, counted, units, forced)
             for name, part in sorted(
                 # What is equally good is taken where most functions are free,
                 # so that servers share an adapter as late as possible.
@@ -168,7 +146,7 @@ def _grow(
         )
         _merge(demand.groups, domain)
     domain.table = {
-        groups: damage.plus(cost, damage.planned(demand, counted, caps, groups, rank))
+        groups: plus(cost, _left(demand, counted, caps, groups, rank))
         for groups, cost in domain.table.items()
     }
     return domain
@@ -190,10 +168,10 @@ def _tighter(demand: Demand, items: Sequence[Item], rank: Rank) -> list[int]:
 
 def _merge(limit: int, domain: Domain) -> None:
     """Min-plus convolution of the children's tables."""
-    table: dict[int, damage.Cost] = {0: damage.ZERO}
+    table: dict[int, Cost] = {0: ZERO}
     split: dict[int, tuple[int, ...]] = {0: ()}
     for child in domain.children:
-        merged: dict[int, damage.Cost] = {}
+        merged: dict[int, Cost] = {}
         shares: dict[int, tuple[int, ...]] = {}
         for before, cost in table.items():
             # More groups first, so that of equal costs the earlier child wins.
@@ -201,7 +179,7 @@ def _merge(limit: int, domain: Domain) -> None:
                 total = before + groups
                 if total > limit:
                     continue
-                both = damage.plus(cost, own)
+                both = plus(cost, own)
                 share = (*split[before], groups)
                 if (
                     total not in merged
@@ -216,7 +194,6 @@ def _merge(limit: int, domain: Domain) -> None:
 def _fill_leaf(
     demand: Demand,
     domain: Domain,
-    banned: frozenset[Key],
     units: Mapping[str, Unit],
     forced: frozenset[str],
 ) -> None:
@@ -232,14 +209,14 @@ def _fill_leaf(
                 domain.forced = (*domain.forced, item.unit)
         else:
             local[item.unit] = units[item.unit]
-    barred = domain.key in banned or (domain.key[0] == ALONE and demand.size > 1)
+    barred = domain.key[0] == ALONE and demand.size > 1
     if barred:
         if not must:
-            domain.table, domain.units = {0: damage.ZERO}, {0: ()}
+            domain.table, domain.units = {0: ZERO}, {0: ()}
         return
     if not must and not local:
         most = demand.most(free)
-        domain.table = dict.fromkeys(range(most + 1), damage.ZERO)
+        domain.table = dict.fromkeys(range(most + 1), ZERO)
         domain.units = dict.fromkeys(range(most + 1), ())
         return
     for names, sums in _sums(demand, must, sorted(local.items())):
@@ -249,7 +226,7 @@ def _fill_leaf(
                 break
             # Sums come with the largest first: units serve only whole, so
             # using them up costs later servers least.
-            domain.table.setdefault(groups, damage.ZERO)
+            domain.table.setdefault(groups, ZERO)
             domain.units.setdefault(groups, names)
 
 

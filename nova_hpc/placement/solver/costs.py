@@ -1,0 +1,221 @@
+"""What the exact search spends: steps, and what devices cost.
+
+Costs are packed into one integer. From the left: spread, damage, groups lost,
+devices left over, crowding, appeal. All but the spread are sums over domains;
+those that depend on nothing but what is taken from a domain are added by
+:class:`Charges`, once the domain's states are complete. :class:`Leaves` has the
+tables of alike devices, where the merging begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from nova_hpc.placement.profile import Limits
+from nova_hpc.placement.solver.classes import Class, Many
+from nova_hpc.placement.solver.domains import TIDY, Rank
+from nova_hpc.placement.solver.problem import Layout, Problem
+from nova_hpc.topology.level import Level
+
+#: Steps that the exact search of one call of choose() may take, a fraction of a
+#: second: pairs of states that are merged, and states that are looked at. Servers
+#: of a few GPUs and virtual functions need some thousand.
+MAX_WORK: Final = 1_500_000
+
+
+class TooMuchError(Exception):
+    """The exact search would take more than its bound."""
+
+
+class Budget:
+    """Counts steps, so that the bound does not depend on the machine."""
+
+    def __init__(self) -> None:
+        self.left = MAX_WORK
+
+    def spend(self, steps: int) -> None:
+        """Count *steps*; TooMuchError beyond the bound."""
+        self.left -= steps
+        if self.left < 0:
+            raise TooMuchError
+
+
+#: State -> least cost.
+Costs = dict[int, int]
+
+
+class Leaves:
+    """Counts of devices as states; the same for all leaves of a search."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        layout: Layout,
+        crowd: int,
+        budget: Budget,
+        merge: Callable[[Costs, Costs], Costs],
+    ) -> None:
+        self.problem = problem
+        self.layout = layout
+        self.budget = budget
+        self._crowd = crowd  # cost of a device that is alone on its adapter
+        self._merge = merge
+        self._parts: dict[tuple[object, ...], list[Costs]] = {}
+        self._alikes: dict[Many, Costs] = {}
+
+    def avail(self, signature: tuple[object, ...]) -> list[int]:
+        """Devices that may be taken, for each name."""
+        avail = [0] * len(self.problem.demand.names)
+        many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
+        for kind, free, _, count, _ in many:
+            for index in range(len(avail)):
+                if kind >> index & 1:
+                    avail[index] += free * count
+        return avail
+
+    def part(self, signature: tuple[object, ...]) -> list[Costs]:
+        """The tables of a part, after each sort of devices in it."""
+        known = self._parts.get(signature)
+        if known is None:
+            many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
+            known = [{0: 0}]
+            for one in many:
+                known.append(self._merge(known[-1], self.alike(one)))
+            if signature[0]:  # a unit: all of it, or nothing
+                known[-1] = {**known[-1], 0: 0}
+            self._parts[signature] = known
+        return known
+
+    def alike(self, many: Many) -> Costs:
+        """The table of alike devices."""
+        known = self._alikes.get(many)
+        if known is None:
+            known = self._alikes[many] = self._alike(many)
+        return known
+
+    def _alike(self, many: Many) -> Costs:
+        kind, free, label, count, forced = many
+        lay = self.layout
+        names = [i for i in range(len(lay.names)) if kind >> i & 1]
+        track = 0
+        if label in self.problem.tracked:
+            track = lay.tracked[self.problem.tracked.index(label)]
+        total = free * count
+        most = min(total, sum(lay.totals[i] for i in names))
+        out: Costs = {}
+        for taken in range(total if forced else 0, most + 1):
+            each, more = divmod(taken, count)
+            crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
+            for split in _splits(taken, [lay.totals[i] for i in names]):
+                self.budget.spend(40)
+                state = taken * track + sum(
+                    n * lay.names[i] for n, i in zip(split, names, strict=True)
+                )
+                out[state] = crowd * self._crowd
+        return out
+
+
+def _splits(total: int, limits: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """All ways to write *total* as a sum of numbers within these limits."""
+    if not limits:
+        if not total:
+            yield ()
+        return
+    if len(limits) == 1:
+        if total <= limits[0]:
+            yield (total,)
+        return
+    for one in range(min(total, limits[0]), -1, -1):
+        for rest in _splits(total - one, limits[1:]):
+            yield (one, *rest)
+
+
+class Charges:
+    """The units of the packed cost, and what taking devices from a domain costs.
+
+    The widths of the fields are the same for all outer choices of one problem.
+    """
+
+    def __init__(self, problem: Problem, layout: Layout) -> None:
+        self.problem = problem
+        self.layout = layout
+        taken = problem.demand.size * problem.demand.groups
+        #: devices that the request could take
+        self.most: Final = sum(item.free for item in problem.site.items)
+        everything = self.most + sum(item.free for item in problem.site.rest)
+        # A shape counts a device at most once at each level.
+        worth = (len(Level) * problem.profile.worth * everything).bit_length()
+        self.crowd: Final = 1 << (self.most * (len(problem.request.cells) + 1)).bit_length()
+        self.left: Final = self.crowd << (taken * taken).bit_length()
+        self.groups: Final = self.left << (len(TIDY) * self.most).bit_length()
+        self.damage: Final = self.groups << worth
+        self.spread: Final = self.damage << worth
+
+    def unpack(self, cost: int) -> tuple[int, int, int, int, int]:
+        """Spread, damage, groups lost, devices left over and crowding of a cost."""
+        return (
+            cost // self.spread,
+            cost % self.spread // self.damage,
+            cost % self.damage // self.groups,
+            cost % self.groups // self.left,
+            cost % self.left // self.crowd,
+        )
+
+    def add(self, cls: Class, costs: Costs) -> Costs:
+        """Add what the devices taken from this domain are worth to others."""
+        if not cls.real or cls.rank is Rank.PIX:
+            return costs
+        lay = self.layout
+        mask = lay.taken_mask
+        if cls.rank is Rank.NUMA and self.problem.profile.limited:
+            mask |= lay.seat_mask
+        memo: Costs = {}
+        after: Costs = {}
+        for state, cost in costs.items():
+            key = state & mask
+            extra = memo.get(key)
+            if extra is None:
+                extra = memo[key] = self._of(cls, state)
+            after[state] = cost + extra
+        return after
+
+    def _of(self, cls: Class, state: int) -> int:
+        problem, lay = self.problem, self.layout
+        gone = list(cls.held)
+        tidy = cls.tidy[1]
+        for index, count in enumerate(lay.taken(state)):
+            label = problem.label_of[index]
+            if label is not None and label >= 0 and label not in problem.tracked:
+                gone[label] += count
+            if index in problem.countable:
+                tidy += count
+        for label, count in zip(problem.tracked, lay.tracks(state), strict=True):
+            gone[label] += count
+        cost = 0
+        profile = problem.profile
+        if profile.shapes:
+            level = cls.rank.level
+            left = [one - other for one, other in zip(cls.free, gone, strict=True)]
+            now, then = problem.open
+            lost = profile.usable(level, cls.free, now) - profile.usable(level, left, then)
+            cost = lost * self.damage
+            before, after = self._limits(cls, state)
+            lost = profile.count(level, cls.free, before) - profile.count(level, left, after)
+            cost += lost * self.groups
+        if tidy and cls.rank in TIDY:
+            cost += (cls.tidy[0] - tidy) * self.left
+        return cost
+
+    def _limits(self, cls: Class, state: int) -> tuple[Limits | None, Limits | None]:
+        """What CPUs and pages allow in this domain, before and after."""
+        problem, lay = self.problem, self.layout
+        if not problem.profile.limited:
+            return None, None
+        if cls.rank is Rank.HOST:
+            return problem.host_limits
+        if cls.rank is not Rank.NUMA:
+            return None, None
+        seats = enumerate(zip(lay.seats_at, lay.seats_masks, strict=True))
+        sort = next((number for number, (at, mask) in seats if state >> at & mask), None)
+        return problem.limits(cls.node, None), problem.limits(cls.node, sort)

@@ -1,0 +1,152 @@
+"""Devices of several domains that go together: NVLink sets and wide IOMMU units.
+
+No table of a domain can hold them. Which of them a server takes is chosen from
+outside, one search for each choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from nova_hpc.placement.model import Host, Nvlink, Request
+from nova_hpc.placement.solver.demand import Demand, add
+from nova_hpc.placement.solver.domains import ALONE, Item, Key, Member, Members, Rank, Site, Unit
+
+#: Ways to choose among the sets that are looked at for one number of groups.
+MAX_SELECTIONS = 512
+
+#: Ways to choose among units that reach over several domains; more than this
+#: are not tried. Such units are IOMMU groups wider than the asked level, of
+#: which a host has a handful.
+MAX_CHOICES = 512
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """One way to look at the host: groups in domains of *rank*, each group on
+    the region (NUMA node, socket or the whole host) of its guest cell.
+    """
+
+    rank: Rank
+    region: Rank
+
+
+@attrs.frozen(eq=False)
+class Links:
+    """The NVLink sets of a host, for one request."""
+
+    #: indices of the names that NVLink devices serve
+    names: tuple[int, ...]
+    #: sets that are exactly what one group wants, in a fixed order
+    sets: tuple[tuple[Item, ...], ...]
+    #: whether the host has any set at all
+    known: bool
+
+
+def links(request: Request, demand: Demand, site: Site, host: Host) -> Links:
+    """Read the host's NVLink sets; those with devices that are not free are none."""
+    if request.nvlink is Nvlink.NONE:
+        return Links((), (), bool(host.nvlink))
+    present = {item.id: item for item in (*site.items, *site.rest)}
+    linked = {one for members in host.nvlink for one in members}
+    kinds = 0
+    for pool in host.pools:
+        if pool.id in linked:
+            kinds |= demand.kind(pool.serves)
+    names = tuple(i for i in range(len(demand.names)) if kinds >> i & 1)
+    sets = []
+    for members in set(host.nvlink):
+        items = [present[one] for one in members if one in present]
+        items.sort(key=lambda item: item.order)
+        if (
+            names
+            and items
+            and len(items) == len(members)
+            and all(item.free == 1 and item.kind for item in items)
+            and name_set(demand, names, items) is not None
+        ):
+            sets.append(tuple(items))
+    sets.sort(key=lambda items: [item.order for item in items])
+    return Links(names, tuple(sets), bool(host.nvlink))
+
+
+def selections(sets: Sequence[Sequence[Item]], count: int) -> Iterator[tuple[Sequence[Item], ...]]:
+    """Ways to choose *count* sets that share no device."""
+
+    def extend(
+        start: int, chosen: tuple[Sequence[Item], ...], used: frozenset[str]
+    ) -> Iterator[tuple[Sequence[Item], ...]]:
+        if len(chosen) == count:
+            yield chosen
+            return
+        for number in range(start, len(sets) - (count - len(chosen)) + 1):
+            members = {item.id for item in sets[number]}
+            if not members & used:
+                yield from extend(number + 1, (*chosen, sets[number]), used | members)
+
+    return extend(0, (), frozenset())
+
+
+def name_set(demand: Demand, nvlink: Sequence[int], items: Sequence[Item]) -> Members | None:
+    """Which device of an NVLink set serves which name; None: they do not."""
+    slots = [i for i in nvlink for _ in range(demand.per_group[i])]
+    if len(slots) != len(items):
+        return None
+    owner: dict[int, int] = {}  # slot -> number of the item
+
+    def place(number: int, seen: set[int]) -> bool:
+        for slot, index in enumerate(slots):
+            if slot not in seen and items[number].kind >> index & 1:
+                seen.add(slot)
+                if slot not in owner or place(owner[slot], seen):
+                    owner[slot] = number
+                    return True
+        return False
+
+    if not all(place(number, set()) for number in range(len(items))):
+        return None
+    return tuple(Member(slots[slot], items[number]) for slot, number in sorted(owner.items()))
+
+
+def wide_units(demand: Demand, site: Site, stage: Stage) -> tuple[tuple[Unit, ...], frozenset[str]]:
+    """Units that reach over several domains, and those that can not be used."""
+    if not site.units:
+        return (), frozenset()
+    caps: dict[Key, dict[int, int]] = {}
+    for item in site.items:
+        inside = caps.setdefault(item.keys[stage.rank], {})
+        inside[item.kind] = inside.get(item.kind, 0) + item.free
+    # Devices in a domain that holds no group can not be used up.
+    empty = {
+        key
+        for key, inside in caps.items()
+        if not demand.most(inside) or (key[0] == ALONE and demand.size > 1)
+    }
+    wide, never = [], set()
+    for unit in site.units:
+        keys = {item.keys[stage.rank] for item in unit.items}
+        if keys & empty or any(item.region(stage.region) is None for item in unit.items):
+            never.add(unit.name)
+        elif len(keys) > 1:
+            wide.append(unit)
+    return tuple(wide), frozenset(never)
+
+
+def choices(demand: Demand, wide: Sequence[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Sets of wide units that one server could use up, the smallest first."""
+    level: list[tuple[tuple[int, ...], dict[int, int]]] = [((), {})]
+    count = 0
+    while level:
+        larger = []
+        for chosen, must in level:
+            yield tuple(wide[i] for i in chosen)
+            count += 1
+            if count >= MAX_CHOICES:
+                return
+            for i in range(chosen[-1] + 1 if chosen else 0, len(wide)):
+                more = add(must, wide[i].caps)
+                if demand.absorbs(more, demand.groups):
+                    larger.append(((*chosen, i), more))
+        level = larger
