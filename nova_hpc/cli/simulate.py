@@ -205,7 +205,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _scenario(args: argparse.Namespace) -> Scenario:
     from nova_hpc.cli import simulate_input
-    from nova_hpc.cloud.simulate import nodes
+    from nova_hpc.cloud.simulate import model
     from nova_hpc.cloud.simulate.scenario import prepare
 
     if args.snapshot is None and (args.nodes is None or args.requests is None):
@@ -216,7 +216,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     if args.nodes_add_type is not None and not args.nodes_add:
         raise ValueError("--nodes-add-type needs --nodes-add")
     if args.nodes_add:
-        machines = nodes.add(machines, args.nodes_add, args.nodes_add_type)
+        machines = model.add(machines, args.nodes_add, args.nodes_add_type)
     machines = simulate_input.with_topology(machines, args.topology)
     return prepare(
         machines,

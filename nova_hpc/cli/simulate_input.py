@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc import conf
-from nova_hpc.cloud.simulate import nodes, snapshots, traces
-from nova_hpc.cloud.simulate.nodes import Layout, Machine
-from nova_hpc.cloud.simulate.workload import Task
+from nova_hpc.cloud.simulate import inputs, model
+from nova_hpc.cloud.simulate.model import Layout, Machine, Task
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.offer import roles
@@ -37,8 +36,8 @@ def read(
             cloud = snapshot_document.read(snapshot_file)
         except SnapshotError as error:
             raise ValueError(str(error)) from error
-        machines = snapshots.machines(cloud, role)
-        tasks = snapshots.tasks(cloud, role)
+        machines = inputs.machines_of(cloud, role)
+        tasks = inputs.tasks_of(cloud, role)
         if not any(machine.gpus for machine in machines):
             raise ValueError(f"{snapshot_file}: no node has a device of role {role!r}")
         if request_file is None and not tasks:
@@ -47,9 +46,9 @@ def read(
                 "give the requests with --requests"
             )
     if node_file is not None:
-        machines = traces.machines(_lines(node_file), str(node_file))
+        machines = inputs.read_machines(_lines(node_file), str(node_file))
     if request_file is not None:
-        tasks = traces.tasks(_lines(request_file), str(request_file))
+        tasks = inputs.read_tasks(_lines(request_file), str(request_file))
     return machines, tasks
 
 
@@ -89,9 +88,9 @@ def with_topology(machines: list[Machine], given: Sequence[str]) -> list[Machine
         mine = [machine for machine in machines if not equals or machine.kind == kind]
         try:
             if source == BUILT_IN:
-                changed = nodes.all_dgx(mine)
+                changed = model.all_dgx(mine)
             else:
-                changed = nodes.with_layout(mine, {kind: _layout(Path(source))})
+                changed = model.with_layout(mine, {kind: _layout(Path(source))})
         except ValueError as error:
             raise ValueError(f"--topology {text}: {error}") from error
         by_name = {machine.name: machine for machine in changed}

@@ -11,8 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nova_hpc.cloud.simulate.replay import Outcome
-from nova_hpc.cloud.simulate.scenario import Scenario, play
+from nova_hpc.cloud.simulate.scenario import Outcome, Scenario, play
 
 _scenario: Scenario | None = None
 

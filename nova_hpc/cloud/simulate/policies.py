@@ -8,12 +8,11 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cloud.simulate import published
+from nova_hpc.cloud.simulate import policy
 from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.nova import Multipliers, Nova
+from nova_hpc.cloud.simulate.model import Typical
 from nova_hpc.cloud.simulate.ours import Ours
-from nova_hpc.cloud.simulate.policy import Policy
-from nova_hpc.cloud.simulate.workload import Typical
+from nova_hpc.cloud.simulate.policy import Multipliers, Nova, Policy
 
 Workload = tuple[Typical, ...]
 _Make = Callable[[Cluster, random.Random, Workload], Policy]
@@ -56,13 +55,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "stock Nova, RAM and CPU weighers turned round (-1): the fullest host",
         _nova(Multipliers(ram=-1, cpu=-1, pci=1)),
     ),
-    "random": Entry("any node that fits", published.Random),
-    "first-fit": Entry("the first node that fits", published.FirstFit),
-    "best-fit": Entry("the least CPU and GPU left", published.BestFit),
-    "dot-product": Entry("the least free, in the request's proportions", published.DotProduct),
-    "clustering": Entry("together with requests of the same size", published.Clustering),
-    "packing": Entry("used GPUs first, then used nodes", published.Packing),
-    "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", published.Fgd),
+    "random": Entry("any node that fits", policy.Random),
+    "first-fit": Entry("the first node that fits", policy.FirstFit),
+    "best-fit": Entry("the least CPU and GPU left", policy.BestFit),
+    "dot-product": Entry("the least free, in the request's proportions", policy.DotProduct),
+    "clustering": Entry("together with requests of the same size", policy.Clustering),
+    "packing": Entry("used GPUs first, then used nodes", policy.Packing),
+    "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", policy.Fgd),
     "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours, True),
     "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score, True),
 }

@@ -6,9 +6,8 @@ import random
 
 from nova_hpc.cloud.simulate import policies
 from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.nodes import Machine
+from nova_hpc.cloud.simulate.model import Machine, Shape, Typical
 from nova_hpc.cloud.simulate.policy import Policy
-from nova_hpc.cloud.simulate.workload import Shape, Typical
 
 
 def machine(name: str, gpus: int, cpus: int = 64, **more: object) -> Machine:

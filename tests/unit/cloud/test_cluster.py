@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.cloud.simulate.cluster import Cluster, together
-from nova_hpc.cloud.simulate.nodes import all_dgx, dgx
+from nova_hpc.cloud.simulate.model import all_dgx, dgx
 from nova_hpc.topology.level import Level
 from tests.unit.cloud.build import machine, shape
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.fragmentation import Measure
-from nova_hpc.cloud.simulate.nodes import all_dgx
-from nova_hpc.cloud.simulate.workload import Typical
+from nova_hpc.cloud.simulate.cluster import Cluster, Measure
+from nova_hpc.cloud.simulate.model import Typical, all_dgx
 from nova_hpc.topology.level import Level
 from tests.unit.cloud.build import machine, shape
 

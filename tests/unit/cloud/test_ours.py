@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.nodes import all_dgx
+from nova_hpc.cloud.simulate.model import Typical, all_dgx
 from nova_hpc.cloud.simulate.ours import PARTS, Ours
-from nova_hpc.cloud.simulate.workload import Typical
 from nova_hpc.placement import between_hosts, model
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import Profile

@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from nova_hpc.cloud.simulate import nova, policies
+from nova_hpc.cloud.simulate import policies
+from nova_hpc.cloud.simulate import policy as simulated
 from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.workload import Typical
+from nova_hpc.cloud.simulate.model import Typical
 from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
 
 
@@ -100,7 +101,7 @@ def test_nova_draws_among_equals_and_in_the_subset(three):
 
 def test_nova_takes_any_devices():
     cluster = Cluster([machine("a", 8)])
-    chosen = nova.Nova(cluster, random.Random(0), HALVES, nova.Multipliers())
+    chosen = simulated.Nova(cluster, random.Random(0), HALVES, simulated.Multipliers())
     seen = {tuple(sorted(chosen.gpus(0, shape(2)))) for _ in range(500)}
     assert len(seen) == 28  # every pair of eight
 

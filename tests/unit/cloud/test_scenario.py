@@ -6,9 +6,9 @@ import attrs
 import pytest
 
 from nova_hpc.cli import simulate_run
-from nova_hpc.cloud.simulate import nodes
+from nova_hpc.cloud.simulate import model
+from nova_hpc.cloud.simulate.model import Task, draw, rounded, typical, with_levels
 from nova_hpc.cloud.simulate.scenario import document, play, prepare, summarise
-from nova_hpc.cloud.simulate.workload import Task, draw, rounded, typical, with_levels
 from nova_hpc.topology.level import Level
 from tests.unit.cloud.build import machine, shape
 
@@ -30,12 +30,12 @@ def test_demand_and_refusals():
 
 
 def test_more_nodes_and_the_same_demand():
-    machines = nodes.add([machine("a", 4), machine("b", 4)], 1)
+    machines = model.add([machine("a", 4), machine("b", 4)], 1)
     scenario = prepare(machines, tasks(3, shape(2)), **{**OPTIONS, "added": 1})
     found = play(scenario, "first-fit", 0)
     assert (found.arrived, found.refused, found.allocated) == (6, 0, 100.0)
     with pytest.raises(ValueError, match="no node of type 'x'; there are node"):
-        nodes.add(machines, 1, "x")
+        model.add(machines, 1, "x")
 
 
 def test_spreading_fragments_what_packing_keeps():
@@ -110,7 +110,7 @@ def test_senseless_scenarios(machines, wanted, more, message):
 
 
 def test_processes_change_nothing():
-    machines = nodes.all_dgx([machine("a", 8), machine("b", 4)])
+    machines = model.all_dgx([machine("a", 8), machine("b", 4)])
     wanted = [Task(f"t{n}", shape(1 + n % 4)) for n in range(40)]
     scenario = prepare(machines, wanted, **{**OPTIONS, "levels": 0.5})
     names = ["nova-random", "random", "fgd", "nova-hpc"]

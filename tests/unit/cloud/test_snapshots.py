@@ -7,10 +7,9 @@ import pytest
 
 from nova_hpc.cli.simulate import Simulate
 from nova_hpc.cloud import snapshot as cloud
-from nova_hpc.cloud.simulate import snapshots
-from nova_hpc.cloud.simulate.nodes import dgx
+from nova_hpc.cloud.simulate import inputs
+from nova_hpc.cloud.simulate.model import Shape, dgx
 from nova_hpc.cloud.simulate.scenario import play, prepare
-from nova_hpc.cloud.simulate.workload import Shape
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell, HostNode
 from nova_hpc.topology.level import Level, Location
@@ -76,7 +75,7 @@ def snapshot():
 
 
 def test_machines(snapshot):
-    first, second = snapshots.machines(snapshot, "gpu")
+    first, second = inputs.machines_of(snapshot, "gpu")
     assert (first.name, first.gpus, first.busy, first.layout) == ("a", 4, (), PLACES)
     assert (first.cpu_milli, first.memory_mib) == (32_000, 2048)
     assert (second.gpus, second.busy, second.free) == (2, (1,), 1)
@@ -85,26 +84,26 @@ def test_machines(snapshot):
 def test_unknown_cpus_do_not_limit(snapshot):
     host = cloud.Node(host="d", node="d", devices=(device(0, location=Location()),))
     bare = cloud.Snapshot(taken="x", nova="34", hosts=(host,))
-    assert snapshots.machines(bare, "gpu")[0].cpu_milli == snapshots.PLENTY
+    assert inputs.machines_of(bare, "gpu")[0].cpu_milli == inputs.PLENTY
 
 
 def test_requests_are_as_frequent_as_servers(snapshot):
     pair = Shape(4000, 4096, 2, level=Level.SWITCH, group=2)
     one = Shape(2000, 2048, 1, group=1)
-    assert [task.shape for task in snapshots.tasks(snapshot, "gpu")] == [one, pair, pair]
+    assert [task.shape for task in inputs.tasks_of(snapshot, "gpu")] == [one, pair, pair]
 
 
 def test_without_servers_all_flavors_are_alike(snapshot):
     empty = cloud.Snapshot(taken="x", nova="34", hosts=snapshot.hosts, flavors=snapshot.flavors)
-    shapes = {task.name: task.shape for task in snapshots.tasks(empty, "gpu")}
+    shapes = {task.name: task.shape for task in inputs.tasks_of(empty, "gpu")}
     assert set(shapes) == {"one-1", "pair-1", "rather-1"}
     assert shapes["rather-1"].level is Level.HOST
 
 
 def test_it_can_be_played(snapshot):
     scenario = prepare(
-        snapshots.machines(snapshot, "gpu"),
-        snapshots.tasks(snapshot, "gpu"),
+        inputs.machines_of(snapshot, "gpu"),
+        inputs.tasks_of(snapshot, "gpu"),
         whole=True,
         demand=100,
         levels=0.0,

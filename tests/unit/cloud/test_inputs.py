@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.cloud.simulate import traces
-from nova_hpc.cloud.simulate.workload import Shape, Task
+from nova_hpc.cloud.simulate import inputs
+from nova_hpc.cloud.simulate.model import Shape, Task
 from nova_hpc.topology.level import Level
 
 
@@ -14,12 +14,14 @@ def lines(text):
 
 
 def test_openb():
-    found = traces.machines(lines("sn,cpu_milli,memory_mib,gpu,model|n0,64000,262144,2,P100"), "f")
+    found = inputs.read_machines(
+        lines("sn,cpu_milli,memory_mib,gpu,model|n0,64000,262144,2,P100"), "f"
+    )
     assert [(m.name, m.kind, m.cpu_milli, m.memory_mib, m.gpus) for m in found] == [
         ("n0", "P100", 64000, 262144, 2)
     ]
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time"
-    found = traces.tasks(lines(text + "|p0,6000,12288,1,460,,5,9|p1,100,1,0,0,,,"), "f")
+    found = inputs.read_tasks(lines(text + "|p0,6000,12288,1,460,,5,9|p1,100,1,0,0,,,"), "f")
     assert found == [
         Task("p0", Shape(6000, 12288, 1, 460), 5.0, 9.0),
         Task("p1", Shape(100, 1, 0)),
@@ -27,7 +29,7 @@ def test_openb():
 
 
 def test_simple():
-    found = traces.machines(
+    found = inputs.read_machines(
         lines("name,type,cpus,memory_mib,gpus,count|a,big,96,1000,8,2|| b ,,0.5,10,0,"), "f"
     )
     assert [(m.name, m.kind, m.cpu_milli, m.gpus) for m in found] == [
@@ -35,7 +37,7 @@ def test_simple():
         ("a-2", "big", 96000, 8),
         ("b", "node", 500, 0),
     ]
-    found = traces.tasks(
+    found = inputs.read_tasks(
         lines(
             "name,cpus,memory_mib,gpus,share,level,group,count|"
             "x,1.5,10,4,,switch,2,2|y,2,10,1,0.25,,,"
@@ -74,8 +76,8 @@ def test_simple():
     ],
 )
 def test_broken_requests(text, message):
-    with pytest.raises(traces.TraceError) as caught:
-        traces.tasks(lines(text), "f")
+    with pytest.raises(inputs.TraceError) as caught:
+        inputs.read_tasks(lines(text), "f")
     assert str(caught.value).startswith(message)
 
 
@@ -90,12 +92,12 @@ def test_broken_requests(text, message):
     ],
 )
 def test_broken_nodes(text, message):
-    with pytest.raises(traces.TraceError) as caught:
-        traces.machines(lines(text), "f")
+    with pytest.raises(inputs.TraceError) as caught:
+        inputs.read_machines(lines(text), "f")
     assert str(caught.value).startswith(message)
 
 
 def test_requests_for_a_model_are_not_ignored():
     text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec|p0,1,1,1,1000,T4"
-    with pytest.raises(traces.TraceError, match="f, line 2: gpu_spec is 'T4'"):
-        traces.tasks(lines(text), "f")
+    with pytest.raises(inputs.TraceError, match="f, line 2: gpu_spec is 'T4'"):
+        inputs.read_tasks(lines(text), "f")
