@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 
 from nova_hpc.cloud import snapshot
 from nova_hpc.cloud.explain import remedies as explain_remedies
-from nova_hpc.cloud.explain.choice import Chooser
 from nova_hpc.cloud.explain.model import Choice, Placed, Question, Remedy, Report, Verdict
+from nova_hpc.cloud.explain.remedies import Chooser
 from nova_hpc.cloud.snapshot import Flavor, Node, Snapshot, SnapshotError
 from nova_hpc.placement.flavor import PREFIX, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError

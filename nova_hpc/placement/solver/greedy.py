@@ -245,9 +245,9 @@ class _Stock:
     def of(self, index: int, items: Sequence[Item]) -> int:
         return sum(self.free.get((index, item), 0) for item in items)
 
-    def take(self, index: int, item: Item, count: int) -> None:
-        self.free[index, item] -= count
-        self.taken[item] = self.taken.get(item, 0) + count
+    def take(self, index: int, item: Item) -> None:
+        self.free[index, item] -= 1
+        self.taken[item] = self.taken.get(item, 0) + 1
 
 
 def build(
@@ -340,66 +340,20 @@ def _take(demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence
     order = sorted(
         range(len(demand.names)), key=lambda i: (i not in counted, -demand.per_group[i], i)
     )
-    for position, index in enumerate(order):
-        need = demand.per_group[index]
-        if not position:
-            for item, count in _compact(index, need, stock, items, Rank.HOST):
-                stock.take(index, item, count)
-                built.extend([Member(index, item)] * count)
-            continue
-        # How far each is from the devices of the other names, together.
-        away = {
-            item: sum(item.rank_to(part.item) for part in built)
+    for index in order:
+        # How far each is from the devices that the group has, together.
+        away: dict[Item, int] = {
+            item: sum(item.rank_to(member.item) for member in built)
             for item in items
             if stock.free.get((index, item), 0)
         }
-        for _ in range(need):
+        for _ in range(demand.per_group[index]):
             item = min(
                 (item for item in away if stock.free[index, item]),
-                key=lambda item: (
-                    away[item],
-                    stock.taken.get(item, 0),
-                    -item.free,
-                    item.order,
-                ),
+                key=lambda item: (away[item], stock.taken.get(item, 0), -item.free, item.order),
             )
-            stock.take(index, item, 1)
+            stock.take(index, item)
             built.append(Member(index, item))
+            for other in away:
+                away[other] += other.rank_to(item)
     return tuple(built)
-
-
-def _compact(
-    index: int, need: int, stock: _Stock, items: Sequence[Item], rank: Rank
-) -> list[tuple[Item, int]]:
-    """Take *need* devices from as few and as small domains as possible."""
-    if rank is Rank.PIX:
-        counts: dict[Item, int] = {}
-        for _ in range(need):
-            item = min(
-                (one for one in items if stock.free.get((index, one), 0) > counts.get(one, 0)),
-                key=lambda one: (
-                    stock.taken.get(one, 0) + counts.get(one, 0),
-                    -one.free,
-                    one.order,
-                ),
-            )
-            counts[item] = counts.get(item, 0) + 1
-        return list(counts.items())
-    below = Rank(rank - 1)
-    parts: dict[Key, list[Item]] = {}
-    for item in items:
-        parts.setdefault(item.keys[below], []).append(item)
-    sizes = {key: stock.of(index, part) for key, part in parts.items()}
-    taken: list[tuple[Item, int]] = []
-    while need:
-        enough = [key for key, size in sizes.items() if size >= need]
-        # The smallest that suffices; without one, all of the largest.
-        key = (
-            min(enough, key=lambda key: sizes[key])
-            if enough
-            else max(sizes, key=lambda key: sizes[key])
-        )
-        count = min(need, sizes.pop(key))
-        taken.extend(_compact(index, count, stock, parts[key], below))
-        need -= count
-    return taken
