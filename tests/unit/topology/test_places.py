@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.topology import lstopo, peer
+from nova_hpc.topology import lstopo, nccl, peer
 from nova_hpc.topology.confspace import parse
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.level import Distance, Location, distance
+from nova_hpc.topology.model import BridgeKind, Function, Node
 from nova_hpc.topology.peer import Peer
 from nova_hpc.topology.sysfs import read
 from tests.unit.topology.builder import Machine, config
@@ -125,3 +126,67 @@ def test_redirected_requests_or_completions_leave_the_switch(control: int) -> No
     node = machine(control, NOTHING)
     one, other = function(node, "0000:13:00.0"), function(node, "0000:14:00.0")
     assert peer.path(node, one, other) is Peer.ROOT
+
+
+def test_a_redirect_below_an_inner_switch() -> None:
+    """The ports of the innermost switch that two devices share decide."""
+    above = ("0000:10:00.0", "0000:11:00.0", "0000:12:00.0", "0000:13:00.0")
+    kinds = (
+        BridgeKind.ROOT_PORT, BridgeKind.UPSTREAM, BridgeKind.DOWNSTREAM, BridgeKind.UPSTREAM,
+    )  # fmt: skip
+    functions = [
+        Function(address, root="pci0000:10", path=above[:depth], bridge=kind, acs_control=0)
+        for depth, (address, kind) in enumerate(zip(above, kinds, strict=True))
+    ]
+    for number, control in enumerate((0x04, 0)):
+        port = f"0000:14:0{number}.0"
+        functions += [
+            Function(
+                port,
+                root="pci0000:10",
+                path=above,
+                bridge=BridgeKind.DOWNSTREAM,
+                acs_control=control,
+            ),
+            Function(f"0000:1{5 + number}:00.0", root="pci0000:10", path=(*above, port)),
+        ]
+    node = Node(source="test", functions=tuple(functions))
+    one, other = function(node, "0000:15:00.0"), function(node, "0000:16:00.0")
+    assert peer.path(node, one, other) is Peer.ROOT
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        (("a",), ("a",), Distance.PIX),
+        (("a", "b"), ("a", "b"), Distance.PIX),
+        (("a", "b"), ("a",), Distance.PXB),
+        (("a", "b"), ("a", "c"), Distance.PXB),
+        (("a",), ("b",), Distance.PHB),
+        (("a", "b"), ("c", "b"), Distance.PHB),
+        ((), (), Distance.PHB),
+    ],
+)
+def test_distances_below_one_root(
+    one: tuple[str, ...], other: tuple[str, ...], found: Distance
+) -> None:
+    places = [Location(numa=0, socket=0, root="r", switches=each) for each in (one, other)]
+    assert distance(*places) is found
+
+
+def test_a_capability_that_would_end_beyond_the_space_is_none() -> None:
+    data = bytearray(config(header=1, port=None, acs=None))
+    data[6], data[0x34] = 0x10, 0xF0
+    data[0xF0:0xF4] = bytes((0x10, 0, 4 << 4 | 2, 0))  # PCI Express, a root port
+    found = parse(bytes(data))
+    assert (found.express, found.port) == (False, None)
+
+
+def test_a_root_port_is_a_switch_to_nccl_only_if_it_is_shared() -> None:
+    port, up = "0000:10:00.0", "0000:11:00.0"
+    alone = Function("0000:12:00.0", path=(port,), switches=(port,))
+    second = Function("0000:12:00.1", path=(port,), switches=(port,))
+    below = Function("0000:13:00.0", path=(port, up), switches=(up,))
+    assert nccl.shared_points([alone]) == frozenset()
+    assert nccl.shared_points([alone, second]) == {port}
+    assert nccl.shared_points([below]) == {up}
