@@ -101,6 +101,23 @@ def _set(path: str, value: Any) -> Any:
         ("flavors.0.cells.0.page_kib", 0, ["flavor pair", "page_kib is 0; it must be 1"]),
         ("flavors.1.image", None, ["flavor pair with None is there twice"]),
         ("servers.0.cells.0.memory_kib", -1, ["memory_kib is -1"]),
+        ("servers.0.cells.0.memory_kib", (1 << 50) + 1, ["must be 0 to 1125899906842624"]),
+        ("flavors.0.wants.0.count", 1025, ["flavor pair: wants number 0: count is 1025"]),
+        ("flavors.0.cells.0.host_node", 1, ["cells number 0: host_node is no known field"]),
+        ("flavors.0.wants", {"gpu": 2}, ["flavor pair: wants is", "not a list"]),
+        ("flavors.0.extra_specs", {"a": 1}, ["flavor pair: extra_specs: a is 1, not a text"]),
+        ("aliases.1.name", "gpu", ["alias gpu is there twice"]),
+        ("aliases.0.traits", "CUSTOM", ['alias gpu: traits is "CUSTOM", not a list']),
+        ("hosts.0.numa.0.pages", {"1" * 16: 1}, ["pages has the size"]),
+        ("hosts.0.numa.0.pages", {"2048": (1 << 50) + 1}, ["pages: 2048 is", "must be 0 to"]),
+        ("hosts.0.numa.0.pages", [], ["numa number 0: pages is [], not an object"]),
+        ("hosts.0.numa.0.socket", 1_000_001, ["socket is 1000001; it must be 0 to 1000000"]),
+        (
+            "hosts.0.devices.0.used",
+            [{"address": "a", "server": "s1"}] * 2,
+            ["host one: device 0000:40:00.0: used: function a is there twice"],
+        ),
+        ("hosts.0.devices.0", [], ["host one: devices number 0 is [], not an object"]),
         ("servers.0.name", "a\x1b[2J", ["server", "name is", "cannot be printed"]),
         ("hosts.0.withheld", {"a": "\ud800"}, ["host one: withheld: a is", "cannot be printed"]),
         ("profile.0.weight", 0, ["profile number 0", "weight is 0"]),
@@ -122,6 +139,21 @@ def test_damage_is_named(path, value, texts):
         snapshot_document.loads(json.dumps(document))
     for text in texts:
         assert text in str(error.value)
+
+
+def test_a_server_that_is_there_twice_is_named():
+    document = snapshot_document.build(full())
+    document["servers"] *= 2
+    with pytest.raises(SnapshotError, match="server s1 is there twice"):
+        snapshot_document.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize("value", [0, 1, 1024])
+def test_bounds_are_inside(value):
+    document = snapshot_document.build(full())
+    document["hosts"][0]["devices"][0]["free"] = value
+    document["profile"][0]["groups"] = value or 1
+    assert snapshot_document.loads(json.dumps(document)).hosts[0].devices[0].free == value
 
 
 def test_a_field_that_is_missing_is_named():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.wire import device_record, tags
+from nova_hpc.wire.documents import DEVICE_RECORD
 
 
 def test_only_own_tags_are_kept():
@@ -28,6 +29,11 @@ def test_what_is_no_record_has_no_tags(text):
 def test_a_record_that_is_broken_makes_no_ordinary_device(text):
     with pytest.raises(tags.TagError, match="hpc_tags is 'unreadable'"):
         tags.parse(device_record.loads(text))
+
+
+def test_the_longest_tags_fit():
+    text = device_record.dumps(dict.fromkeys(tags.ALL, "x" * 255))
+    assert len(text) <= DEVICE_RECORD.limit
 
 
 @given(st.dictionaries(st.text(max_size=8).map("hpc_".__add__), st.text(max_size=20), max_size=9))
