@@ -50,7 +50,7 @@ class Tenant:
     devices: tuple[str, ...] = ()
     #: Those of *devices* that belong to its ports.
     ports: frozenset[str] = frozenset()
-    #: It was promised NVLinks between its GPUs.
+    #: Its flavor requires NVLinks between its GPUs.
     linked: bool = False
     #: Asks for the devices that other servers have now.
     others: Callable[[], frozenset[str]] = frozenset

@@ -69,7 +69,7 @@ class Withholder:
             findings.setdefault(address, finding)
         used = taken() if findings else frozenset()
         withheld = {each: found.reason for each, found in findings.items() if each not in used}
-        ailing = {each: found.reason for each, found in findings.items() if each in used}
+        unfit = {each: found.reason for each, found in findings.items() if each in used}
         kept = [device for device in reported if _address(device) not in withheld]
         for device in kept:
             offer = offers.get(_address(device) or "")
@@ -77,14 +77,14 @@ class Withholder:
                 # Nova keeps it in its record of the device.
                 device[device_record.KEY] = device_record.dumps(offer[1])
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
-        document = stats.StatsDocument(withheld=withheld, in_use=ailing, notes=reading.problems)
+        document = stats.StatsDocument(withheld=withheld, in_use=unfit, notes=reading.problems)
         resources["stats"][stats.KEY] = document.dumps()
-        self._log(withheld, ailing)
+        self._log(withheld, unfit)
 
-    def _log(self, withheld: Mapping[str, str], ailing: Mapping[str, str]) -> None:
+    def _log(self, withheld: Mapping[str, str], unfit: Mapping[str, str]) -> None:
         """Say what has changed, once."""
         now = {each: f"is not offered: {why}" for each, why in withheld.items()}
-        now |= {each: f"stays with its server, but: {why}" for each, why in ailing.items()}
+        now |= {each: f"stays with its server, but: {why}" for each, why in unfit.items()}
         with self._lock:
             before, self._known = self._known, now
         for address, text in sorted(now.items()):

@@ -22,17 +22,22 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy.health import Finding, Kind, is_vfio
+from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.hygiene.baseline import Difference, Snapshot
+from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaner import CleanError, Cleaners
+from nova_hpc.tenancy.hygiene.looks import (
+    Looker,
+    baseline_of,
+    differences_of,
+    idle,
+    seen,
+    whole,
+)
 from nova_hpc.tenancy.hygiene.reset import ResetError
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, quarantined
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
-from nova_hpc.topology import device as topology_device
-from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
 
 _MOST_AT_ONCE: Final = 32
@@ -51,6 +56,10 @@ class Hygiene(Step):
     timeout: float
     #: Reads configuration spaces where this process may not read all of them.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
+
+    @property
+    def _looker(self) -> Looker:
+        return Looker(self.root, self.read_config)
 
     # -- the protocol -----------------------------------------------------------
 
@@ -122,24 +131,24 @@ class Hygiene(Step):
 
     def check(self, device: Candidate) -> list[str]:
         """How a device differs from its baseline; nothing of one that a server has."""
-        now = _whole(self.ledger.read())
+        now = whole(self.ledger.read())
         if now.lost:
             return [now.problems[0]]
         address = device.function.address
         if now.device(address).server is not None:
             return []  # a server may do with it what it likes
-        look = self._look([device])[address]
-        return [each.text for each in _differences(now.device(address), look, device.function)]
+        look = self._looker.look([device])[address]
+        return [each.text for each in differences_of(now.device(address), look, device.function)]
 
     def accept(self, device: Candidate) -> None:
         """Record a device as it is now."""
         address = device.function.address
         with self._locks([address], 1.0):
             self._expect_nobodys(address)
-            look = self._look([device])[address]
-            for difference in baseline.wrong(look, _idle(device.function)):
+            look = self._looker.look([device])[address]
+            for difference in baseline.wrong(look, idle(device.function)):
                 raise LedgerError(f"{address}: {difference.text}")
-            hardware = self._hardware(device.function, look)
+            hardware = self._looker.hardware(device.function, look)
             self._change(
                 lambda now: {
                     address: attrs.evolve(
@@ -164,7 +173,7 @@ class Hygiene(Step):
 
     def describe(self, address: str) -> Mapping[str, str]:
         """Who has had a device, and its baseline."""
-        found = _whole(self.ledger.read()).device(address)
+        found = whole(self.ledger.read()).device(address)
         known = json.dumps(found.baseline, sort_keys=True) if found.baseline else ""
         return {"Server": found.server or "", "Baseline": known}
 
@@ -202,14 +211,16 @@ class Hygiene(Step):
             }
             now, dirty = self._clean({each: wanted[each].role for each in left})
             refused |= dirty
-            looks = self._look(wanted[each] for each in wanted if each not in left | set(refused))
+            looks = self._looker.look(
+                wanted[each] for each in wanted if each not in left | set(refused)
+            )
             refused |= self._judge(now, looks, wanted)
             if not refused:
                 hardware = self._new_hardware(now, looks, wanted)
                 self._change(
                     lambda now: {
                         each: attrs.evolve(
-                            _seen(now.device(each), looks.get(each), hardware.get(each)),
+                            seen(now.device(each), looks.get(each), hardware.get(each)),
                             server=server,
                             unreported=False,
                         )
@@ -294,10 +305,10 @@ class Hygiene(Step):
             and each not in ill
             and held.why(each, found.function.physical_function) is None
         }
-        looks = self._look(free.values())
+        looks = self._looker.look(free.values())
         now = self._remember(looks, used, offered)
         for each, look in looks.items():
-            differences = _differences(now.device(each), look, free[each].function)
+            differences = differences_of(now.device(each), look, free[each].function)
             if any(difference.lasting for difference in differences):
                 reasons |= self._look_again(each, free[each], taken)
             elif differences:
@@ -348,19 +359,19 @@ class Hygiene(Step):
         old = [
             each
             for each in used & offered.keys()
-            if (known := _baseline(now.device(each))) is not None and known.boot != boot
+            if (known := baseline_of(now.device(each))) is not None and known.boot != boot
         ]
-        running = self._look(offered[each] for each in old)
+        running = self._looker.look(offered[each] for each in old)
         hardware = self._new_hardware(now, looks, offered)
 
         def edit(now: Ledger) -> dict[str, Device]:
             found = {}
             for each, look in {**looks, **running}.items():
                 device = now.device(each)
-                known = _baseline(device)
+                known = baseline_of(device)
                 if known is None and device.server is None:
-                    if not baseline.wrong(look, _idle(offered[each].function)):
-                        found[each] = _seen(device, look, hardware.get(each))
+                    if not baseline.wrong(look, idle(offered[each].function)):
+                        found[each] = seen(device, look, hardware.get(each))
                 elif known is not None:
                     if known.boot != look.boot:
                         known = baseline.counters_of(known, look)
@@ -382,7 +393,7 @@ class Hygiene(Step):
                 now = self._known()
                 if address in now.marked or address in taken():
                     return {}
-                look = self._look([candidate])[address]
+                look = self._looker.look([candidate])[address]
                 return self._judge(now, {address: look}, {address: candidate})
         except LedgerError as error:
             return {address: str(error)}
@@ -403,40 +414,23 @@ class Hygiene(Step):
             yield
 
     def _known(self) -> Ledger:
-        return _whole(self.ledger.known())
+        return whole(self.ledger.known())
 
     def _change(self, edit: Callable[[Ledger], Mapping[str, Device]]) -> Ledger:
         """Change entries of devices; *edit* returns those that are different."""
 
-        def whole(now: Ledger) -> Ledger:
-            now = _whole(now)
+        def change(now: Ledger) -> Ledger:
+            now = whole(now)
             return now.put(edit(now))
 
-        return self.ledger.change(whole)
-
-    def _look(self, candidates: Iterable[Candidate]) -> dict[str, Snapshot]:
-        """Snapshots by address; call it below the locks or only to compare."""
-        wanted = list(candidates)
-        tree = Tree(self.root)
-        addresses = [each.function.address for each in wanted]
-        configs = self.read_config(addresses) if self.read_config and addresses else {}
-        boot = baseline.boot_of(tree)
-        return {
-            each.function.address: baseline.take(
-                tree, each.function, boot, each.vfs, configs.get(each.function.address)
-            )
-            for each in wanted
-        }
-
-    def _hardware(self, function: Function, look: Snapshot) -> str:
-        return baseline.hardware(Tree(self.root), function, look)
+        return self.ledger.change(change)
 
     def _new_hardware(
         self, now: Ledger, looks: Mapping[str, Snapshot], candidates: Mapping[str, Candidate]
     ) -> dict[str, str]:
         """Which hardware they are, of devices of which that is not recorded."""
         return {
-            each: self._hardware(candidates[each].function, look)
+            each: self._looker.hardware(candidates[each].function, look)
             for each, look in looks.items()
             if now.device(each).hardware is None
         }
@@ -451,7 +445,7 @@ class Hygiene(Step):
         reasons: dict[str, str] = {}
         lasting: dict[str, str] = {}
         for each, look in looks.items():
-            for found in _differences(now.device(each), look, candidates[each].function):
+            for found in differences_of(now.device(each), look, candidates[each].function):
                 reasons.setdefault(each, found.text)
                 if found.lasting:
                     lasting.setdefault(each, found.text)
@@ -483,7 +477,7 @@ class Hygiene(Step):
                 device = attrs.evolve(held.device(each), server=None)
                 if isinstance(result, Snapshot):
                     device = attrs.evolve(
-                        _seen(device, result, None), unreported=True, cleaned=device.cleaned + 1
+                        seen(device, result, None), unreported=True, cleaned=device.cleaned + 1
                     )
                 else:
                     device = attrs.evolve(device, failed=device.failed + 1)
@@ -495,17 +489,15 @@ class Hygiene(Step):
     def _clean_one(self, address: str, role: str | None, now: Ledger) -> Snapshot | str:
         """The device after it was cleaned, or why it is not clean. Never raises."""
         try:
-            function = self._read(address)
-            if function is None:
+            before = self._looker.find(address, role)
+            if before is None:
                 return "it has disappeared"
-            self.cleaners.of(role).clean(function)
-            function = self._read(address)
-            if function is None:
+            self.cleaners.of(role).clean(before.function)
+            after = self._looker.find(address, role)
+            if after is None:
                 return "it has disappeared in its reset"
-            parent = function.physical_function
-            vfs = None if parent is None else self._count_vfs(parent)
-            look = self._look([Candidate(function, role, vfs)])[address]
-            differences = _differences(now.device(address), look, function)
+            look = self._looker.look([after])[address]
+            differences = differences_of(now.device(address), look, after.function)
         except (CleanError, ResetError, FileError) as error:
             return str(error)
         except Exception as error:
@@ -513,52 +505,6 @@ class Hygiene(Step):
             return f"its cleaner failed: {type(error).__name__}: {error}"
         # With its last server gone nothing excuses bus mastering; links may rest.
         bad = [each.text for each in differences if each.lasting]
-        if look.master and _idle(function):
+        if look.master and idle(after.function):
             bad.append("bus mastering is still on after its reset")
         return "; ".join(bad) if bad else look
-
-    def _read(self, address: str) -> Function | None:
-        tree = Tree(self.root)
-        if not tree.exists(f"{DEVICES}/{address}"):
-            return None
-        return topology_device.read(tree, address).function
-
-    def _count_vfs(self, parent: str) -> int:
-        names = Tree(self.root).names(f"{DEVICES}/{parent}")
-        return sum(1 for name in names if name.startswith("virtfn"))
-
-
-def _idle(function: Function) -> bool:
-    """Whether no driver of the host may be using the function."""
-    return function.driver is None or is_vfio(function.driver)
-
-
-def _baseline(device: Device) -> Snapshot | None:
-    return None if device.baseline is None else baseline.loads(device.baseline)
-
-
-def _whole(ledger: Ledger) -> Ledger:
-    """The ledger in which a device with a damaged baseline is one that somebody has had."""
-    return ledger.put(
-        {
-            each: attrs.evolve(found, baseline=None, server=SOMEBODY)
-            for each, found in ledger.devices.items()
-            if found.baseline is not None and baseline.loads(found.baseline) is None
-        }
-    )
-
-
-def _seen(device: Device, look: Snapshot | None, hardware: str | None) -> Device:
-    """An entry with a baseline, and which hardware it is, if it had none."""
-    return attrs.evolve(
-        device,
-        baseline=device.baseline if look is None or device.baseline else look.dumps(),
-        hardware=device.hardware or hardware,
-    )
-
-
-def _differences(device: Device, look: Snapshot, function: Function) -> list[Difference]:
-    """What is wrong with a device that nobody has."""
-    found = baseline.wrong(look, _idle(function))
-    known = _baseline(device)
-    return found if known is None else [*found, *baseline.compare(known, look)]

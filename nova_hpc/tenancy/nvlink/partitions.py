@@ -61,7 +61,7 @@ def cover(
     That is one partition wherever the manager has one for them. A server with
     several groups of GPUs may need one for each group.
 
-    :param linked: the server was promised NVLinks: then several GPUs are not
+    :param linked: the server's flavor requires NVLinks: then several GPUs are not
         divided into partitions of one GPU, which have none.
     :raises NoPartitionError: there are none.
     """

@@ -252,7 +252,7 @@ class Links(Step):
         :param server: its UUID.
         :param gpus: all GPUs of the fabric that it gets.
         :param others: devices that other servers have.
-        :param linked: it was promised NVLinks.
+        :param linked: its flavor requires NVLinks.
         :raises NoPartitionError: there is none with exactly these.
         :raises FabricError: they are not active, or nobody knows.
         :raises LedgerError: nothing can be remembered.
