@@ -17,7 +17,7 @@ from nova.virt.libvirt import guest as libvirt_guest
 from nova_hpc.topology.level import Distance, distance
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
-from tests.unit.virt import mirror_reader
+from tests.unit.virt import tree_reader
 
 SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
 IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
@@ -75,7 +75,7 @@ class MirrorTest(DriverTest):
 
     def distances(self, server) -> list[tuple[Distance, Distance]]:
         """Of each pair of devices: on the host, in the guest."""
-        guest = mirror_reader.read(self.xml(server)).places
+        guest = tree_reader.read(self.xml(server)).places
         truth = self.shapes[self.host_of(server)].locations()
         self.assertEqual(
             sorted(guest), sorted(device.address for device in self.devices_of(server))
@@ -108,7 +108,7 @@ class MirrorTest(DriverTest):
         self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
         # The cell of the guest is that on the devices' node.
         nodes = self.domain_nodes(server)
-        places = mirror_reader.read(self.xml(server)).places
+        places = tree_reader.read(self.xml(server)).places
         truth = SHAPE.locations()
         for address, place in places.items():
             self.assertEqual(truth[address].numa, nodes[place.numa])
@@ -276,7 +276,7 @@ class MirrorTest(DriverTest):
         with mock.patch(path, return_value="{}"):
             self._resize_server(server, mirrored)
         # The server holds the former devices as well until the resize is confirmed.
-        places = mirror_reader.read(self.xml(server)).places.values()
+        places = tree_reader.read(self.xml(server)).places.values()
         self.assertEqual(2, len(places))
         self.assertEqual(Distance.PIX, distance(*places))
         self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
@@ -321,7 +321,7 @@ class MirrorTest(DriverTest):
     def test_suspended_devices_come_back_to_their_places(self) -> None:
         self.start()
         server = self.server(MIRROR)
-        before = mirror_reader.read(self.xml(server)).addresses
+        before = tree_reader.read(self.xml(server)).addresses
         self.with_definitions()
         attached = self.attached()
         self._suspend_server(server)
@@ -332,7 +332,7 @@ class MirrorTest(DriverTest):
             domain = etree.fromstring(f"<domain><devices>{text}</devices></domain>")
             source = domain.find("devices/hostdev/source/address")
             parts = [int(source.get(key), 16) for key in ("domain", "bus", "slot", "function")]
-            back["{:04x}:{:02x}:{:02x}.{:x}".format(*parts)] = mirror_reader.where(
+            back["{:04x}:{:02x}:{:02x}.{:x}".format(*parts)] = tree_reader.where(
                 domain.find("devices/hostdev")
             )
             self.assertEqual("off", domain.find("devices/hostdev/rom").get("bar"))

@@ -16,8 +16,7 @@ from lxml import etree
 from nova import exception
 from oslo_log import log as logging
 
-from virt_driver_patches.domain.mirror import tree as mirror_tree
-from virt_driver_patches.domain.mirror.clique import QEMU
+from virt_driver_patches.domain.guest_domain import QEMU, GuestDomain
 from virt_driver_patches.errors import ClaimRefused
 
 LOG = logging.getLogger(__name__)
@@ -37,60 +36,50 @@ class Placed:
         return str(etree.tostring(self._element, encoding="unicode", with_tail=False))
 
 
-def places(xml: str) -> dict[str, Placed]:
-    """Host address -> device, for those that have a place of this project's.
+def definition(guest: Any) -> GuestDomain:
+    """The domain as libvirt will start it the next time.
 
-    :param xml: the guest's definition.
+    :param guest: Nova's ``Guest``.
     """
-    found = {}
-    for address, element in mirror_tree.hostdevs(etree.fromstring(xml)):
-        if _is_ours(element):
-            found[address] = Placed(element)
-    return found
+    return GuestDomain(guest.get_xml_desc(dump_inactive=True))
 
 
-def check_suspend(xml: str) -> None:
+def check_suspend(domain: GuestDomain) -> None:
     """Refuse a suspend after which the guest's hardware would be another.
 
-    :param xml: the guest's definition.
+    :param domain: the guest's definition.
     :raises ClaimRefused: for the server's user.
     """
-    domain = etree.fromstring(xml)
+    placed = domain.placed()
     # Nova takes ports out of the definition too, and makes them afresh.
-    for _, element in mirror_tree.hostdevs(domain):
-        if element.tag == "interface" and _is_ours(element):
-            raise ClaimRefused(
-                "A server whose direct (SR-IOV) ports have their place in its PCIe tree cannot be "
-                "suspended, or snapshot cold: detach the ports, or stop the server instead."
-            )
+    if any(element.tag == "interface" for element in placed.values()):
+        raise ClaimRefused(
+            "A server whose direct (SR-IOV) ports have their place in its PCIe tree cannot be "
+            "suspended, or snapshot cold: detach the ports, or stop the server instead."
+        )
     # What libvirt overrides, it does at the start of a guest only.
-    if places(xml) and domain.find(f"{{{QEMU}}}override") is not None:
+    if placed and domain.root.find(f"{{{QEMU}}}override") is not None:
         raise ClaimRefused(
             "A server whose GPUs have GPUDirect cliques cannot be suspended, or snapshot cold: "
             "stop the server instead."
         )
 
 
-def _is_ours(element: etree._Element) -> bool:
-    alias = element.find("alias")
-    return alias is not None and (alias.get("name") or "").startswith(mirror_tree.ALIAS)
-
-
-def source_of(config: Any) -> str | None:
+def _source_of(config: Any) -> str | None:
     """Host address of a device that Nova would attach; None: it is none of the host's."""
     try:
-        element = etree.fromstring(f"<domain><devices>{config.to_xml()}</devices></domain>")
+        domain = GuestDomain(f"<domain><devices>{config.to_xml()}</devices></domain>")
     except (etree.XMLSyntaxError, AttributeError):
         return None
-    return next((address for address, _ in mirror_tree.hostdevs(element)), None)
+    return next((address for address, _ in domain.passed_through()), None)
 
 
 class Placing:
     """Nova's guest, except that passed-through devices are attached to their places."""
 
-    def __init__(self, guest: Any, known: dict[str, Placed]) -> None:
+    def __init__(self, guest: Any, placed: Mapping[str, etree._Element]) -> None:
         self._guest = guest
-        self._known = known
+        self._placed = placed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._guest, name)
@@ -100,17 +89,17 @@ class Placing:
 
         :raises nova.exception.PciDeviceNotFound: the definition does not have it.
         """
-        address = source_of(config)
-        if address is not None and address not in self._known:
+        address = _source_of(config)
+        if address is not None and address not in self._placed:
             raise exception.PciDeviceNotFound(node_id="this guest's definition", address=address)
-        found = config if address is None else self._known[address]
+        found = config if address is None else Placed(self._placed[address])
         self._guest.attach_device(found, *args, **kwargs)
 
 
 def placing(guest: Any) -> Any:
     """*guest*, or a :class:`Placing` where its definition has places of this project's."""
-    known = places(guest.get_xml_desc(dump_inactive=True))
-    return Placing(guest, known) if known else guest
+    placed = definition(guest).placed()
+    return Placing(guest, placed) if placed else guest
 
 
 def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
@@ -142,14 +131,13 @@ def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
 
 def _present(guest: Any) -> set[str]:
     """Host addresses of the devices that the running guest has."""
-    running = etree.fromstring(guest.get_xml_desc())
-    return {address for address, _ in mirror_tree.hostdevs(running)}
+    return {address for address, _ in GuestDomain(guest.get_xml_desc()).passed_through()}
 
 
 def _give_back(guest: Any, addresses: Iterable[str]) -> None:
-    known = places(guest.get_xml_desc(dump_inactive=True))
+    placed = definition(guest).placed()
     for address in sorted(addresses):
         try:
-            guest.attach_device(known[address], live=True)
+            guest.attach_device(Placed(placed[address]), live=True)
         except Exception:
             LOG.exception("PCI device %s could not be given back to its guest", address)

@@ -20,7 +20,8 @@ from nova_hpc.placement import flavor as flavors
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
-from virt_driver_patches.domain import fwcfg, mirror
+from virt_driver_patches.domain import fwcfg, pcie_tree
+from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import before_start
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused
@@ -83,8 +84,10 @@ def check(instance: objects.Instance, claim: Claim, reading: Reading, found: Abi
     if found is None or found.mode is Mode.FLAT or not claim.addresses:
         return
     try:
-        mirror.check_machine(libvirt_utils.get_machine_type(instance.image_meta), found.mode.value)
-    except mirror.MachineError as error:
+        pcie_tree.check_machine(
+            libvirt_utils.get_machine_type(instance.image_meta), found.mode.value
+        )
+    except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
     _plan(instance, claim, reading.node, found, claim.addresses)
 
@@ -99,25 +102,23 @@ def check_restart(instance: objects.Instance, source: Source) -> None:
         check(instance, Claim.of(instance), source.read(), found)
 
 
-def apply(xml: str, instance: objects.Instance, source: Source) -> str:
+def arrange(domain: GuestDomain, instance: objects.Instance, source: Source) -> None:
     """Give the domain that Nova has written the tree that the server's record says.
 
     :raises ClaimRefused: that cannot be done.
     """
     found = stored(instance)
-    if found is None or found.mode is Mode.FLAT:
-        return xml
-    addresses = mirror.sources(xml)
-    if not addresses:
-        return xml
+    addresses = [address for address, _ in domain.passed_through()]
+    if found is None or found.mode is Mode.FLAT or not addresses:
+        return
     plan = _plan(instance, Claim.of(instance), source.lately().node, found, addresses)
     try:
-        return mirror.apply(xml, plan, found)
-    except mirror.MachineError as error:
+        pcie_tree.arrange(domain, plan, found)
+    except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
 
 
-def tell(xml: str, instance: objects.Instance, source: Source) -> str:
+def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> None:
     """Tell the guest where its devices sit, in the finished domain.
 
     A server without a record was started by Nova alone and is told nothing. What
@@ -125,16 +126,15 @@ def tell(xml: str, instance: objects.Instance, source: Source) -> str:
     """
     try:
         found = stored(instance)
-        if found is None or not mirror.sources(xml):
-            return xml
+        if found is None or not domain.passed_through():
+            return
         reading = source.lately()
         places = before_start.places_here(Claim.of(instance), reading)
         roles = {address: tags.role for address, tags in places.items() if tags.role}
         cells = fwcfg.cells_of(instance.numa_topology)
-        return fwcfg.tell(xml, reading.node, found.mode.value, cells, roles)
+        fwcfg.tell(domain, reading.node, found.mode.value, cells, roles)
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)
-        return xml
 
 
 def _plan(

@@ -21,7 +21,8 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import has_hpc_keys
 from nova_hpc.topology.model import normalise_address
-from virt_driver_patches.domain import attach, guest_xml
+from virt_driver_patches.domain import attach, emulator_threads
+from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import guest_topology
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.node import HpcNode
@@ -109,7 +110,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             return
         guest = self._host.get_guest(instance)
         if guest.get_power_state(self._host) in (power_state.RUNNING, power_state.PAUSED):
-            attach.check_suspend(guest.get_xml_desc(dump_inactive=True))
+            attach.check_suspend(attach.definition(guest))
             self.hpc_admission.restart(instance)  # the devices have to come back
 
     # -- a server starts --------------------------------------------------------
@@ -189,9 +190,9 @@ class HpcLibvirtDriver(LibvirtDriver):
     def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Refuse where the guest's devices could not come back as they were."""
         if has_hpc_keys(instance):
-            xml = self._host.get_guest(instance).get_xml_desc(dump_inactive=True)
+            definition = attach.definition(self._host.get_guest(instance))
             try:
-                attach.check_suspend(xml)
+                attach.check_suspend(definition)
             except exception.NovaException as error:
                 raise rollback(error) from error
         try:
@@ -201,7 +202,7 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
         """A guest with places of this project's gets the time that it needs."""
-        if not attach.places(guest.get_xml_desc(dump_inactive=True)):
+        if not attach.definition(guest).placed():
             super()._detach_pci_devices(guest, pci_devs)
             return
         devices = {
@@ -316,23 +317,25 @@ class HpcLibvirtDriver(LibvirtDriver):
         xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
         if not has_hpc_keys(instance):
             return xml
-        xml = guest_topology.apply(xml, instance, self.hpc_node.source)
-        xml = self._hpc_keep_emulator_off(xml, instance)
-        return guest_topology.tell(xml, instance, self.hpc_node.source)
+        domain = GuestDomain(xml)
+        guest_topology.arrange(domain, instance, self.hpc_node.source)
+        self._hpc_keep_emulator_off(domain, instance)
+        guest_topology.tell(domain, instance, self.hpc_node.source)
+        return domain.text()
 
-    def _hpc_keep_emulator_off(self, xml: str, instance: objects.Instance) -> str:
+    def _hpc_keep_emulator_off(self, domain: GuestDomain, instance: objects.Instance) -> None:
         """Emulator threads on housekeeping CPUs of the guest's own NUMA nodes."""
         if instance.numa_topology is None:
-            return xml
+            return
         specs = instance.flavor.extra_specs
         if specs.get("hw:emulator_threads_policy") or specs.get("hw:cpu_realtime"):
-            return xml  # the flavor says itself where they go
+            return  # the flavor says itself where they go
         cells = self._host.get_capabilities().host.topology.cells
-        cpus = guest_xml.housekeeping(
+        cpus = emulator_threads.housekeeping(
             online=self._host.get_online_cpus(),
             dedicated=hardware.get_cpu_dedicated_set() or (),
             shared=hardware.get_cpu_shared_set() or (),
             cells={cell.id: {cpu.id for cpu in cell.cpus} for cell in cells},
             nodes=[cell.id for cell in instance.numa_topology.cells],
         )
-        return guest_xml.keep_emulator_off(xml, cpus)
+        emulator_threads.pin(domain, cpus)

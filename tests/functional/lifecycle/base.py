@@ -18,7 +18,7 @@ from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.lifecycle import book, seen
 from tests.functional.lifecycle.domains import FaithfulDomains, source_of
-from tests.unit.virt import mirror_reader
+from tests.unit.virt import tree_reader
 
 #: GPU and adapters below one switch, on each of two NUMA nodes. The second
 #: adapter is for direct ports.
@@ -311,7 +311,7 @@ def _place(domain: str, address: str) -> Location | None:
         if _address_of(device) != address:
             device.getparent().remove(device)
     try:
-        return mirror_reader.read(etree.tostring(root)).places[address]
+        return tree_reader.read(etree.tostring(root)).places[address]
     except (AssertionError, KeyError):
         return None
 

@@ -13,6 +13,7 @@ from nova_hpc.guest import command, document
 from nova_hpc.guest_tree.guest_document import Cell
 from tests.unit.guest.worlds import Guest, boot, domain_of, hosts
 from virt_driver_patches.domain import fwcfg
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 CELLS = (Cell(8, 1 << 24, 1048576, 1), Cell(8, 1 << 24, 1048576, 0))
 #: The host's node 0 is the guest's cell 1: numbers must not be mixed up.
@@ -32,11 +33,17 @@ def servers(draw):
     return node, chosen, draw(st.integers(0, 1 << 30))
 
 
+def told(xml: str, node, topology, roles=None) -> str:
+    """The domain with what its guest is told."""
+    domain = GuestDomain(xml)
+    fwcfg.tell(domain, node, topology, CELLS, roles or {})
+    return domain.text()
+
+
 def start(folder: str, node, chosen, topology="mirror", roles=None) -> Guest:
     """Build the domain, tell the guest, and start it."""
     xml = domain_of(node, chosen, HOME, topology == "mirror")
-    xml = fwcfg.tell(xml, node, topology, CELLS, roles or {})
-    return boot(Path(folder), xml, node, MEMORY)
+    return boot(Path(folder), told(xml, node, topology, roles), node, MEMORY)
 
 
 def run(guest: Guest, *arguments: str) -> tuple[int, str, str]:

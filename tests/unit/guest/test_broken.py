@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from nova_hpc.guest import command, compare, document
-from tests.unit.guest.servers import CELLS, HOME, fewer, fw_cfg_of, run, servers, start
+from tests.unit.guest.servers import HOME, fewer, fw_cfg_of, run, servers, start, told
 from tests.unit.guest.worlds import domain_of
-from virt_driver_patches.domain import fwcfg
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ VALUES = st.recursive(
 @given(servers(), st.data())
 def test_any_change_of_a_document_is_read_or_refused(server, data):
     node, chosen, _ = server
-    xml = fwcfg.tell(domain_of(node, chosen, HOME, True), node, "mirror", CELLS, {})
+    xml = told(domain_of(node, chosen, HOME, True), node, "mirror")
     domain = etree.fromstring(xml)
     (entry,) = (each for each in domain.iterfind("sysinfo/entry") if "json" in each.get("name"))
     found = json.loads(document.plain(entry.text.encode()))

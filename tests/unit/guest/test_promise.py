@@ -15,10 +15,11 @@ from lxml import etree
 from nova_hpc.guest import document
 from nova_hpc.guest_tree import Abi, Device, Mode, plan
 from nova_hpc.topology.level import distance
-from tests.unit.guest.servers import CELLS, HOME, MEMORY, fewer, remove, run, servers, start
+from tests.unit.guest.servers import HOME, MEMORY, fewer, remove, run, servers, start, told
 from tests.unit.guest.worlds import boot, domain_of
 from tests.unit.topology import nccl_reader
-from virt_driver_patches.domain import fwcfg, mirror
+from tests.unit.virt.tree_worlds import arranged
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 
 @fewer
@@ -35,8 +36,8 @@ def test_a_mirrored_guest_is_as_promised(server):
         assert sorted(number.values()) == list(range(len(chosen)))
         for one, other in itertools.permutations(chosen, 2):
             places = [node.function(each).location for each in (one, other)]
-            told = shown["devices"][number[one]]["distances"][number[other]]
-            assert told == distance(*places).name
+            said = shown["devices"][number[one]]["distances"][number[other]]
+            assert said == distance(*places).name
 
 
 def numbers(guest, chosen):
@@ -54,9 +55,9 @@ def test_the_trees_of_the_driver_are_as_promised(server, mode):
     devices = [Device(each, node.function(each).location) for each in chosen]
     abi = Abi(mode)
     xml = domain_of(node, chosen, HOME, False)
-    xml = mirror.apply(xml, plan(devices, HOME, abi), abi)
-    xml = fwcfg.tell(xml, node, mode.value, CELLS, {})
-    laid_down = [path is not None for _, path in fwcfg.guest_paths(etree.fromstring(xml))]
+    xml = arranged(xml, plan(devices, HOME, abi), abi)
+    xml = told(xml, node, mode.value)
+    laid_down = [path is not None for _, path in GuestDomain(xml).paths()]
     assert laid_down == [mode is not Mode.FLAT] * len(chosen)
     with tempfile.TemporaryDirectory() as folder:
         guest = boot(Path(folder), xml, node, MEMORY)
@@ -161,7 +162,7 @@ def test_nccl_gets_the_hosts_distances_and_the_guests_addresses(server, topology
 def test_nothing_of_the_host_is_told(server, topology):
     node, chosen, _ = server
     xml = domain_of(node, chosen, HOME, topology == "mirror")
-    domain = etree.fromstring(fwcfg.tell(xml, node, topology, CELLS, {}))
+    domain = etree.fromstring(told(xml, node, topology))
     entries = {
         entry.get("name"): document.plain(entry.text.encode()).decode()
         for entry in domain.iterfind("sysinfo/entry")

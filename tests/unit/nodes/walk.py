@@ -19,8 +19,9 @@ from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import tags
 from tests.unit.guest.servers import run
 from tests.unit.guest.worlds import boot
-from tests.unit.virt.mirror_worlds import domain
-from virt_driver_patches.domain import fwcfg, mirror
+from tests.unit.virt.tree_worlds import arranged, domain
+from virt_driver_patches.domain import fwcfg
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 MEMORY_KIB = 2 << 20  # of each cell of a guest
 
@@ -113,11 +114,11 @@ def nccl_file(
     rules = Abi(Mode.MIRROR)
     tree = plan([Device(one, _function(node, one).location) for one, _ in devices], homes, rules)
     xml = domain([address for address, _ in devices], cells=len(homes))
-    xml = mirror.apply(xml, tree, rules)
+    guest_domain = GuestDomain(arranged(xml, tree, rules))
     in_order = sorted(homes, key=lambda home: homes[home])
     cells = [GuestCell(4, MEMORY_KIB, None, home) for home in in_order]
-    xml = fwcfg.tell(xml, node, "mirror", cells, dict(devices))
-    guest = boot(folder, xml, node, [(4, MEMORY_KIB)] * len(cells))
+    fwcfg.tell(guest_domain, node, "mirror", cells, dict(devices))
+    guest = boot(folder, guest_domain.text(), node, [(4, MEMORY_KIB)] * len(cells))
     status, _, error = run(guest, "install")
     assert status == 0, error
     text = (guest.root / "run/nova-hpc/nccl-topology.xml").read_text()

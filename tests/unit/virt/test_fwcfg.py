@@ -8,7 +8,9 @@ from lxml import etree
 from nova_hpc.guest import document
 from nova_hpc.guest_tree.guest_document import Cell
 from nova_hpc.topology.model import Function, Node
-from virt_driver_patches.domain.fwcfg import add_documents, cells_of, guest_paths, tell
+from virt_driver_patches.domain import fwcfg
+from virt_driver_patches.domain.fwcfg import add_documents, cells_of
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 DOMAIN = """<domain type='kvm'><name>x</name><memory>1024</memory>
 <sysinfo type='smbios'><system><entry name='product'>OpenStack Nova</entry></system></sysinfo>
@@ -34,12 +36,18 @@ PORT = """<interface type='hostdev' managed='yes'><mac address='fa:16:3e:00:00:0
 USB = """<hostdev mode='subsystem' type='usb'><source><vendor id='0x1'/></source></hostdev>"""
 
 
-def parsed(*devices: str) -> etree._Element:
-    return etree.fromstring(DOMAIN % "".join(devices))
+def parsed(*devices: str) -> GuestDomain:
+    return GuestDomain(DOMAIN % "".join(devices))
+
+
+def tell(xml, *said):
+    domain = GuestDomain(xml)
+    fwcfg.tell(domain, *said)
+    return domain.text()
 
 
 def test_where_the_devices_sit_in_the_guest():
-    assert guest_paths(parsed(LOOSE, PLACED, USB, PORT)) == [
+    assert parsed(LOOSE, PLACED, USB, PORT).paths() == [
         ("0000:19:02.1", ("00", "04.0")),
         ("0000:18:1f.7", None),
         ("0000:17:00.0", ("20", "02.1", "00.0")),
@@ -59,13 +67,13 @@ def test_where_the_devices_sit_in_the_guest():
     ],
 )
 def test_a_place_that_cannot_be_known(old, new):
-    domain = etree.fromstring((DOMAIN % PLACED).replace(old, new))
-    assert guest_paths(domain) == [("0000:17:00.0", None)]
+    domain = GuestDomain((DOMAIN % PLACED).replace(old, new))
+    assert domain.paths() == [("0000:17:00.0", None)]
 
 
 def test_a_broken_source_is_left_to_libvirt():
     broken = (DOMAIN % PLACED).replace("bus='0x17'", "bus='0x1777'")
-    assert guest_paths(etree.fromstring(broken)) == []
+    assert GuestDomain(broken).paths() == []
 
 
 def told(domain):
@@ -80,8 +88,7 @@ def told(domain):
 def test_the_entries_are_in_the_domain_and_it_is_valid():
     domain = parsed()
     add_documents(domain, {document.NCCL: b'<a b="1"/>\n', document.DOCUMENT: b'{"x": "]]>"}'})
-    text = etree.tostring(domain, encoding="unicode")
-    again = etree.fromstring(text)
+    again = etree.fromstring(domain.text())
     assert not {",", '"', "<", "&"} & set("".join(again.xpath("sysinfo[2]/entry/text()")))
     found = told(again)
     assert found == {document.NCCL: '<a b="1"/>\n', document.DOCUMENT: '{"x": "]]>"}'}
@@ -93,13 +100,13 @@ def test_the_entries_are_in_the_domain_and_it_is_valid():
 
 def test_entries_are_replaced_and_those_of_others_kept():
     domain = parsed()
-    other = etree.SubElement(domain, "sysinfo", type="fwcfg")
+    other = etree.SubElement(domain.edit(), "sysinfo", type="fwcfg")
     etree.SubElement(other, "entry", name="opt/com.example/x").text = "kept"
     add_documents(domain, {document.DOCUMENT: b'{"a": 1}'})
     add_documents(domain, {document.DOCUMENT: b'{"a": 2}'})
-    assert domain.find("sysinfo/entry[@name='opt/com.example/x']").text == "kept"
-    assert len(domain.findall("sysinfo/entry")) == 2
-    assert told(domain)[document.DOCUMENT] == '{"a": 2}'
+    assert domain.root.find("sysinfo/entry[@name='opt/com.example/x']").text == "kept"
+    assert len(domain.root.findall("sysinfo/entry")) == 2
+    assert told(domain.root)[document.DOCUMENT] == '{"a": 2}'
 
 
 @pytest.mark.parametrize(
@@ -115,10 +122,10 @@ def test_entries_are_replaced_and_those_of_others_kept():
 )
 def test_what_must_not_be_there(name, text):
     domain = parsed()
-    before = etree.tostring(domain)
+    before = domain.text()
     with pytest.raises(ValueError, match=r"."):
-        add_documents(domain, {name: text})
-    assert etree.tostring(domain) == before
+        add_documents(domain, {document.DOCUMENT: b"{}", name: text})
+    assert domain.text() is before
 
 
 NODE = Node(

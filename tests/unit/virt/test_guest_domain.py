@@ -14,9 +14,10 @@ import pytest
 from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
 from nova_hpc.guest_tree.guest_document import Cell
 from nova_hpc.topology.model import Bar, Function, Node
-from tests.unit.virt.mirror_worlds import UEFI, domain
-from tests.unit.virt.test_mirror_golden import same
-from virt_driver_patches.domain import fwcfg, guest_xml, mirror
+from tests.unit.virt.test_pcie_tree_golden import same
+from tests.unit.virt.tree_worlds import UEFI, domain
+from virt_driver_patches.domain import emulator_threads, fwcfg, pcie_tree
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 GOLDEN = Path(__file__).parents[3] / "tests/data/golden"
 GPU = (Bar(1, 32 << 30, prefetchable=True, wide=True),)
@@ -78,14 +79,15 @@ def devices(addresses: list[str]) -> list[Device]:
 
 def whole(xml: str, abi: Abi | None, cells: Mapping[int, int], cpus=(), told: bool = True) -> str:
     """Everything that the driver does to a domain, in its order."""
-    addresses = mirror.sources(xml)
+    guest = GuestDomain(xml)
+    addresses = [address for address, _ in guest.passed_through()]
     if abi is not None and abi.mode is not Mode.FLAT and addresses:
-        xml = mirror.apply(xml, plan(devices(list(addresses)), cells, abi), abi)
-    xml = guest_xml.keep_emulator_off(xml, cpus)
+        pcie_tree.arrange(guest, plan(devices(addresses), cells, abi), abi)
+    emulator_threads.pin(guest, frozenset(cpus))
     if told and abi is not None:
         said = tuple(Cell(2, 4 << 20, 2048, numa) for numa in cells)
-        xml = fwcfg.tell(xml, NODE, abi.mode.value, said, ROLES)
-    return xml
+        fwcfg.tell(guest, NODE, abi.mode.value, said, ROLES)
+    return guest.text()
 
 
 BOTH = {0: 0, 1: 1}

@@ -1,4 +1,4 @@
-"""What the mirror changes besides the tree: memory windows, ROMs, cliques, room."""
+"""What a domain gets besides the tree: memory windows, ROMs, cliques, room."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from nova_hpc.wire import guest_abi
 from nova_hpc.wire.documents import GUEST_ABI
-from tests.unit.virt.mirror_worlds import UEFI, domain
-from virt_driver_patches.domain import mirror
+from tests.unit.virt.tree_worlds import UEFI, arranged, domain
 
 #: A GPU of 80 GiB: 128 GiB, and 32 MiB beside it.
 GPU = (
@@ -45,7 +44,7 @@ def gpus(count, bars=GPU, switches=2):
 def transformed(devices, clique=False, **domain_options):
     rules = Abi(Mode.MIRROR, clique=clique)
     xml = domain([device.address for device in devices], cells=1, **domain_options)
-    return etree.fromstring(mirror.apply(xml, plan(devices, {0: 0}, rules), rules))
+    return etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
 
 
 def test_the_window_of_eight_large_gpus(valid):
@@ -71,7 +70,7 @@ def test_a_flavor_that_says_how_many_bits_there_are_is_believed():
         "<topology", '<maxphysaddr mode="emulate" bits="46"/>\n    <topology'
     )
     rules = Abi(Mode.MIRROR)
-    root = etree.fromstring(mirror.apply(xml, plan(devices, {0: 0}, rules), rules))
+    root = etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
     (said,) = root.findall("cpu/maxphysaddr")
     assert said.get("bits") == "46"
 
@@ -80,7 +79,7 @@ def test_software_emulation_has_the_bits_that_it_needs(valid):
     devices = gpus(8)
     xml = domain([device.address for device in devices], cells=1).replace('"kvm"', '"qemu"')
     rules = Abi(Mode.MIRROR)
-    text = mirror.apply(xml, plan(devices, {0: 0}, rules), rules)
+    text = arranged(xml, plan(devices, {0: 0}, rules), rules)
     said = etree.fromstring(text).find("cpu/maxphysaddr")
     assert dict(said.attrib) == {"mode": "emulate", "bits": "42"}
     valid(text)
@@ -157,13 +156,13 @@ def test_strings_of_users_stay_strings():
     xml = domain(["0000:20:00.0"], cells=1).replace("instance-00000001", evil)
     rules = Abi(Mode.MIRROR)
     devices = gpus(1)
-    root = etree.fromstring(mirror.apply(xml, plan(devices, {0: 0}, rules), rules))
+    root = etree.fromstring(arranged(xml, plan(devices, {0: 0}, rules), rules))
     assert root.findtext("name") == "</name><qemu:commandline>../../etc/passwd &amp; ]]>"
     assert root.find(f"{QEMU}commandline") is None
     entity = f'<!DOCTYPE domain [<!ENTITY x SYSTEM "file:///etc/passwd">]>{xml}'.replace(
         "hvm", "hvm&x;"
     )
-    assert "root:" not in mirror.apply(entity, plan(devices, {0: 0}, rules), rules)
+    assert "root:" not in arranged(entity, plan(devices, {0: 0}, rules), rules)
 
 
 def test_the_record():

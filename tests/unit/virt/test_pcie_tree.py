@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from nova_hpc.guest_tree import Abi, Device, Mode, PlanError, plan
 from nova_hpc.topology.level import Distance, Location, distance
-from tests.unit.virt import mirror_reader
-from tests.unit.virt.mirror_worlds import domain, hosts
-from virt_driver_patches.domain import mirror
+from tests.unit.virt import tree_reader
+from tests.unit.virt.tree_worlds import arranged, domain, hosts
+from virt_driver_patches.domain import pcie_tree
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 MIRROR = Abi(Mode.MIRROR)
 NUMA = Abi(Mode.NUMA)
@@ -27,8 +28,8 @@ def cells_of(devices):
 
 def guest_of(devices, cells, abi=MIRROR):
     xml = domain([device.address for device in devices], cells=len(cells))
-    text = mirror.apply(xml, plan(devices, cells, abi), abi)
-    return text, mirror_reader.read(text)
+    text = arranged(xml, plan(devices, cells, abi), abi)
+    return text, tree_reader.read(text)
 
 
 def pairs(devices, guest):
@@ -82,8 +83,8 @@ def test_the_same_devices_have_the_same_addresses(devices, rng: random.Random):
     shuffled = rng.sample(devices, len(devices))
     assert guest_of(shuffled, cells)[1].addresses == guest.addresses
     xml = domain([device.address for device in devices], cells=len(cells), root_ports=12)
-    more = mirror.apply(xml, plan(devices, cells, MIRROR), MIRROR)
-    assert mirror_reader.read(more).addresses == guest.addresses
+    more = arranged(xml, plan(devices, cells, MIRROR), MIRROR)
+    assert tree_reader.read(more).addresses == guest.addresses
 
 
 @given(hosts())
@@ -177,9 +178,9 @@ def test_many_functions_of_one_adapter_share_slots(valid):
 def test_flat_and_a_guest_without_devices_stay_as_nova_made_them():
     flat = Abi(Mode.FLAT)
     xml = domain(["0000:12:00.0"])
-    assert mirror.apply(xml, plan([device("0000:12:00.0")], {0: 0}, flat), flat) is xml
+    assert arranged(xml, plan([device("0000:12:00.0")], {0: 0}, flat), flat) is xml
     xml = domain([])
-    assert mirror.apply(xml, plan([], {0: 0}, MIRROR), MIRROR) is xml
+    assert arranged(xml, plan([], {0: 0}, MIRROR), MIRROR) is xml
 
 
 def test_direct_ports_are_seated_too(valid):
@@ -188,9 +189,12 @@ def test_direct_ports_are_seated_too(valid):
         device("0000:13:00.2", 0, "pci0000:10", "0000:11:00.0"),
     ]
     xml = domain(["0000:12:00.0"], ports=["0000:13:00.2"])
-    assert mirror.sources(xml) == ("0000:12:00.0", "0000:13:00.2")
-    text = mirror.apply(xml, plan(devices, {0: 0}, MIRROR), MIRROR)
-    guest = mirror_reader.read(text)
+    assert [address for address, _ in GuestDomain(xml).passed_through()] == [
+        "0000:12:00.0",
+        "0000:13:00.2",
+    ]
+    text = arranged(xml, plan(devices, {0: 0}, MIRROR), MIRROR)
+    guest = tree_reader.read(text)
     assert [seen for _, seen in pairs(devices, guest)] == [Distance.PIX]
     valid(text)
 
@@ -198,11 +202,9 @@ def test_direct_ports_are_seated_too(valid):
 @pytest.mark.parametrize("machine", ["pc", "pc-i440fx-9.2", "virt", "microvm", "xq35"])
 def test_other_machine_types_are_refused(machine):
     devices = [device("0000:12:00.0")]
-    with pytest.raises(mirror.MachineError, match="hw_machine_type=q35"):
-        mirror.apply(
-            domain(["0000:12:00.0"], machine=machine), plan(devices, {0: 0}, MIRROR), MIRROR
-        )
+    with pytest.raises(pcie_tree.MachineError, match="hw_machine_type=q35"):
+        arranged(domain(["0000:12:00.0"], machine=machine), plan(devices, {0: 0}, MIRROR), MIRROR)
     for good in ("q35", "pc-q35-9.2", "pc-q35-rhel9.6.0"):
-        mirror.check_machine(good, "mirror")
-    with pytest.raises(mirror.MachineError, match="the default, pc"):
-        mirror.check_machine(None, "mirror")
+        pcie_tree.check_machine(good, "mirror")
+    with pytest.raises(pcie_tree.MachineError, match="the default, pc"):
+        pcie_tree.check_machine(None, "mirror")

@@ -1,4 +1,4 @@
-"""Random hosts and their guests' domains, for the tests of the mirror."""
+"""Random hosts and their guests' domains, for the tests of the tree."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 
-from nova_hpc.guest_tree import Device
+from nova_hpc.guest_tree import Abi, Device, Plan
 from nova_hpc.guest_tree.windows import Span
 from nova_hpc.topology.level import Location
+from virt_driver_patches.domain import pcie_tree
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 #: As Nova 34 writes it, shortened.
 DOMAIN = """<domain type="kvm">
@@ -89,6 +91,13 @@ def domain(
             for each in several
         ),
     )
+
+
+def arranged(xml: str, plan: Plan, abi: Abi) -> str:
+    """The domain with the tree of *plan*."""
+    found = GuestDomain(xml)
+    pcie_tree.arrange(found, plan, abi)
+    return found.text()
 
 
 @st.composite

@@ -1,12 +1,16 @@
-"""Pure transforms of the domain that Nova has written."""
+"""Emulator and I/O threads leave the CPUs that are pinned to vCPUs.
+
+Nova pins them to all CPUs of the guest's own cells, and so to the very CPUs of its
+vCPUs, unless the flavor says ``hw:emulator_threads_policy`` (``_get_guest_numa_config``
+and ``_get_numa_config_emulator_threads`` of nova/virt/libvirt/driver.py, 32 to 34).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from lxml import etree
-
 from nova_hpc.topology.cpuset import format_list
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 
 def housekeeping(
@@ -33,19 +37,15 @@ def housekeeping(
     return frozenset(spare & near or spare)
 
 
-def keep_emulator_off(xml: str, cpus: Collection[int]) -> str:
+def pin(domain: GuestDomain, cpus: frozenset[int]) -> None:
     """Pin emulator and I/O threads to *cpus*, where any vCPU has a CPU of its own.
 
     Only ``cputune/emulatorpin`` and ``cputune/iothreadpin`` are changed; a
     domain without pinned vCPUs, and any with an empty *cpus*, stays as it is.
     """
-    root = etree.fromstring(xml)
-    pins = root.findall("cputune/vcpupin")
-    if not cpus or not any(pin.get("cpuset", "").isdigit() for pin in pins):
-        return xml
-    text = format_list(cpus)
-    for element in root.iterfind("cputune/emulatorpin"):
-        element.set("cpuset", text)
-    for element in root.iterfind("cputune/iothreadpin"):
-        element.set("cpuset", text)
-    return str(etree.tostring(root, encoding="unicode"))
+    vcpus = domain.root.findall("cputune/vcpupin")
+    if not cpus or not any(vcpu.get("cpuset", "").isdigit() for vcpu in vcpus):
+        return
+    for tag in ("emulatorpin", "iothreadpin"):
+        for element in domain.edit().iterfind(f"cputune/{tag}"):
+            element.set("cpuset", format_list(cpus))

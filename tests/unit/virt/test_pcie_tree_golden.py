@@ -16,9 +16,8 @@ from nova_hpc.guest_tree import Abi, Device, Mode, picture, plan, windows
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.level import Location, distance
 from nova_hpc.topology.model import Bar
-from tests.unit.virt import mirror_reader
-from tests.unit.virt.mirror_worlds import UEFI, domain
-from virt_driver_patches.domain import mirror
+from tests.unit.virt import tree_reader
+from tests.unit.virt.tree_worlds import UEFI, arranged, domain
 
 TOP = Path(__file__).parents[3]
 GOLDEN = TOP / "tests/data/golden"
@@ -65,9 +64,9 @@ def test_version_1(valid, name, mode, cells, options):
     rules = Abi(mode, version=1)
     devices = two_sockets()
     xml = domain([each.address for each in devices], cells=len(cells), **options)
-    text = mirror.apply(xml, plan(devices, cells, rules), rules)
+    text = arranged(xml, plan(devices, cells, rules), rules)
     valid(text)
-    same(GOLDEN / f"guest-v1-{name}.xml", text)
+    same(GOLDEN / f"guest-v1-{name}.xml", text + "\n")
 
 
 @pytest.fixture(scope="session")
@@ -87,10 +86,10 @@ def test_a_dgx2(valid, dgx2, count):
     rules = Abi(Mode.MIRROR, clique=True, version=1)
     made = plan(devices, {0: 0, 1: 1}, rules)
     xml = domain([each.address for each in devices], memory=1 << 30, loader=UEFI)
-    text = mirror.apply(xml, made, rules)
+    text = arranged(xml, made, rules)
     valid(text)
-    same(GOLDEN / f"guest-v1-dgx2-{count}.xml", text)
-    guest = mirror_reader.read(text)
+    same(GOLDEN / f"guest-v1-dgx2-{count}.xml", text + "\n")
+    guest = tree_reader.read(text)
     for one, other in itertools.combinations(devices, 2):
         seen = distance(guest.places[one.address], guest.places[other.address])
         assert seen is distance(one.location, other.location)

@@ -2,7 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from virt_driver_patches.domain.guest_xml import housekeeping, keep_emulator_off
+from virt_driver_patches.domain.emulator_threads import housekeeping, pin
+from virt_driver_patches.domain.guest_domain import GuestDomain
 
 DOMAIN = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
   <name>x</name><!-- kept -->
@@ -16,6 +17,12 @@ DOMAIN = """<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qem
 </domain>
 """
 CELLS = {0: range(0, 8), 1: range(8, 16)}
+
+
+def keep_emulator_off(xml, cpus):
+    domain = GuestDomain(xml)
+    pin(domain, frozenset(cpus))
+    return domain.text()
 
 
 def test_the_spare_cpus_of_the_guests_own_node():

@@ -1,0 +1,163 @@
+"""The domain of a guest: Nova's text, parsed once, changed in one pass, written once.
+
+Each change is a function on a :class:`GuestDomain`: the PCIe tree
+(:mod:`~virt_driver_patches.domain.pcie_tree`), where the emulator runs
+(:mod:`~virt_driver_patches.domain.emulator_threads`) and what the guest is told
+(:mod:`~virt_driver_patches.domain.fwcfg`, the last, since it says where devices sit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from lxml import etree
+
+from nova_hpc.topology.model import AddressError, normalise_address
+
+#: Namespace of what libvirt hands to QEMU as it is.
+QEMU: Final = "http://libvirt.org/schemas/domain/qemu/1.0"
+#: Names of the devices that have a place of this project's. Libvirt keeps the names
+#: that begin so, and no others, for its users.
+ALIAS: Final = "ua-hpc-"
+
+#: The passed-through functions: of aliases, and (Nova writes them so) of direct ports.
+_PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
+#: Controllers that are a root of their own in the guest.
+_ROOTS: Final = ("pcie-root", "pci-root")
+_EXPANDERS: Final = ("pcie-expander-bus", "pci-expander-bus")
+
+
+class GuestDomain:
+    """One ``<domain>``.
+
+    :param xml: as Nova wrote it, or libvirt keeps it.
+    :raises lxml.etree.XMLSyntaxError: it is no XML.
+    """
+
+    def __init__(self, xml: str) -> None:
+        self._given = xml
+        self._changed = False
+        # Strings of users are in it; Nova escapes them, and no entity is ever needed.
+        self._root: etree._Element = etree.fromstring(
+            xml, etree.XMLParser(resolve_entities=False, huge_tree=False)
+        )
+
+    @property
+    def root(self) -> etree._Element:
+        """The ``<domain>``, to be read."""
+        return self._root
+
+    def edit(self) -> etree._Element:
+        """The ``<domain>``, to be changed: from now on :meth:`text` writes it anew."""
+        self._changed = True
+        return self._root
+
+    def text(self) -> str:
+        """The domain as libvirt gets it; the very text that was given if nothing changed."""
+        return str(etree.tostring(self._root, encoding="unicode")) if self._changed else self._given
+
+    def declare_qemu(self) -> None:
+        """Declare QEMU's namespace at the top, the only place where libvirt looks for it."""
+        old = self.edit()
+        names: dict[Any, str] = {prefix: uri for prefix, uri in old.nsmap.items() if uri != QEMU}
+        names["qemu"] = QEMU
+        attributes = {str(name): str(value) for name, value in old.attrib.items()}
+        self._root = etree.Element(old.tag, attributes, nsmap=names)
+        self._root.text = old.text
+        self._root.extend(list(old))
+
+    @property
+    def devices(self) -> etree._Element:
+        """The ``<devices>``.
+
+        :raises ValueError: there are none, which neither Nova nor libvirt writes.
+        """
+        found = self._root.find("devices")
+        if found is None:
+            raise ValueError("the domain has no <devices>")
+        return found
+
+    @property
+    def machine(self) -> str | None:
+        """The machine type, as ``pc-q35-9.2``; None: QEMU's default."""
+        kind = self._root.find("os/type")
+        return None if kind is None else kind.get("machine")
+
+    def passed_through(self) -> list[tuple[str, etree._Element]]:
+        """The passed-through PCI functions in the domain's order: host address, and element.
+
+        One whose address cannot be read is left out: libvirt will refuse it.
+        """
+        found = []
+        for element in self._root.iterfind("devices/*"):
+            if element.get("type") != _PASSED.get(str(element.tag)):
+                continue
+            source = element.find("source/address")
+            if source is None:
+                continue
+            try:
+                parts = _numbers(source, ("domain", "bus", "slot", "function"), missing="0")
+                address = normalise_address("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
+            except (ValueError, AddressError):
+                continue
+            found.append((address, element))
+        return found
+
+    def placed(self) -> dict[str, etree._Element]:
+        """Host address -> element, of the functions that have a place of this project's."""
+        return {address: each for address, each in self.passed_through() if _is_ours(each)}
+
+    def paths(self) -> list[tuple[str, tuple[str, ...] | None]]:
+        """The passed-through functions: host address, and path in the guest.
+
+        The path is the bus of the root, then device.function of each step down; None
+        where it is not laid down. In the order in which libvirt gives addresses to
+        those without one: those of interfaces first.
+        """
+        controllers = {
+            controller.get("index"): controller
+            for controller in self._root.iterfind("devices/controller[@type='pci']")
+        }
+        found = sorted(self.passed_through(), key=lambda each: each[1].tag != "interface")
+        return [(address, _path(element, controllers)) for address, element in found]
+
+
+def _is_ours(element: etree._Element) -> bool:
+    alias = element.find("alias")
+    return alias is not None and (alias.get("name") or "").startswith(ALIAS)
+
+
+def _path(
+    device: etree._Element, controllers: Mapping[str | None, etree._Element]
+) -> tuple[str, ...] | None:
+    steps: list[str] = []
+    place = device.find("address[@type='pci']")
+    while place is not None and len(steps) <= len(controllers) + 1:
+        try:
+            bus, slot, function = _numbers(place, ("bus", "slot", "function"))
+        except ValueError:
+            return None
+        steps.append(f"{slot:02x}.{function:x}")
+        controller = controllers.get(str(bus))
+        model = controller.get("model") if controller is not None else None
+        if model in _ROOTS or (controller is None and bus == 0):
+            return ("00", *reversed(steps))
+        if controller is None:
+            return None
+        if model in _EXPANDERS:
+            target = controller.find("target")
+            number = (target.get("busNr") if target is not None else None) or ""
+            known = number.isdecimal() and number.isascii() and int(number) < 256
+            return (f"{int(number):02x}", *reversed(steps)) if known else None
+        place = controller.find("address[@type='pci']")
+    return None
+
+
+def _numbers(element: etree._Element, keys: Sequence[str], missing: str = "") -> list[int]:
+    """Attributes as libvirt reads them, ``0x17``; a missing function is 0.
+
+    :param missing: what stands for another one that is missing.
+    :raises ValueError: one is no number.
+    """
+    return [int(element.get(key, "0" if key == "function" else missing), 0) for key in keys]

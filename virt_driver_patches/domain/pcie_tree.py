@@ -1,0 +1,288 @@
+"""The guest's PCIe tree in its domain: controllers, places, address space, cliques.
+
+It serves ``hpc:guest_topology`` ``mirror`` and ``numa``: the plan says what is built.
+The guest's hardware must not change below it, so each version of the rules stays here
+as it is, and a server is always given the version that it was started with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from lxml import etree
+
+from nova_hpc.guest_tree import Abi, Bridge, Kind, Plan, windows
+from nova_hpc.guest_tree.windows import Span
+from virt_driver_patches.domain.guest_domain import ALIAS, QEMU, GuestDomain
+
+#: Machine type whose PCIe can be arranged.
+MACHINE: Final = "q35"
+
+_MODELS: Final[Mapping[Kind, str]] = {
+    Kind.EXPANDER: "pcie-expander-bus",
+    Kind.ROOT_PORT: "pcie-root-port",
+    Kind.UPSTREAM: "pcie-switch-upstream-port",
+    Kind.DOWNSTREAM: "pcie-switch-downstream-port",
+}
+
+
+class MachineError(ValueError):
+    """The domain is not of a machine type with PCIe; the text says the cure."""
+
+
+def check_machine(machine: str | None, mode: str) -> None:
+    """Refuse any machine type but q35.
+
+    :param machine: ``q35``, ``pc-q35-9.2``, ``pc``, ...; None: QEMU's default.
+    :param mode: the word of ``hpc:guest_topology``.
+    :raises MachineError: it is another one.
+    """
+    if machine is None or MACHINE not in machine.split("-"):
+        raise MachineError(
+            f"hpc:guest_topology={mode} needs the machine type q35, and this server's is "
+            f"{machine or 'the default, pc'}: set the image property hw_machine_type=q35."
+        )
+
+
+def arrange(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
+    """Give *domain* the tree of *plan*; one without bridges leaves it as it is.
+
+    :param abi: the rules to follow.
+    :raises MachineError: it is no q35 machine; nothing has been changed then.
+    """
+    if plan.bridges:
+        check_machine(domain.machine, abi.mode.value)
+        _VERSIONS[abi.version](domain, plan, abi)
+
+
+def _first(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
+    domain.declare_qemu()
+    names = _seat_devices(domain, plan)
+    _leave_ports(domain, first=len(plan.bridges) + 1)
+    _widen(domain, plan.span)
+    if abi.clique:
+        _show_cliques(domain, names, plan.cliques)
+    etree.indent(domain.edit(), space="  ")
+
+
+_VERSIONS: Final = {1: _first}
+
+
+# -- controllers and places -------------------------------------------------------
+
+
+def _seat_devices(domain: GuestDomain, plan: Plan) -> dict[str, str]:
+    """Add the controllers and seat the devices.
+
+    :returns: host address -> name of the seated devices.
+    """
+    devices, found = domain.devices, dict(domain.passed_through())
+    # In front of all others: libvirt makes parents first, and people read so.
+    for place, bridge in enumerate(plan.bridges):
+        devices.insert(place, _controller(bridge))
+    seated = {}
+    for number, seat in enumerate(plan.seats):
+        element = found.get(seat.device.address)
+        if element is not None:
+            seated[seat.device.address] = _seat(element, seat.port, f"{ALIAS}{number}")
+    return seated
+
+
+def _controller(bridge: Bridge) -> etree._Element:
+    element = etree.Element(
+        "controller", type="pci", index=str(bridge.index), model=_MODELS[bridge.kind]
+    )
+    if bridge.kind is Kind.EXPANDER:
+        target = etree.SubElement(element, "target", busNr=str(bridge.bus))
+        if bridge.cell is not None:
+            etree.SubElement(target, "node").text = str(bridge.cell)
+    elif bridge.kind is not Kind.UPSTREAM:
+        port = bridge.slot << 3 | bridge.function
+        etree.SubElement(element, "target", chassis=str(bridge.index), port=f"0x{port:x}")
+    address = _address(element, bridge.parent, bridge.slot, bridge.function)
+    if bridge.multifunction and bridge.function == 0:
+        address.set("multifunction", "on")
+    return element
+
+
+def _seat(element: etree._Element, port: int, name: str) -> str:
+    for tag in ("rom", "alias", "address"):
+        for child in element.findall(tag):
+            element.remove(child)
+    # The firmware would run a device's ROM at every start, for minutes.
+    etree.SubElement(element, "rom", bar="off")
+    etree.SubElement(element, "alias", name=name)
+    _address(element, port, 0, 0)
+    return name
+
+
+def _address(element: etree._Element, bus: int, slot: int, function: int) -> etree._Element:
+    """Give *element* a place in the guest; *bus* is the number of a controller."""
+    return etree.SubElement(
+        element,
+        "address",
+        type="pci",
+        domain="0x0000",
+        bus=f"0x{bus:02x}",
+        slot=f"0x{slot:02x}",
+        function=f"0x{function:x}",
+    )
+
+
+# -- ports for what is plugged later ----------------------------------------------
+
+#: Ports that stay free.
+_SPARE: Final = 8
+#: Their buses are 1, 2, ... and must stay below the expanders' (FIRST_BUS).
+_MOST: Final = 56
+
+#: Devices that may take a port. Some do not; then more stay free.
+_TAKERS: Final = (
+    "disk/target[@bus='virtio']",
+    "interface",
+    "controller[@type='scsi']",
+    "controller[@type='usb']",
+    "controller[@type='virtio-serial']",
+    "filesystem",
+    "input[@bus='virtio']",
+    "memballoon",
+    "rng",
+    "sound",
+    "video",
+    "vsock",
+    "watchdog",
+    "hostdev",
+    "channel/target[@type='virtio']",
+)
+
+
+def _leave_ports(domain: GuestDomain, first: int) -> None:
+    """Add root ports for volumes and interfaces, and number those that there are.
+
+    Each takes a root port of its own. Libvirt places the devices without an address
+    in the ports that there are, so there have to be as many as devices, and some
+    more. And it fills gaps in the numbers of controllers with ports that nobody asked
+    for, so that none may be left.
+
+    :param first: number of the first port.
+    """
+    devices = domain.devices
+    ports = devices.findall("controller[@type='pci'][@model='pcie-root-port']")
+    # Nova's own ([libvirt]num_pcie_ports) have no number.
+    ports = [port for port in ports if port.get("index") is None]
+    takers = [element for path in _TAKERS for element in devices.findall(path)]
+    needed = sum(element.find("address[@type='pci']") is None for element in takers)
+    place = max(
+        (devices.index(element) + 1 for element in devices.findall("controller[@type='pci']")),
+        default=0,
+    )
+    while len(ports) < min(_MOST, needed + _SPARE):
+        port = etree.Element("controller", type="pci", model="pcie-root-port")
+        devices.insert(place, port)
+        ports.append(port)
+        place += 1
+    for index, port in enumerate(ports, first):
+        port.set("index", str(index))
+
+
+# -- address space for the devices' memory, where QEMU's own is too small ----------
+
+_MIB: Final = 1 << 20
+_UNITS: Final = {
+    **{"b": 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20},
+    **{"GiB": 1 << 30, "G": 1 << 30, "TiB": 1 << 40, "T": 1 << 40},
+}
+
+
+def _widen(domain: GuestDomain, needed: Span) -> None:
+    """Make room for *needed*; a domain whose own room will do stays as it is."""
+    size = windows.window(needed)
+    if size <= windows.DEFAULT_WINDOW:
+        return
+    _hole(domain.devices, size)
+    if _is_uefi(domain.root):
+        _tell_ovmf(domain.root, size)
+    bits = windows.bits(_memory(domain.root), size)
+    if bits > windows.DEFAULT_BITS:
+        _address_bits(domain.root, bits)
+
+
+def _hole(devices: etree._Element, size: int) -> None:
+    root = devices.find("controller[@type='pci'][@model='pcie-root']")
+    if root is None:
+        root = etree.Element("controller", type="pci", index="0", model="pcie-root")
+        devices.insert(0, root)
+    for child in root.findall("pcihole64"):
+        root.remove(child)
+    etree.SubElement(root, "pcihole64", unit="KiB").text = str(size >> 10)
+
+
+def _is_uefi(root: etree._Element) -> bool:
+    return (
+        root.find("os[@firmware='efi']") is not None
+        or root.find("os/loader[@type='pflash']") is not None
+    )
+
+
+def _tell_ovmf(root: etree._Element, size: int) -> None:
+    """Tell OVMF, which looks neither at QEMU's window nor, before 2023, at the CPU."""
+    line = root.find(f"{{{QEMU}}}commandline")
+    if line is None:
+        line = etree.SubElement(root, f"{{{QEMU}}}commandline")
+    # Libvirt keeps opt/ovmf/ for itself in its own element for such files.
+    for value in ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={size // _MIB}"):
+        etree.SubElement(line, f"{{{QEMU}}}arg", value=value)
+
+
+def _address_bits(root: etree._Element, bits: int) -> None:
+    """Let the guest's CPUs address it all, unless the flavor says how many bits they have."""
+    cpu = root.find("cpu")
+    if cpu is None or cpu.find("maxphysaddr") is not None:
+        return
+    if root.get("type") == "kvm":
+        etree.SubElement(cpu, "maxphysaddr", mode="passthrough")
+    else:
+        most = min(bits, windows.MOST_BITS)
+        etree.SubElement(cpu, "maxphysaddr", mode="emulate", bits=str(most))
+
+
+def _memory(root: etree._Element) -> int:
+    """The most memory that the guest can have, in bytes."""
+    sizes = [0]
+    for tag in ("memory", "maxMemory"):
+        element = root.find(tag)
+        if element is not None and element.text:
+            unit = _UNITS.get(element.get("unit", "KiB"), 1 << 10)
+            sizes.append(int(element.text) * unit)
+    return max(sizes)
+
+
+# -- GPUDirect cliques -------------------------------------------------------------
+
+
+def _show_cliques(
+    domain: GuestDomain, names: Mapping[str, str], cliques: Mapping[str, int]
+) -> None:
+    """Show each GPU its clique.
+
+    A driver that finds itself in a virtual machine does not trust the PCIe tree that
+    it sees. A GPU's clique tells it which others it can reach directly.
+
+    :param names: host address -> name of a seated device.
+    :param cliques: host address -> clique, 0 to 15.
+    """
+    override = domain.root.find(f"{{{QEMU}}}override")
+    for address, clique in cliques.items():
+        if address not in names:
+            continue
+        if override is None:
+            override = etree.SubElement(domain.root, f"{{{QEMU}}}override")
+        device = etree.SubElement(override, f"{{{QEMU}}}device", alias=names[address])
+        etree.SubElement(
+            etree.SubElement(device, f"{{{QEMU}}}frontend"),
+            f"{{{QEMU}}}property",
+            name="x-nv-gpudirect-clique",
+            type="unsigned",
+            value=str(clique),
+        )
