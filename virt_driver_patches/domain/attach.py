@@ -2,8 +2,9 @@
 
 Nova takes passed-through devices off a guest before its memory is saved (at a
 suspend, and at a snapshot of a guest that is not snapshot alive), and gives
-them back without an address: libvirt would put them anywhere. The definition
-of the guest still has them where they were.
+them back without an address (``_detach_pci_devices`` and ``_attach_pci_devices`` of
+nova/virt/libvirt/driver.py, 32 to 34; no bug is known to be filed): libvirt would put
+them anywhere. The definition of the guest still has them where they were.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def check_suspend(domain: GuestDomain) -> None:
     :raises ClaimRefused: for the server's user.
     """
     placed = domain.placed()
-    # Nova takes ports out of the definition too, and makes them afresh.
+    # Nova takes ports out of the definition too, and makes them afresh
+    # (_detach_direct_passthrough_ports of nova/virt/libvirt/driver.py, 32 to 34).
     if any(element.tag == "interface" for element in placed.values()):
         raise ClaimRefused(
             "A server whose direct (SR-IOV) ports have their place in its PCIe tree cannot be "

@@ -16,7 +16,7 @@ from nova_hpc.from_nova.claim import Specs, hpc_tags
 from nova_hpc.tenancy.health import Offer
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import tags
-from virt_driver_patches.patches import compat
+from virt_driver_patches.patches import gate
 
 LOG = logging.getLogger(__name__)
 
@@ -33,13 +33,7 @@ def check_config(conf: Any) -> bool:
     if not specs.tagged:
         LOG.info("No entry of [pci]device_spec has hpc_* tags: nova-hpc has no effect here")
         return False
-    release = compat.nova_release()
-    if release not in compat.SUPPORTED:
-        known = ", ".join(map(str, compat.SUPPORTED))
-        raise exception.InvalidConfiguration(
-            f"nova-hpc supports Nova {known}, and this is Nova {release}. Install a nova-hpc "
-            "that supports it, or set [DEFAULT]compute_driver = libvirt.LibvirtDriver."
-        )
+    gate.check_release()
     if conf.libvirt.virt_type not in ("kvm", "qemu"):
         raise exception.InvalidConfiguration(
             f"[libvirt]virt_type is {conf.libvirt.virt_type}, but [pci]device_spec has hpc_* "

@@ -3,11 +3,17 @@
 Thin on purpose: every override hands on to Nova, and the work is done by the
 other modules of this package. It keeps no state that two threads could tear,
 and knows nothing of the concurrency backend.
+
+What is said of Nova here holds for releases 32 to 34 (nova/compute/manager.py and
+nova/virt/libvirt/driver.py); no bugs of Nova's are known to be filed for it. The private
+methods that are overridden are in ``patches.ALL``, with Nova's lines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import nova.conf
@@ -21,24 +27,30 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import has_hpc_keys
 from nova_hpc.topology.model import normalise_address
+from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import guest_topology
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.node import HpcNode
-from virt_driver_patches.errors import ClaimRefused, DeviceFault, rollback
-from virt_driver_patches.patches import (
-    attach_reason,
-    bind_moves,
-    check_moves,
-    compat,
-    follow,
-    last_host,
-    refuse_early,
-)
+from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
+from virt_driver_patches.patches import pci_devices, refuse_early
 
 CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def _told(context: nova_context.RequestContext, instance: objects.Instance) -> Iterator[None]:
+    """Say in the server's fault which kind of thing failed when it was started."""
+    try:
+        yield
+    except Exception as error:
+        fault = errors.fault_of(error, context.request_id) if has_hpc_keys(instance) else None
+        if fault is None:
+            raise
+        LOG.exception("The server cannot be started", instance=instance)
+        raise fault from error
 
 
 class HpcLibvirtDriver(LibvirtDriver):
@@ -60,18 +72,13 @@ class HpcLibvirtDriver(LibvirtDriver):
         active = self.hpc_node.check_options(host)
         super().init_host(host)
         if active:
-            bind_moves.install()
-            check_moves.install(self.virtapi, self.hpc_admission.claim)
-            follow.follow(self.virtapi)
-            last_host.keep_reason(self.virtapi)
-            attach_reason.keep(self.virtapi)
-            refuse_early.install(self.virtapi, self._hpc_early_checks())
+            patches.install(self.virtapi, self.hpc_admission.claim, self._hpc_early_checks())
             self.hpc_node.begin()
 
     def _get_pci_passthrough_devices(self) -> str:
         """Nova's reading, afresh where this project is in use."""
         if self.hpc_node.active:
-            return compat.fresh_pci_devices()(self)
+            return pci_devices.read_afresh(self)
         return str(super()._get_pci_passthrough_devices())
 
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
@@ -100,7 +107,10 @@ class HpcLibvirtDriver(LibvirtDriver):
         }
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
-        """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        """Refuse a snapshot for which Nova would suspend a guest that must not be.
+
+        The conditions are those of ``snapshot`` and ``_needs_suspend_resume_for_snapshot``.
+        """
         cold = (
             CONF.libvirt.images_type == "lvm"
             or CONF.ephemeral_storage_encryption.enabled
@@ -128,7 +138,8 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
             self.hpc_admission.start(context, instance)
-        super().spawn(context, instance, *args, **kwargs)
+        with _told(context, instance):
+            super().spawn(context, instance, *args, **kwargs)
 
     def rebuild(
         self,
@@ -139,6 +150,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before Nova tears the old guest down, and leave the rest to Nova.
 
+        Nova's libvirt driver has no ``rebuild`` of its own: the manager goes on with
+        ``_rebuild_default_impl`` after the NotImplementedError of nova/virt/driver.py.
         An evacuation has been checked when it claimed its devices.
         """
         if not kwargs.get("evacuate"):
@@ -155,9 +168,14 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Check before the old domain is destroyed; also start and host boot."""
+        """Check before the old domain is destroyed.
+
+        ``power_on``, ``resume_state_on_host_boot`` and a soft reboot that fails come
+        through here as well.
+        """
         self.hpc_admission.restart(instance)
-        super()._hard_reboot(context, instance, *args, **kwargs)
+        with _told(context, instance):
+            super()._hard_reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(
         self,
@@ -166,10 +184,13 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Tell the user why a server did not come back; Nova only logs it."""
+        """Tell the user why a server did not come back.
+
+        The manager (``_resume_guests_state``) only logs it and sets the server to ERROR.
+        """
         try:
             super().resume_state_on_host_boot(context, instance, *args, **kwargs)
-        except (ClaimRefused, DeviceFault) as error:
+        except (ClaimRefused, DeviceFault, StartFault) as error:
             compute_utils.add_instance_fault_from_exc(context, instance, error, sys.exc_info())
             raise
 
@@ -185,7 +206,8 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)
         except exception.NovaException as error:
             raise rollback(error) from error
-        super().resume(context, instance, *args, **kwargs)
+        with _told(context, instance):
+            super().resume(context, instance, *args, **kwargs)
 
     def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Refuse where the guest's devices could not come back as they were."""
@@ -201,7 +223,11 @@ class HpcLibvirtDriver(LibvirtDriver):
             raise rollback(error) from error  # it runs on as before
 
     def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
-        """A guest with places of this project's gets the time that it needs."""
+        """A guest with places of this project's gets the time that it needs.
+
+        Nova gives up after its own wait for libvirt; ``[libvirt]device_detach_timeout``
+        and ``device_detach_attempts`` are for volumes and ports alone.
+        """
         if not attach.definition(guest).placed():
             super()._detach_pci_devices(guest, pci_devs)
             return
@@ -237,7 +263,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Check before the guest is replaced by the rescue guest."""
         self.hpc_admission.restart(instance)
-        super().rescue(context, instance, *args, **kwargs)
+        with _told(context, instance):
+            super().rescue(context, instance, *args, **kwargs)
 
     # -- a server ends --------------------------------------------------------
 
@@ -276,7 +303,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
         self.hpc_admission.start(context, instance)
-        super().finish_migration(context, migration, instance, *args, **kwargs)
+        with _told(context, instance):
+            super().finish_migration(context, migration, instance, *args, **kwargs)
 
     def finish_revert_migration(
         self,
@@ -287,7 +315,8 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self.hpc_admission.back(context, instance)
-        super().finish_revert_migration(context, instance, *args, **kwargs)
+        with _told(context, instance):
+            super().finish_revert_migration(context, instance, *args, **kwargs)
 
     def check_can_live_migrate_source(
         self,

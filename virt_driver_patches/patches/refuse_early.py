@@ -1,26 +1,24 @@
-"""A gated patch: refuse an action before Nova has begun it.
+"""An action is refused before Nova has begun it.
 
 Nova powers a server off before it asks the driver to rescue it. It takes a refused
 reboot of a stopped server, and a refused unrescue, for a broken server, and tells
 the user of a running one nothing. It lets a refused snapshot hang, and takes away
-a server's allocation in Placement when its rebuild is refused. So the manager's
-methods are wrapped: the driver is asked first, and a refusal ends there, with
-Nova's own handling of errors around it: the server keeps its state, and the reason
-is in the action's events.
+a server's allocation in Placement when its rebuild is refused. So the driver is asked
+first, and a refusal ends there, with Nova's own handling of errors around it: the server
+keeps its state, and the reason is in the action's events.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from nova import exception
 from nova.compute import manager as compute_manager
 from nova.compute import utils as compute_utils
 from oslo_log import log as logging
 
-from virt_driver_patches.patches import compat
+from virt_driver_patches.patches.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
 
@@ -28,39 +26,88 @@ LOG = logging.getLogger(__name__)
 Check = Callable[[Any], None]
 
 
-def install(virtapi: Any, checks: Mapping[str, Check]) -> None:
-    """Wrap methods of the compute manager behind *virtapi*.
+def _action(name: str, lines: dict[int, tuple[int, int]], why: str, *more: str) -> Patch:
+    return Patch(
+        f"nova.compute.manager:ComputeManager.{name}",
+        parameters=("context", "instance", *more),
+        lines=lines,
+        why=why,
+        until="drivers can refuse an action before it has begun",
+    )
+
+
+#: Name of a method of the compute manager -> its patch.
+ACTIONS: Final = {
+    patch.name: patch
+    for patch in (
+        _action(
+            "reboot_instance",
+            {32: (4387, 4398), 33: (4537, 4549), 34: (4402, 4414)},
+            "A reboot that the driver refuses puts a stopped server into ERROR, and the user of a "
+            "running one reads nothing.",
+        ),
+        _action(
+            "rescue_instance",
+            {32: (5175, 5238), 33: (5340, 5403), 34: (4860, 4923)},
+            "The server is powered off before the driver is asked.",
+        ),
+        _action(
+            "unrescue_instance",
+            {32: (5240, 5270), 33: (5405, 5435), 34: (4925, 4955)},
+            "A refused unrescue puts the server into ERROR.",
+        ),
+        _action(
+            "rebuild_instance",
+            {32: (3829, 4007), 33: (3979, 4157), 34: (3888, 4066)},
+            "A refused rebuild loses the server's allocation in Placement.",
+            "recreate",
+        ),
+        _action(
+            "snapshot_instance",
+            {32: (4547, 4581), 33: (4698, 4742), 34: (4563, 4610)},
+            "A refused snapshot leaves an image that is queued for ever.",
+            "image_id",
+        ),
+        _action(
+            "backup_instance",
+            {32: (4533, 4545), 33: (4684, 4696), 34: (4549, 4561)},
+            "As for snapshot_instance.",
+            "image_id",
+        ),
+    )
+}
+
+
+def install(manager: Any, checks: Mapping[str, Check]) -> None:
+    """Wrap methods of the compute manager.
 
     :param checks: name of a method -> what is asked before it.
     :raises nova.exception.InvalidConfiguration: one is not as expected.
     """
-    manager = compat.manager_of(virtapi)
     for name, check in checks.items():
-        _wrap(manager, name, check)
+        _install(manager, ACTIONS[name], check)
 
 
-def _wrap(manager: Any, name: str, check: Check) -> None:
-    plain, signature = compat.expect(manager, name, "context", "instance")
-    refuse = _refusal(name)
+def _install(manager: Any, patch: Patch, check: Check) -> None:
+    refuse = _refusal(patch.name)
 
-    @functools.wraps(plain)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        context, instance = given["context"], given["instance"]
-        if given.get("recreate"):  # an evacuation; its devices are claimed later
-            return plain(*args, **kwargs)
+    def around(call: Call) -> Any:
+        context, instance = call.given["context"], call.given["instance"]
+        if call.given.get("recreate"):  # an evacuation; its devices are claimed later
+            return call()
         try:
             check(instance)
         except exception.NovaException as error:
-            LOG.warning("%s is refused: %s", name, error, instance=instance)
-            if "image_id" in given:  # of the snapshot, which the API has made
+            LOG.warning("%s is refused: %s", patch.name, error, instance=instance)
+            image = call.given.get("image_id")  # of the snapshot, which the API has made
+            if image is not None:
                 compute_utils.delete_image(
-                    context, instance, manager.image_api, given["image_id"], log_exc_info=True
+                    context, instance, manager.image_api, image, log_exc_info=True
                 )
             return refuse(manager, context, instance=instance, error=error)
-        return plain(*args, **kwargs)
+        return call()
 
-    setattr(manager, name, wrapper)
+    wrap(manager, patch, around)
 
 
 def _refusal(name: str) -> Callable[..., Any]:
@@ -73,4 +120,5 @@ def _refusal(name: str) -> Callable[..., Any]:
     method = compute_manager.wrap_instance_fault(refuse)
     method = compute_utils.wrap_instance_event(prefix="compute")(method)
     method = compute_manager.reverts_task_state(method)
-    return compute_manager.wrap_exception()(method)
+    whole: Callable[..., Any] = compute_manager.wrap_exception()(method)
+    return whole

@@ -1,0 +1,65 @@
+"""The table of all patches, for the contributor's page.
+
+``PYTHONPATH=. python docs/gated_patches.py`` writes it; a test holds that it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from virt_driver_patches import patches
+from virt_driver_patches.patches import gate
+from virt_driver_patches.patches.gate import Patch
+
+PAGE: Final = Path(__file__).parent / "source/contributor/gated-patches.rst"
+_BEGIN: Final = ".. begin of the tables\n"
+_END: Final = ".. end of the tables\n"
+
+
+def replace(text: str) -> str:
+    """The page with the tables of today.
+
+    :raises ValueError: it has not the two marks.
+    """
+    head, begin, rest = text.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE}: the marks of the tables are missing")
+    return f"{head}{begin}\n{tables()}\n{end}{tail}"
+
+
+def tables() -> str:
+    """What is wrapped, and what is overridden."""
+    parts = []
+    for title, overridden in (("Wrapped", False), ("Overridden, or called", True)):
+        found = [patch for patch in patches.ALL if patch.overridden is overridden]
+        parts.append("\n".join([title, "-" * len(title), "", *_table(found)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(found: list[Patch]) -> Iterator[str]:
+    heads = ("Nova", "Lines", "Why", "Bug", "Can go when")
+    yield from (".. list-table::", "   :header-rows: 1", "   :widths: 28 16 30 8 18", "")
+    for cells in (heads, *map(_cells, found)):
+        for number, cell in enumerate(cells):
+            yield f"   {'*' if number == 0 else ' '} - {cell}"
+
+
+def _cells(patch: Patch) -> tuple[str, ...]:
+    lines = ", ".join(
+        f"{gate.READ[release]}: {first}-{last}"
+        for release, (first, last) in sorted(patch.lines.items())
+    )
+    return (
+        f"``{patch.file}`` ``{patch.owner}.{patch.name}``",
+        lines,
+        patch.why,
+        patch.bug or "none known",
+        patch.until,
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(replace(PAGE.read_text()))

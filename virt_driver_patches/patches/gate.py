@@ -1,0 +1,167 @@
+"""The gate in front of every function of Nova that this project wraps or overrides.
+
+A plug-in or a subclass comes before a wrap. Where Nova has no such place, the process's
+one object of Nova (never its class, but for the claims of moves) gets a wrapped method,
+only on nodes where this project is in use. Each has a :class:`Patch`, which says what
+is relied on and why it is there; ``docs/source/contributor/gated-patches.rst`` shows them.
+All are checked before the first is installed: a Nova that is not known, or a function
+that does not take what is relied on, keeps the service from starting.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from inspect import Signature
+from typing import Any, Final
+
+import attrs
+import nova.version
+from nova import exception, safe_utils
+
+from nova_hpc.from_nova.contract import SUPPORTED
+
+#: The releases whose files :attr:`Patch.lines` numbers.
+READ: Final = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
+
+_CURE: Final = (
+    "Install releases that fit together, or set [DEFAULT]compute_driver = libvirt.LibvirtDriver."
+)
+
+
+@attrs.frozen
+class Patch:
+    """One function of Nova that is wrapped or overridden, and the reason."""
+
+    #: ``nova.compute.manager:ComputeManager.reboot_instance``.
+    target: str
+    #: Parameters that are relied on by name.
+    parameters: tuple[str, ...]
+    #: Release -> first and last line, decorators included, as of :data:`READ`.
+    lines: Mapping[int, tuple[int, int]]
+    #: What Nova does that this is there for.
+    why: str
+    #: When it can go.
+    until: str
+    #: Nova's bug; None: none is known to be filed.
+    bug: str | None = None
+    #: A method of the driver's own class, and no wrap.
+    overridden: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module of Nova."""
+        return self.target.partition(":")[0]
+
+    @property
+    def file(self) -> str:
+        """Nova's file, from the top of its source."""
+        return self.module.replace(".", "/") + ".py"
+
+    @property
+    def owner(self) -> str:
+        """The class."""
+        return self.target.partition(":")[2].partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The function."""
+        return self.target.rpartition(".")[2]
+
+    def function(self) -> Callable[..., Any]:
+        """Nova's function, without the decorators around it.
+
+        :raises nova.exception.InvalidConfiguration: it is not there, or does not take
+            the :attr:`parameters`.
+        """
+        found = inspect.unwrap(getattr(self.of(), self.name, _missing))
+        if "args" in inspect.signature(found).parameters:
+            # One of Nova's decorators that hide what is below.
+            found = safe_utils.get_wrapped_function(found)
+        if not inspect.signature(found).parameters.keys() >= set(self.parameters):
+            raise exception.InvalidConfiguration(
+                f"This Nova's {self.owner}.{self.name} is not as nova-hpc knows it. {_CURE}"
+            )
+        plain: Callable[..., Any] = found
+        return plain
+
+    def of(self) -> Any:
+        """Nova's class; None: it is not there."""
+        return getattr(importlib.import_module(self.module), self.owner, None)
+
+
+def _missing() -> None:
+    """Stands for a function that Nova does not have: it takes nothing."""
+
+
+class Call:
+    """One call of a wrapped function; calling it makes it."""
+
+    def __init__(
+        self, plain: Callable[..., Any], signature: Signature, args: Any, kwargs: Any
+    ) -> None:
+        self._plain, self._args, self._kwargs = plain, args, kwargs
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self._bound = bound
+        #: Name -> argument, defaults included.
+        self.given: Mapping[str, Any] = bound.arguments
+
+    def __call__(self, **changed: Any) -> Any:
+        """Nova's function, with these arguments changed."""
+        if not changed:
+            return self._plain(*self._args, **self._kwargs)
+        self._bound.arguments.update(changed)
+        return self._plain(*self._bound.args, **self._bound.kwargs)
+
+
+#: What stands in for a function of Nova.
+Around = Callable[[Call], Any]
+
+
+def release() -> int | None:
+    """Major version of the Nova that runs; None: it cannot be told."""
+    major = nova.version.version_string().split(".")[0]
+    return int(major) if major.isdigit() else None
+
+
+def check_release() -> None:
+    """Check Nova's release.
+
+    :raises nova.exception.InvalidConfiguration: it is not one of SUPPORTED.
+    """
+    found = release()
+    if found not in SUPPORTED:
+        known = ", ".join(map(str, SUPPORTED))
+        raise exception.InvalidConfiguration(
+            f"nova-hpc supports Nova {known}, and this is Nova {found}. {_CURE}"
+        )
+
+
+def wrap(owner: Any, patch: Patch, around: Around) -> None:
+    """Let *around* stand in for a method of *owner*.
+
+    :param owner: Nova's object, or the class itself.
+    :raises nova.exception.InvalidConfiguration: the method is not as expected, or
+        *owner* is none of Nova's.
+    """
+    signature, whole = inspect.signature(patch.function()), owner is patch.of()
+    if not whole and not isinstance(owner, patch.of()):
+        raise exception.InvalidConfiguration(f"This process has no {patch.owner}. {_CURE}")
+    if not whole:
+        _, *parameters = signature.parameters.values()
+        signature = signature.replace(parameters=parameters)
+    plain = getattr(owner, patch.name)
+
+    @functools.wraps(plain)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(Call(plain, signature, args, kwargs))
+
+    setattr(owner, patch.name, wrapper)
+
+
+def manager_of(virtapi: Any) -> Any:
+    """The compute manager of this process; None where there is none."""
+    return getattr(virtapi, "_compute", None)

@@ -1,0 +1,166 @@
+"""A move claims the devices that the scheduler chose, and is checked before anything else.
+
+For a new server Nova writes the providers of the scheduler's allocation into the PCI
+requests (``update_pci_request_with_placement_allocations`` of nova/compute/utils.py),
+and the claim takes exactly those devices. For a resize, a cold migration or an
+evacuation it makes the PCI requests anew from the flavor and forgets the allocation: the
+claim takes any devices, and the resource tracker then adds those to the allocation
+(nova/compute/pci_placement_translator.py), so that the server holds both sets in
+Placement. Here the requests of a move are bound to the allocation as well, for flavors
+with ``hpc:`` keys only.
+
+The destination claims devices first, and the driver is called much later, when the guest
+is already off. So a claim that does not fit is dropped again and refused at once. Nova
+then tries another host where it can, and otherwise the server keeps its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from nova import exception, objects
+from nova.compute import claims, pci_placement_translator
+from nova.i18n import _
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.claim import Claim
+from nova_hpc.placement import flavor as flavors
+from virt_driver_patches.errors import rollback
+from virt_driver_patches.patches.gate import Call, Patch, wrap
+
+LOG = logging.getLogger(__name__)
+
+_TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
+BIND: Final = Patch(
+    "nova.compute.claims:MoveClaim.__init__",
+    parameters=("context", "instance", "flavor", "tracker", "pci_requests", "migration"),
+    lines={32: (179, 192), 33: (179, 192), 34: (177, 190)},
+    why="The claim of a move makes the PCI requests anew and forgets which devices the "
+    "scheduler chose: it takes any, and the server holds two sets in Placement.",
+    until="Nova binds the PCI requests of moves to the allocation, as for new servers",
+)
+RESIZE: Final = Patch(
+    f"{_TRACKER}.resize_claim",
+    parameters=("context", "instance", "flavor", "nodename"),
+    lines={32: (253, 265), 33: (253, 265), 34: (253, 265)},
+    why="The only place where a resize or a cold migration can be refused before the guest is "
+    "off: the driver's finish_migration comes when nothing can be kept.",
+    until="drivers are asked about a claim when it is made",
+)
+REBUILD: Final = Patch(
+    f"{_TRACKER}.rebuild_claim",
+    parameters=("context", "instance", "nodename"),
+    lines={32: (244, 251), 33: (244, 251), 34: (244, 251)},
+    why="As for resize_claim, of an evacuation.",
+    until="drivers are asked about a claim when it is made",
+)
+DROP: Final = Patch(
+    f"{_TRACKER}.drop_move_claim",
+    parameters=("context", "instance", "nodename", "flavor"),
+    lines={32: (664, 668), 33: (664, 668), 34: (664, 668)},
+    why="Called, not wrapped: the claim of a refused move is dropped.",
+    until="resize_claim is not wrapped any more",
+    overridden=True,
+)
+
+#: Takes a context, an instance and its claim; raises a NovaException to refuse.
+Check = Callable[[Any, Any, Claim], object]
+
+_MARK: Final = "hpc_bound"
+
+
+def bind_claims() -> None:
+    """Wrap the constructor of Nova's claims of moves (idempotent).
+
+    The constructor, not the class: Nova's methods name the class themselves.
+
+    :raises nova.exception.InvalidConfiguration: Nova's claims have another form.
+    """
+    if not hasattr(claims.MoveClaim.__init__, _MARK):
+        wrap(claims.MoveClaim, BIND, _bound)
+        setattr(claims.MoveClaim.__init__, _MARK, True)
+
+
+def _bound(call: Call) -> None:
+    if flavors.has_hpc_keys(call.given["flavor"].extra_specs or {}):
+        _bind_claim(call.given)
+    call()
+
+
+def _bind_claim(given: Mapping[str, Any]) -> None:
+    tracker, instance = given["tracker"], given["instance"]
+    requests = [
+        request
+        for request in given["pci_requests"].requests
+        if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
+    ]
+    # A live migration claims no devices here.
+    if not requests or not tracker.pci_tracker or given["migration"].is_live_migration:
+        return
+    allocations = tracker.reportclient.get_allocations_for_consumer(given["context"], instance.uuid)
+    bind(requests, tracker.pci_tracker.stats, allocations)
+    LOG.debug("The move claims what the scheduler chose", instance=instance)
+
+
+def bind(
+    requests: list[objects.InstancePCIRequest],
+    stats: Any,
+    allocations: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write the providers of *allocations* into *requests*, as for a new server.
+
+    :param requests: of the new flavor's aliases
+    :param stats: Nova's PciDeviceStats of this host
+    :param allocations: provider -> what the server has of it in Placement;
+        during an evacuation also on the host that it comes from
+    :raises nova.exception.ComputeResourcesUnavailable: they do not fit each
+        other; Nova then tries another host.
+    """
+    left = {
+        (provider, name): amount
+        for provider, allocation in allocations.items()
+        for name, amount in allocation["resources"].items()
+    }
+    for request in requests:
+        spec = request.spec[0]
+        wanted = pci_placement_translator.get_resource_class(
+            spec.get("resource_class"), spec.get("vendor_id"), spec.get("product_id")
+        )
+        providers: list[str] = []
+        for pool in stats._filter_pools_for_spec(stats.pools, request):
+            key = (pool.get("rp_uuid"), wanted)
+            take = min(left.get(key, 0), request.count - len(providers))
+            providers += [key[0]] * take
+            left[key] = left.get(key, 0) - take
+        if len(providers) != request.count:
+            raise exception.ComputeResourcesUnavailable(
+                reason=_("the devices that the scheduler chose are not all free")
+            )
+        for each in request.spec:
+            each["rp_uuids"] = ",".join(providers)
+
+
+def check_claims(tracker: Any, check: Check) -> None:
+    """Wrap the resource tracker.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
+
+    def around(call: Call) -> Any:
+        context, instance = call.given["context"], call.given["instance"]
+        flavor = call.given.get("flavor") or instance.flavor
+        ticket = call()
+        claim = Claim.of_move(instance, flavor)
+        try:
+            if claim is not None:
+                check(context, instance, claim)
+        except exception.NovaException as error:
+            LOG.warning("The move is refused: %s", error, instance=instance)
+            tracker.drop_move_claim(context, instance, call.given["nodename"], flavor=flavor)
+            instance.drop_migration_context()
+            raise rollback(error) from error
+        return ticket
+
+    wrap(tracker, RESIZE, around)
+    wrap(tracker, REBUILD, around)

@@ -1,0 +1,95 @@
+"""The reason of a refusal or a failure reaches the user, and no name of the host does.
+
+When a build fails and no other host is left, Nova's conductor replaces the reason by
+"Exhausted all hosts available". For flavors with ``hpc:`` keys the compute service is
+told that it need not reschedule where there is nowhere to go: it then keeps the reason
+of the last host, exactly as it does for a forced host. What the reason says is
+:mod:`virt_driver_patches.errors`' to know.
+
+When the driver refuses to attach an interface, Nova tells the user that it failed, and
+leaves the reason in the log. The reason is still the context of Nova's error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nova import exception
+
+from nova_hpc.placement import flavor
+from virt_driver_patches import errors
+from virt_driver_patches.errors import ClaimRefused, DeviceFault
+from virt_driver_patches.patches.gate import Call, Patch, wrap
+
+_MANAGER: Final = "nova.compute.manager:ComputeManager"
+LAST_HOST: Final = Patch(
+    f"{_MANAGER}._do_build_and_run_instance",
+    parameters=("instance", "filter_properties", "host_list"),
+    lines={32: (2466, 2576), 33: (2595, 2705), 34: (2495, 2605)},
+    why='When no other host is left, the conductor replaces the reason by "Exhausted all hosts '
+    'available".',
+    until="Nova keeps the last host's reason in the server's fault",
+)
+BUILD: Final = Patch(
+    f"{_MANAGER}._build_and_run_instance",
+    parameters=("context", "instance"),
+    lines={32: (2615, 2834), 33: (2744, 2964), 34: (2644, 2864)},
+    why="The reason is str() of whatever was raised: libvirt's and os-vif's words name the host's "
+    "devices, interfaces and files; and the request id is not in it.",
+    until="Nova tells users kinds of failures and keeps the rest in its log",
+)
+ATTACH: Final = Patch(
+    f"{_MANAGER}._attach_interface",
+    parameters=("context", "instance", "port_id"),
+    lines={32: (8819, 8941), 33: (8986, 9108), 34: (8580, 8702)},
+    why="Nova leaves the reason why a port is not attached in the log.",
+    until="InterfaceAttachFailed says why",
+)
+
+
+def keep(manager: Any) -> None:
+    """Wrap the compute manager.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
+    wrap(manager, LAST_HOST, _stay_at_last_host)
+    wrap(manager, BUILD, _word_failure)
+    wrap(manager, ATTACH, _name_reason)
+
+
+def _stay_at_last_host(call: Call) -> Any:
+    wanted = call.given["instance"].flavor.extra_specs or {}
+    # An empty list: the scheduler named no other host. None: it cannot be told.
+    if not flavor.has_hpc_keys(wanted) or call.given["host_list"] != []:
+        return call()
+    properties = dict(call.given["filter_properties"] or {})
+    properties.pop("retry", None)
+    return call(filter_properties=properties)
+
+
+def _word_failure(call: Call) -> Any:
+    instance, request = call.given["instance"], call.given["context"].request_id
+    try:
+        return call()
+    except (exception.RescheduledException, exception.BuildAbortException) as error:
+        if not flavor.has_hpc_keys(instance.flavor.extra_specs or {}):
+            raise
+        # Nova has logged the cause, with its traceback.
+        if isinstance(error, exception.RescheduledException):
+            reason = str(error.kwargs.get("reason", ""))
+            error.kwargs["reason"] = errors.told(error.__context__, reason, request)
+            raise
+        reason = errors.told_of_abort(error, request)
+        raise exception.BuildAbortException(instance_uuid=instance.uuid, reason=reason) from error
+
+
+def _name_reason(call: Call) -> Any:
+    try:
+        return call()
+    except exception.InterfaceAttachFailed as error:
+        reason = error.__context__
+        if not isinstance(reason, (ClaimRefused, DeviceFault)):
+            raise
+        text = f"{error.format_message()}: {reason.format_message()}"
+        # Nova's own class: the API knows no other.
+        raise exception.InterfaceAttachFailed(text) from reason
