@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.guest_tree import Abi, Device, Mode, picture, plan, windows
+from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.level import Location, distance
 from nova_hpc.topology.model import Bar
-from tests.unit.virt import tree_reader
+from tests.unit.virt import tree_picture, tree_reader
 from tests.unit.virt.tree_worlds import UEFI, arranged, domain
 
 TOP = Path(__file__).parents[3]
@@ -94,6 +94,6 @@ def test_a_dgx2(valid, dgx2, count):
         seen = distance(guest.places[one.address], guest.places[other.address])
         assert seen is distance(one.location, other.location)
     names = {each.address: "GPU" for each in devices}
-    lines = [line.rstrip() for line in picture.lines(made, names)]
+    lines = [line.rstrip() for line in tree_picture.lines(made, names)]
     assert sum("GPU" in line for line in lines) == count
     same(PICTURES / f"dgx2-{count}.txt", "\n".join(lines) + "\n")
