@@ -17,7 +17,7 @@ from rich.theme import Theme
 
 from nova_hpc import conf
 from nova_hpc.cli import save_node
-from nova_hpc.topology import live, lstopo, nccl, sysfs, text
+from nova_hpc.topology import lstopo, nccl, sysfs, text
 from nova_hpc.topology.files import Tree, show
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import inventory
@@ -152,7 +152,7 @@ def _read(args: argparse.Namespace) -> Node:
             f"--root {root}: neither CPUs nor PCI functions below it; "
             "give the directory that holds sys and proc of a node"
         )
-    return live.with_names(node) if root.resolve() == Path("/") else node
+    return sysfs.with_names(node) if root.resolve() == Path("/") else node
 
 
 def _processor(args: argparse.Namespace) -> nccl.Processor | None:

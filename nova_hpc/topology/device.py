@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.topology import confspace, cpuset, rdma
-from nova_hpc.topology.attributes import Attributes
+from nova_hpc.topology import confspace, cpuset
 from nova_hpc.topology.confspace import ConfigSpace
-from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import ADDRESS, Bar, Function, Link, RdmaDevice, normalise_address
+from nova_hpc.topology.files import FileError, Folder, Tree
+from nova_hpc.topology.model import (
+    ADDRESS,
+    Bar,
+    Function,
+    Link,
+    RdmaDevice,
+    RdmaPort,
+    normalise_address,
+)
 from nova_hpc.topology.place import BRIDGE_CLASS, Raw
 
 #: Where the kernel lists all functions of all buses.
@@ -35,6 +43,14 @@ _BARS: Final = 13  # six BARs, the ROM, six BARs of the virtual functions
 _NO_RESOURCE: Final = " ".join(["0x0000000000000000"] * 3)
 #: The kernel's word for "the width is not known".
 _NO_WIDTH: Final = 255
+
+_INTEGER: Final = re.compile(r"-?\d{1,9}", re.ASCII)
+_HEX: Final = re.compile(r"0x([0-9a-fA-F]{1,8})", re.ASCII)
+_GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}", re.ASCII)
+_GID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}", re.ASCII)
+_NO_GUID: Final = "0000:0000:0000:0000"
+
+_T = TypeVar("_T")
 
 
 def read(tree: Tree, name: str, busy: bool = False) -> Raw:
@@ -86,8 +102,104 @@ def _bars(text: str) -> tuple[Bar, ...]:
     return tuple(bars)
 
 
+@functools.lru_cache(maxsize=1024)
+def _code(text: str, digits: int) -> str | None:
+    match = _HEX.fullmatch(text)
+    if match is None or int(match[1], 16) >= 16**digits:
+        return None
+    return f"{int(match[1], 16):0{digits}x}"
+
+
 @attrs.define
-class _Device(Attributes):
+class _Attributes:
+    """The files and links of one directory of the kernel's.
+
+    What is there and makes no sense is left out, with the reason.
+    """
+
+    tree: Tree
+    #: Of the directory.
+    place: str
+    #: The directory itself; None: what it holds is not known.
+    folder: Folder | None
+    #: What made no sense.
+    reasons: list[str] = attrs.field(factory=list, kw_only=True)
+
+    def path(self, name: str) -> str:
+        """Of one of them."""
+        return f"{self.place}/{name}"
+
+    def reason(self, text: str) -> None:
+        """Keep a reason, once."""
+        # The object is named anyway where the reason is shown.
+        short = text.removeprefix(f"{self.place}/")
+        if short not in self.reasons:
+            self.reasons.append(short)
+
+    def attempt(self, get: Callable[[], _T], default: _T) -> _T:
+        """What *get* returns, or *default* and a reason."""
+        try:
+            return get()
+        except (FileError, ValueError) as error:
+            self.reason(str(error))
+            return default
+
+    def text(self, name: str) -> str | None:
+        """The text of a file; None: it is not there, or unreadable."""
+        try:
+            if self.folder is not None:
+                return self.folder.text(name)
+            return self.tree.text(self.path(name))
+        except FileError as error:
+            self.reason(str(error))
+            return None
+
+    def lacks(self, name: str) -> bool:
+        """Whether its directory is known not to hold *name*."""
+        return self.folder is not None and name not in self.folder.names
+
+    def names(self, name: str) -> list[str]:
+        """What a folder in it holds."""
+        nothing: list[str] = []
+        if self.lacks(name):
+            return nothing
+        return self.attempt(lambda: self.tree.names(self.path(name)), nothing)
+
+    def number(self, name: str, least: int) -> int | None:
+        """A file with a decimal number that is not below *least*."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if _INTEGER.fullmatch(text) is None or int(text) < least:
+            self.reason(f"{name}: {text[:40]!r} is no possible value")
+            return None
+        return int(text)
+
+    def code(self, name: str, digits: int) -> str | None:
+        """A file like ``0x10de``; hex digits without the prefix."""
+        text = self.text(name)
+        if text is None:
+            return None
+        found = _code(text, digits)
+        if found is None:
+            self.reason(f"{name}: {text[:40]!r} is no possible value")
+        return found
+
+    def link(self, name: str) -> str | None:
+        """The last part of what a link leads to."""
+        if self.lacks(name):
+            return None
+        text = None if self.folder is None else self.folder.link(name)
+        # The kernel's links say where they lead; others may be loops.
+        if text is not None and text.startswith("../") and text[-1] not in "./":
+            return text.rpartition("/")[2]
+        target = self.attempt(lambda: self.tree.target(self.path(name)), None)
+        last = target.rpartition("/")[2] if target else ""
+        return last or None
+
+
+@attrs.define
+class _Device(_Attributes):
     """The directory of one function."""
 
     busy: bool = False
@@ -196,7 +308,7 @@ class _Device(Attributes):
     def _rdma(self) -> tuple[RdmaDevice, ...]:
         if self.lacks("infiniband"):
             return ()
-        return self.attempt(lambda: rdma.read(self.tree, self.path("infiniband")), ())
+        return self.attempt(lambda: _rdma_devices(self.tree, self.path("infiniband")), ())
 
     def _reset_methods(self) -> tuple[str, ...] | None:
         text = self.text("reset_method")
@@ -240,3 +352,48 @@ class _Device(Attributes):
 
     def _os_devices(self) -> tuple[str, ...]:
         return tuple(f"{kind} {name}" for kind in _CLASSES for name in self.names(kind))
+
+
+def _rdma_devices(tree: Tree, folder: str) -> tuple[RdmaDevice, ...]:
+    """The devices below the ``infiniband`` directory *folder* of a function.
+
+    :raises FileError: a file is there but unreadable or nonsense.
+    """
+    found = []
+    for name in tree.names(folder):
+        ports = tuple(
+            _port(tree, f"{folder}/{name}/ports/{port}", int(port))
+            for port in tree.names(f"{folder}/{name}/ports")
+            if re.fullmatch(r"\d{1,3}", port, re.ASCII)
+        )
+        guid = tree.text(f"{folder}/{name}/node_guid")
+        found.append(RdmaDevice(name=name, node_guid=_guid(guid, name), ports=ports))
+    return tuple(found)
+
+
+def _port(tree: Tree, folder: str, number: int) -> RdmaPort:
+    layer = tree.text(f"{folder}/link_layer")
+    state = tree.text(f"{folder}/state")  # "4: ACTIVE"
+    gid = tree.text(f"{folder}/gids/0")
+    guid = None
+    # The first GID of an InfiniBand port is its subnet prefix and port GUID;
+    # on Ethernet it is made from a MAC or IP address and is no GUID.
+    if gid is not None and layer != "Ethernet":
+        if _GID.fullmatch(gid) is None:
+            raise FileError(f"{folder}/gids/0: {gid[:50]!r} is no GID")
+        guid = _guid(gid[20:], folder)
+    return RdmaPort(
+        number=number,
+        guid=guid,
+        link_layer=layer,
+        state=state.rpartition(": ")[2] if state else None,
+        rate=tree.text(f"{folder}/rate"),
+    )
+
+
+def _guid(text: str | None, of: str) -> str | None:
+    if text is None or text == _NO_GUID:
+        return None
+    if _GUID.fullmatch(text) is None:
+        raise FileError(f"{of}: {text[:30]!r} is no GUID")
+    return text

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from lxml import etree
 
-from nova_hpc.topology import cpuset, xmlfile
+from nova_hpc.topology import cpuset
 from nova_hpc.topology.files import show
 from nova_hpc.topology.model import (
     AddressError,
     Function,
     HugePages,
+    InventoryError,
     Link,
     Node,
     NumaNode,
     normalise_address,
 )
 from nova_hpc.topology.place import Raw, place
+
+#: Bytes; the XML of the largest machines is a few MiB.
+LARGEST: Final = 1 << 25
 
 _TYPE: Final = re.compile(
     r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\] \[([0-9a-f]{4}):([0-9a-f]{4})\]"
@@ -56,7 +60,7 @@ def read(path: Path) -> Node:
 
     :raises InventoryError: no such file, or no topology in it.
     """
-    root = xmlfile.parse(path)
+    root = parse_file(path)
     version = root.get("version", "")
     reader = _Reader(bits=version.startswith("3"))
     reader.walk(root)
@@ -71,6 +75,44 @@ def read(path: Path) -> Node:
         hugepages=_total(numa_nodes),
         problems=tuple(reader.problems),
     )
+
+
+def parse_file(path: Path) -> etree._Element:
+    """The root element of a topology that lstopo wrote.
+
+    The file may come from anywhere: no entity is expanded, nothing is fetched,
+    and libxml2's limits on depth and size stay on.
+
+    :raises InventoryError: no such file, not XML, or no topology in it.
+    """
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False
+    )
+    try:
+        if not path.is_file():
+            raise InventoryError(f"{show(path)}: no such file; give a file that lstopo wrote")
+        if path.stat().st_size > LARGEST:
+            raise InventoryError(
+                f"{show(path)}: larger than {LARGEST >> 20} MiB, so not lstopo's XML"
+            )
+        root = etree.fromstring(path.read_bytes(), parser)
+    except OSError as error:
+        raise InventoryError(f"{show(path)}: cannot be read: {error.strerror}") from error
+    except (etree.LxmlError, ValueError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise InventoryError(
+            f"{show(path)}: not well-formed XML ({detail}); write it again with: lstopo --of xml"
+        ) from error
+    dtd: Any = root.getroottree().docinfo.internalDTD
+    if dtd is not None and next(dtd.iterentities(), None) is not None:
+        raise InventoryError(
+            f"{show(path)}: declares XML entities, which lstopo never does; not read"
+        )
+    if root.tag not in ("topology", "root") or root.find("object") is None:
+        raise InventoryError(
+            f"{show(path)}: no hwloc topology in it; write it with: lstopo --of xml"
+        )
+    return root
 
 
 @attrs.frozen

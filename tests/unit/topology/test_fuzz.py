@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from nova_hpc.topology import lstopo, sysfs, text, xmlfile
+from nova_hpc.topology import lstopo, sysfs, text
 from nova_hpc.topology.model import ADDRESS, InventoryError, Node, address_key
 from nova_hpc.wire import inventory
 from tests.unit.topology import damage
@@ -315,6 +315,6 @@ def test_no_file_is_refused(tmp_path: Path) -> None:
             lstopo.read(path)
     large = tmp_path / "large.xml"
     with large.open("wb") as handle:
-        handle.truncate(xmlfile.LARGEST + 1)
+        handle.truncate(lstopo.LARGEST + 1)
     with pytest.raises(InventoryError, match="larger than"):
         lstopo.read(large)
