@@ -29,6 +29,7 @@ from nova_hpc.offer import declaration as offer_terms
 from nova_hpc.offer import device_spec, roles, settings
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.wire import tags
+from tests.nodes.catalogue import NODES
 from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
 
 CONF = nova.conf.CONF
@@ -118,6 +119,14 @@ def test_nova_offers_exactly_what_was_meant(machine):
         traits={"gpu": frozenset({"CUSTOM_HBM3"})},
     )
     assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES, whole))
+
+
+@pytest.mark.parametrize("name", sorted(NODES))
+def test_the_synthetic_nodes(name, synthetic):
+    machine = sysfs.read(synthetic(name))
+    spec = device_spec.build(machine, roles.strict(list(hpc_conf.roles.DEFAULT_ROLES)))
+    assert bool(spec.offers) == (name != "bare")
+    assert_nova_sees_what_was_meant(machine, spec)
 
 
 def test_the_captures(captures):

@@ -370,6 +370,22 @@ def test_a_bad_xml(configure, tmp_path, text):
     assert str(path) in err
 
 
+def test_an_hgx_h100(configure, synthetic):
+    _, out, _ = configure(root=synthetic("hgx-h100"))
+    assert out.count('"hpc_role": "gpu"') == 8
+    assert out.count('"hpc_nvlink": "all:8"') == 8
+    assert '"hpc_switch": "0000:38:00.0", "hpc_root": "pci0000:37"' in out
+
+
+def test_domains_that_nova_cannot_address(configure, synthetic):
+    """The disks behind VMD have no role; given one, they are left out by name."""
+    role = '{"role": "disk", "class": "0108"}'
+    _, out, err = configure("--device-role", role, root=synthetic("vmd"))
+    assert '"hpc_role": "disk"' not in out
+    assert "10001:02:00.0" in out + err
+    assert "Nova knows PCI domains up to ffff only" in out + err
+
+
 def test_a_dgx_2(configure, captures):
     _, out, _ = configure("--xml", captures / "hwloc" / "nvidiaDGX2.xml", root=None)
     assert out.count('"hpc_role": "gpu"') == 16

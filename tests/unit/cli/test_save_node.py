@@ -367,8 +367,10 @@ def test_archives_of_strangers(data, words, tmp_path, capsys):
     assert main(["inventory", "--from", str(path)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    (line,) = captured.err.splitlines()
+    line = captured.err.splitlines()[-1]
+    assert line.startswith("nova-hpc inventory: --from ")
     assert words in line
+    assert "Traceback" not in captured.err
 
 
 def test_links_of_an_archive_lead_nowhere_else(tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
@@ -116,7 +119,23 @@ def test_absurd_numbers(files, words):
     assert caught.value.code == 2
 
 
-def test_topology_from_lstopo(files, captures, capsys):
+def test_topology_from_lstopo(files, synthetic, tmp_path, capsys):
+    """The XML that lstopo makes of an HGX, whose eight GPUs a node of eight takes."""
+    if shutil.which("lstopo-no-graphics") is None:
+        pytest.skip("lstopo-no-graphics is not installed (package hwloc-nox)")
+    xml = tmp_path / "hgx.xml"
+    command = ["lstopo-no-graphics", "--of", "xml", "--whole-io", "-f", str(xml)]
+    environment = {**os.environ, "HWLOC_FSROOT": str(synthetic("hgx-h100"))}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    words = ["--seeds", "1", "--jobs", "1", "--topology", f"big={xml}", "--levels", "100"]
+    assert run(files, *words, "--policy", "first-fit", "--policy", "nova-hpc") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "first-fit",
+        "nova-hpc",
+    ]
+
+
+def test_topology_of_a_dgx_2(files, captures, capsys):
     """The DGX-2 has 16 GPUs in its XML; a node of eight takes the first eight."""
     xml = captures / "hwloc" / "nvidiaDGX2.xml"
     words = ["--seeds", "1", "--jobs", "1", "--topology", f"big={xml}", "--levels", "100"]

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -122,6 +123,12 @@ def test_a_device_at_another_node_than_its_root_says_so(tmp_path: Path) -> None:
         False,
         True,
     ]
+
+
+def test_memory_of_a_synthetic_gpu(synthetic: Callable[[str], Path]) -> None:
+    drawn = "\n".join(text.lines(sysfs.read(synthetic("gh200"))))
+    assert "NUMA node 2 · memory of 0009:01:00.0 · 96 GiB" in drawn
+    assert "NUMA node 3 · no CPUs · 0 KiB" in drawn
 
 
 def test_memory_of_a_gpu(captures: Path, unpack: object) -> None:
