@@ -70,7 +70,7 @@ def _job(
 _OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
 #: Of the functional tests: what a release of Nova can break.
-_MEETS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or start or reader or paths")
+_MEETS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or start or reader or paths")
 _SCHEDULER: Final = "scheduler or explain or configure"
 _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
 
