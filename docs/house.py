@@ -75,8 +75,8 @@ def rooms() -> dict[str, Room]:
     result = {}
     for name, files in found.items():
         uses = {_room_of(each) for _, tree, _ in files for each in _imports(tree)}
-        home = _PACKAGES[name.split(".")[0]].joinpath(*name.split("."), "__init__.py")
-        says = next((ast.get_docstring(tree) or "" for path, tree, _ in files if path == home), "")
+        # A room without __init__.py is one module, which says what it is.
+        says = next((ast.get_docstring(tree) or "" for path, tree, _ in files), "")
         result[name] = Room(
             name=name,
             says=says.partition("\n")[0],

@@ -1,7 +1,12 @@
 """How the documentation is built: ``sphinx-build -W docs/source docs/build/html``."""
 
+import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import house
 
 project = "nova-hpc"
 author = "nova-hpc developers"
@@ -31,3 +36,9 @@ smartquotes = False
 
 highlight_language = "none"
 nitpicky = True
+
+
+def setup(app):
+    """Draw the house before the pages are read: it is never older than the code."""
+    generated = Path(app.srcdir) / "contributor" / "generated"
+    app.connect("builder-inited", lambda app: house.write(generated))

@@ -1,0 +1,46 @@
+"""What the pages for contributors and the rules name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[3]
+PAGES = [
+    *sorted((TOP / "docs" / "source" / "contributor").glob("*.rst")),
+    *(TOP / name for name in ("README.rst", "CONTRIBUTING.rst", "HACKING.rst")),
+]
+_PATH = re.compile(
+    r"``((?:nova_hpc|nova_hpc_lab|scheduler_filters|virt_driver_patches|lab|tests|tools|docs|benchmarks"
+    r"|devstack|etc)/[\w./-]*)``"
+)
+_MODULE = re.compile(
+    r"``((?:nova_hpc|nova_hpc_lab|scheduler_filters|virt_driver_patches)(?:\.\w+)+)``"
+)
+
+
+def _exists(dotted):
+    """Whether the name is a module, stands in one, or is a group of entry points."""
+    if re.search(rf"^{re.escape(dotted)} =$", (TOP / "setup.cfg").read_text(), re.M):
+        return True
+    parts = dotted.split(".")
+    top = TOP / "lab" if parts[0] == "nova_hpc_lab" else TOP
+    for length in range(len(parts), 0, -1):
+        path = top.joinpath(*parts[:length])
+        file = (
+            path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+        )
+        if file.is_file():
+            rest = parts[length:]
+            text = file.read_text()
+            return not rest or re.search(rf"^\s*(class |def )?{rest[0]}\b", text, re.M) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_modules_that_a_page_names_are_there(page):
+    text = page.read_text()
+    missing = {each for each in _PATH.findall(text) if not (TOP / each).exists()}
+    missing |= {each for each in _MODULE.findall(text) if not _exists(each)}
+    # What the build makes is no file of the tree.
+    assert sorted(each for each in missing if "generated" not in each) == []
