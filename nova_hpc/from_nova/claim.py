@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from nova import exception, objects
 from nova.pci import whitelist
-from nova.virt import hardware
 from oslo_log import log as logging
 
+from nova_hpc.from_nova import request as request_reader
 from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement.model import Cell, Want
 from nova_hpc.tenancy.health import Offer
@@ -110,7 +110,7 @@ class Claim:
     #: Addresses of the devices of Neutron's direct ports.
     ports: tuple[str, ...]
     cells: tuple[Cell, ...]
-    #: Nova's NUMA policy, by flavor, image or aliases; None: they do not agree.
+    #: Nova's NUMA policy, as the scheduler reads it.
     numa_policy: str | None
     #: Addresses that Nova lets libvirt bind to vfio-pci, as it records them.
     managed: frozenset[str]
@@ -165,31 +165,23 @@ def _claim(
         by_request.setdefault(device.request_id, []).append(address)
         if device.extra_info.get("managed", "true") == "true":
             managed.add(address)
-    wants, claimed, policies = [], {}, set()
-    for request in requests.requests if requests else ():
+    wants, claimed = [], {}
+    listed = list(requests.requests) if requests else []
+    for request in listed:
         if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS:
             key = str(request.request_id)
             name = request.alias_name or key
             wants.append(Want(key=key, name=name, count=request.count))
             claimed[key] = tuple(by_request.pop(request.request_id, ()))
-            policies.add(request.numa_policy)
     return Claim(
         extra_specs=dict(flavor.extra_specs or {}),
         wants=tuple(wants),
         claimed=claimed,
         ports=tuple(address for rest in by_request.values() for address in rest),
         cells=_cells(topology),
-        numa_policy=_numa_policy(flavor, image, policies),
+        numa_policy=request_reader.numa_policy(flavor, image, listed),
         managed=frozenset(managed),
     )
-
-
-def _numa_policy(
-    flavor: objects.Flavor, image: objects.ImageMeta, requested: Collection[str | None]
-) -> str | None:
-    """As Nova combines them: flavor and image go before the aliases."""
-    policy = hardware.get_pci_numa_policy_constraint(flavor, image)
-    return policy or (next(iter(requested)) if len(requested) == 1 else None)
 
 
 def _cells(topology: objects.InstanceNUMATopology | None) -> tuple[Cell, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -17,14 +17,14 @@ from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
 from nova_hpc.placement.model import Cell, Want
 
-#: Where the aliases of a flavor differ, the server is bound by the strictest.
+#: What Nova makes of each policy for the devices of a host whose NUMA nodes are
+#: known, the strictest first: nova/pci/stats.py of release 34, lines 393-476.
 _STRICTEST: Final = (
     fields.PCINUMAAffinityPolicy.REQUIRED,
-    fields.PCINUMAAffinityPolicy.SOCKET,
     fields.PCINUMAAffinityPolicy.LEGACY,
+    fields.PCINUMAAffinityPolicy.SOCKET,
     fields.PCINUMAAffinityPolicy.PREFERRED,
 )
-
 
 #: Short names of the long keys that say what a request asks for.
 _SHAPES: Final[Cache[int]] = Cache()
@@ -127,29 +127,45 @@ def read_task(spec: objects.RequestSpec) -> Task:
     devices = tuple(
         _read_device(str(index), request, groups) for index, request in enumerate(requests)
     )
+    image = spec.image if "image" in spec and spec.image else objects.ImageMeta.from_dict({})
     return Task(
         extra_specs=extra_specs,
         devices=devices,
         cells=_read_cells(spec),
-        numa_policy=_read_policy(spec, requests),
+        numa_policy=numa_policy(spec.flavor, image, requests),
     )
 
 
-def _read_policy(
-    spec: objects.RequestSpec, requests: Sequence[objects.InstancePCIRequest]
+def numa_policy(
+    flavor: objects.Flavor,
+    image: objects.ImageMeta,
+    requests: Iterable[objects.InstancePCIRequest],
 ) -> str | None:
-    """The NUMA policy of the devices: the requests', else the flavor's or the image's.
+    """The NUMA policy that binds all devices of a flavor; None: it asks for none.
 
-    On a resize Nova makes the requests from the aliases alone and forgets what
-    the flavor says, so the default of the aliases counts for nothing here. That
-    it takes the devices all the same is checked for each candidate.
+    As Nova combines them when it makes a server (release 34, compute/api.py:1173
+    and pci/request.py:250; 33 and 32 alike): the policy of the flavor or the image
+    replaces that of every alias, and without one each request keeps the policy of
+    its own alias, ``legacy`` by default. On a resize (compute/api.py:4436,
+    compute/resource_tracker.py:343) Nova forgets flavor and image, and the
+    requests carry the aliases' policies; the user's word counts here all the
+    same, and that Nova takes the devices is checked for each candidate.
+
+    Where aliases differ the strictest binds the server: every group has devices
+    of every alias, so what one of them must have, all of its group have.
+
+    :param requests: of a server; those of Neutron's ports do not count.
+    :raises nova.exception.NovaException: flavor and image contradict each other.
     """
-    policies = {request.numa_policy for request in requests if "numa_policy" in request}
-    found = next((each for each in _STRICTEST if each in policies), None)
-    if found not in (None, fields.PCINUMAAffinityPolicy.LEGACY):
-        return found
-    image = spec.image if "image" in spec and spec.image else objects.ImageMeta.from_dict({})
-    return hardware.get_pci_numa_policy_constraint(spec.flavor, image) or found
+    mine = [each for each in requests if each.source == objects.InstancePCIRequest.FLAVOR_ALIAS]
+    if not mine:
+        return None
+    policy: str | None = hardware.get_pci_numa_policy_constraint(flavor, image)
+    own = {
+        (each.numa_policy if "numa_policy" in each else None) or fields.PCINUMAAffinityPolicy.LEGACY
+        for each in mine
+    }
+    return policy or min(own, key=_STRICTEST.index)
 
 
 def read_flavor(flavor: objects.Flavor) -> Task:

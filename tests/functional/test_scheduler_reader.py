@@ -251,6 +251,45 @@ class ReaderTest(HostStates):
         self.assertEqual("required", request.read_task(spec(policy="required")).numa_policy)
 
 
+class NumaPolicyTest(test.NoDBTestCase):
+    """One policy of a server from those of flavor, image and aliases."""
+
+    def combined(
+        self, *own: str | None, flavor: str | None = None, image: str | None = None
+    ) -> str:
+        specs = {"hw:pci_numa_affinity_policy": flavor} if flavor else {}
+        properties = {"hw_pci_numa_affinity_policy": image} if image else {}
+        return request.numa_policy(
+            objects.Flavor(extra_specs=specs),
+            objects.ImageMeta.from_dict({"properties": properties}),
+            [pci_request(policy=each) for each in own],
+        )
+
+    def test_the_strictest_alias(self) -> None:
+        self.assertEqual("required", self.combined("preferred", "required"))
+        self.assertEqual("required", self.combined("required", None))
+        self.assertEqual("required", self.combined("socket", "legacy", "required"))
+        # Nova drops more devices under legacy than under socket.
+        self.assertEqual("legacy", self.combined("socket", None, "preferred"))
+        self.assertEqual("socket", self.combined("preferred", "socket"))
+        self.assertEqual("preferred", self.combined("preferred"))
+
+    def test_flavor_and_image_before_the_aliases(self) -> None:
+        """On a resize the requests have their aliases' policies, whatever the flavor says."""
+        self.assertEqual("preferred", self.combined("required", "legacy", flavor="preferred"))
+        self.assertEqual("required", self.combined("preferred", image="required"))
+        self.assertEqual("socket", self.combined("legacy", flavor="socket", image="socket"))
+
+    def test_ports_do_not_count(self) -> None:
+        port = objects.InstancePCIRequest(
+            count=1, spec=[], requester_id=uuids.port, numa_policy="required"
+        )
+        nothing = objects.Flavor(extra_specs={}), objects.ImageMeta.from_dict({})
+        self.assertIsNone(request.numa_policy(*nothing, [port]))
+        both = [port, pci_request(policy="preferred")]
+        self.assertEqual("preferred", request.numa_policy(*nothing, both))
+
+
 class NovaDropsDevicesTest(HostStates):
     """Nova gives fewer devices than asked for; the check sees it."""
 
