@@ -16,7 +16,7 @@ from nova_hpc.from_nova import candidates, hosts
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import Yardstick
-from nova_hpc.from_nova.request import Task
+from nova_hpc.from_nova.server import Task
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge

@@ -32,7 +32,7 @@ class Fit:
     refusal: str | None = None
 
 
-class _Light(pci_stats.PciDeviceStats):  # type: ignore[misc]
+class _Light(pci_stats.PciDeviceStats):
     """Nova's statistics of one host, of which a copy costs next to nothing.
 
     Nova copies them for every question, the topology of the host included,

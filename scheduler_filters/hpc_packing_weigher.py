@@ -10,6 +10,7 @@ from nova.scheduler import utils, weights
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova.server import alias_requests
 from nova_hpc.placement import flavor as hpc_flavor
 
 CONF = cfg.CONF
@@ -25,9 +26,10 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
 
     def weight_multiplier(self, host_state: Any) -> float:
         """``[hpc]packing_weight_multiplier``, or that of the host's aggregates."""
-        return utils.get_weight_multiplier(
+        found: float = utils.get_weight_multiplier(
             host_state, "hpc_packing_weight_multiplier", CONF.hpc.packing_weight_multiplier
         )
+        return found
 
     def weigh_objects(
         self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
@@ -52,11 +54,7 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
 def _rank(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:
     """Rank of what the filter chose on this host for this very request."""
     choice = getattr(host_state, "hpc_choice", None)
-    if choice is None or "pci_requests" not in spec or not spec.pci_requests:
+    if choice is None or "pci_requests" not in spec:
         return None
-    keys = tuple(
-        request.request_id
-        for request in spec.pci_requests.requests
-        if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
-    )
+    keys = tuple(str(each.request_id) for each in alias_requests(spec.pci_requests))
     return choice.rank if choice.key == keys else None

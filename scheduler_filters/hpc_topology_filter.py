@@ -21,13 +21,14 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, providers
+from nova_hpc.from_nova import contract, providers, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova import request as requests
-from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.profile import YARDSTICKS
 from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Miss
+from nova_hpc.placement.server import merge_roles
 from scheduler_filters import choice
 
 CONF = cfg.CONF
@@ -86,20 +87,14 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")
         try:
-            task = requests.read_task(spec)
-        except requests.RequestError as error:
+            task = server.read_task(spec)
+            views, misses = _read_all(hosts, task)
+            roles = merge_roles(view.pattern.roles for view in views.values())
+            request = task.server.request(roles)
+        except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")
-        views, misses = _read_all(hosts, task)
-        try:
-            request = hpc_flavor.build_request(
-                task.extra_specs,
-                task.wants,
-                task.cells,
-                roles=reader.merge_roles(views.values()),
-                numa_policy=task.numa_policy,
-            )
-        except hpc_flavor.FlavorError as error:
+        except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
         order = choice.Order.of(spec, task, request, YARDSTICKS.current())
@@ -120,15 +115,10 @@ class HpcTopologyFilter(filters.BaseHostFilter):
 
 
 def _read_all(
-    hosts: Sequence[Any], task: requests.Task
+    hosts: Sequence[Any], task: server.Task
 ) -> tuple[dict[Any, reader.View], dict[Any, Miss]]:
     """Read every host; one that cannot be read is a miss."""
-    free = {}
-    for device in task.devices:
-        # Wants of one kind may end up on the same adapter.
-        most = sum(each.want.count for each in task.devices if each.kind == device.kind)
-        if device.kind not in free:
-            free[device.kind] = providers.free_providers(device.kind, most)
+    free = {kind: providers.free_providers(kind, most) for kind, most in task.kinds.items()}
     views: dict[Any, reader.View] = {}
     misses: dict[Any, Miss] = {}
     for host in hosts:

@@ -14,6 +14,7 @@ from nova import exception
 from nova.api.validation.extra_specs import base
 
 from nova_hpc.placement import flavor
+from nova_hpc.placement.grouping import FlavorError
 
 
 class HpcExtraSpecValidator(base.ExtraSpecValidator):
@@ -26,7 +27,7 @@ class HpcExtraSpecValidator(base.ExtraSpecValidator):
         """
         try:
             flavor.check_value(name, value)
-        except flavor.FlavorError as error:
+        except FlavorError as error:
             raise exception.ValidationError(f"Validation failed; {error}.") from None
 
 

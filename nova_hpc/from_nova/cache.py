@@ -1,8 +1,9 @@
-"""A bounded store of results, shared by all requests of a scheduler process.
+"""What a scheduler process remembers between requests: results, and what it has said.
 
 Nova builds its host states anew for every request, so nothing can be kept on
 them. What is worth keeping is kept here, by everything that it depends on:
-an entry never has to be invalidated, it is only forgotten.
+an entry never has to be invalidated, it is only forgotten. Both stores are
+bounded and safe between threads.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ hpc_conf.register(CONF)
 _Value = TypeVar("_Value")
 
 _NUMBERS: Final = itertools.count(1)
+
+#: Things that are said once are remembered up to this number.
+_SAID: Final = 1024
 
 
 class Cache(Generic[_Value]):
@@ -70,3 +74,23 @@ class Cache(Generic[_Value]):
 def number() -> int:
     """A number that no other call has returned: a short name for a long key."""
     return next(_NUMBERS)
+
+
+class Once:
+    """Remembers what was said already; bounded, and safe between threads."""
+
+    def __init__(self, most: int = _SAID) -> None:
+        self._most = most
+        self._seen: collections.OrderedDict[Hashable, None] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def first(self, key: Hashable) -> bool:
+        """Whether *key* is new (or was forgotten since); remembers it."""
+        with self._lock:
+            if key in self._seen:
+                self._seen.move_to_end(key)
+                return False
+            self._seen[key] = None
+            if len(self._seen) > self._most:
+                self._seen.popitem(last=False)
+            return True

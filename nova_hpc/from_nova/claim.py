@@ -11,10 +11,12 @@ from nova import exception, objects
 from nova.pci import whitelist
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import request as request_reader
+from nova_hpc.from_nova import hosts, server
 from nova_hpc.placement import flavor as flavors
-from nova_hpc.placement.model import Cell, Want
+from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.server import ServerSpec
 from nova_hpc.tenancy.health import Offer
+from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
 from nova_hpc.wire import tags
 from nova_hpc.wire.tags import Tags
@@ -95,7 +97,7 @@ def place_of(function: Function | None, entry: Mapping[str, str] | None) -> Tags
         known = tags.parse(entry or {})
     except tags.TagError as error:
         LOG.warning("A device_spec entry is not used: %s", error)
-    known = known or Tags(location=tags.Location())
+    known = known or Tags(location=Location())
     return known if function is None else attrs.evolve(known, location=function.location)
 
 
@@ -103,15 +105,11 @@ def place_of(function: Function | None, entry: Mapping[str, str] | None) -> Tags
 class Claim:
     """What one server has, or is about to have, on a node."""
 
-    extra_specs: Mapping[str, str]
-    wants: tuple[Want, ...]
+    server: ServerSpec
     #: Want.key -> addresses of the devices that Nova claimed for it.
     claimed: Mapping[str, tuple[str, ...]]
     #: Addresses of the devices of Neutron's direct ports.
     ports: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    #: Nova's NUMA policy, as the scheduler reads it.
-    numa_policy: str | None
     #: Addresses that Nova lets libvirt bind to vfio-pci, as it records them.
     managed: frozenset[str]
 
@@ -119,6 +117,33 @@ class Claim:
     def addresses(self) -> tuple[str, ...]:
         """Every claimed device."""
         return tuple(sorted([*self.ports, *itertools.chain(*self.claimed.values())]))
+
+    def host(self, places: Mapping[str, Tags], node: Node) -> tuple[Host, tuple[str, ...]]:
+        """A host that has the claimed devices and nothing else, and broken NVLink sets.
+
+        An NVLink set of which the server got only a part is none.
+
+        :param places: role and place of every claimed device.
+        :param node: where they are.
+        """
+        serves = {each: key for key, addresses in self.claimed.items() for each in addresses}
+        found = []
+        for address in self.addresses:
+            tags, function = places[address], node.function(address)
+            pool = Pool(
+                id=address,
+                name=address,
+                location=tags.location,
+                free=1,
+                serves=frozenset({serves[address]} if address in serves else ()),
+                role=tags.role,
+            )
+            shared = function is not None and function.physical_function is not None
+            found.append(hosts.HostDevice(pool, tags.nvlink, shared))
+        sockets = {each.id: each.socket for each in node.numa_nodes}
+        numbers = {cell.host_node for cell in self.server.cells if cell.host_node is not None}
+        nodes = tuple(HostNode(id=each, socket=sockets.get(each)) for each in sorted(numbers))
+        return hosts.build("claimed", found, nodes)
 
     def with_port(self, address: str) -> Claim:
         """The same with the device of one more direct port."""
@@ -165,37 +190,15 @@ def _claim(
         by_request.setdefault(device.request_id, []).append(address)
         if device.extra_info.get("managed", "true") == "true":
             managed.add(address)
-    wants, claimed = [], {}
-    listed = list(requests.requests) if requests else []
-    for request in listed:
-        if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS:
-            key = str(request.request_id)
-            name = request.alias_name or key
-            wants.append(Want(key=key, name=name, count=request.count))
-            claimed[key] = tuple(by_request.pop(request.request_id, ()))
+    claimed = {
+        str(index): tuple(by_request.pop(request.request_id, ()))
+        for index, request in enumerate(server.alias_requests(requests))
+    }
     return Claim(
-        extra_specs=dict(flavor.extra_specs or {}),
-        wants=tuple(wants),
+        server=server.read(flavor, image, requests, topology, claimed=True),
         claimed=claimed,
         ports=tuple(address for rest in by_request.values() for address in rest),
-        cells=_cells(topology),
-        numa_policy=request_reader.numa_policy(flavor, image, listed),
         managed=frozenset(managed),
-    )
-
-
-def _cells(topology: objects.InstanceNUMATopology | None) -> tuple[Cell, ...]:
-    """The guest's cells; a claimed cell's id is the host's NUMA node."""
-    cells = topology.cells if topology else ()
-    return tuple(
-        Cell(
-            id=index,
-            dedicated_cpus=len(cell.pcpuset or ()),
-            memory_kib=cell.memory * 1024,
-            page_kib=cell.pagesize if cell.pagesize and cell.pagesize > 0 else None,
-            host_node=cell.id,
-        )
-        for index, cell in enumerate(cells)
     )
 
 

@@ -9,19 +9,20 @@ these hosts holds for all of them.
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import cache, pools
-from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.cache import Cache, Once
 from nova_hpc.from_nova.pools import Seen
 from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.from_nova.request import Task
-from nova_hpc.placement.model import Host, HostNode
+from nova_hpc.from_nova.server import Task
+from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.server import roles_on
 from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
@@ -78,11 +79,6 @@ class View:
             pools=tuple(attrs.evolve(pool, id=real[pool.id]) for pool in plain.pools),
             nvlink=tuple(frozenset(real[each] for each in one) for one in plain.nvlink),
         )
-
-    @property
-    def roles(self) -> Mapping[str, str]:
-        """want -> role, from the tags of the pools that can serve it."""
-        return self.pattern.roles
 
 
 _PATTERNS: Final[Cache[Pattern]] = Cache()
@@ -172,33 +168,54 @@ def on_host(pattern: Pattern, host: Host) -> Pattern:
     )
 
 
+@attrs.frozen
+class HostDevice:
+    """What a host has free of one provider, and what its NVLink sets are made of."""
+
+    pool: Pool
+    nvlink: str | None = None
+    #: One of several functions, whose links nobody can tell apart.
+    shared: bool = False
+
+
+def build(
+    name: str, devices: Sequence[HostDevice], nodes: tuple[HostNode, ...]
+) -> tuple[Host, tuple[str, ...]]:
+    """A host in the engine's words, and NVLink sets that cannot be used, with the reason.
+
+    The scheduler makes it of what a host reports, a node of what a server has
+    claimed. A set whose devices are not all there is none.
+    """
+    table = nvlink.rebuild(
+        {each.pool.id: each.nvlink for each in devices if each.nvlink},
+        shared=[each.pool.id for each in devices if each.shared],
+    )
+    pools = tuple(each.pool for each in devices)
+    return Host(name=name, pools=pools, nodes=nodes, nvlink=table.sets), table.faults
+
+
 def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashable = ()) -> Pattern:
     names = collections.Counter(seen.known.name for seen in found)
     ids = [
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
         for index, seen in enumerate(found)
     ]
-    roles: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    linked: dict[str, str] = {}
-    for identifier, seen in zip(ids, found, strict=True):
-        tags = seen.known.tags
-        if tags is not None and tags.role:
-            for want in seen.serves:
-                roles[want][tags.role] += 1
-        if tags is not None and tags.nvlink:
-            linked[identifier] = tags.nvlink
-    table = nvlink.rebuild(
-        linked, shared=[each for each, seen in zip(ids, found, strict=True) if seen.known.several]
+    host, faults = build(
+        "",
+        [
+            HostDevice(
+                pool=seen.pool(identifier),
+                nvlink=None if seen.known.tags is None else seen.known.tags.nvlink,
+                shared=seen.known.several,
+            )
+            for identifier, seen in zip(ids, found, strict=True)
+        ],
+        nodes,
     )
     return Pattern(
-        host=Host(
-            name="",
-            pools=tuple(seen.pool(each) for each, seen in zip(ids, found, strict=True)),
-            nodes=nodes,
-            nvlink=table.sets,
-        ),
-        roles={want: _most_common(counter) for want, counter in roles.items()},
-        faults=table.faults,
+        host=host,
+        roles=roles_on((pool.serves, pool.role) for pool in host.pools),
+        faults=faults,
         numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
         devices=devices,
     )
@@ -223,7 +240,7 @@ def _nodes(host_state: Any) -> tuple[tuple[object, ...], tuple[HostNode, ...]]:
         )
         for cell in host_state.numa_topology.cells
     )
-    return keys, tuple(_NODES.get(key, lambda key=key: _node(*key)) for key in keys)
+    return keys, tuple(_NODES.get(key, functools.partial(_node, *key)) for key in keys)
 
 
 def _node(
@@ -242,18 +259,3 @@ def _reported(host_state: Any) -> tuple[Mapping[str, str], tuple[str, ...]]:
         _say(host_state, f"stats[{hpc_stats.KEY!r}]", error)
         return {}, (f"what the node holds back is unknown: {error}",)
     return ({}, ()) if document is None else (document.withheld, document.notes)
-
-
-def _most_common(counter: collections.Counter[str]) -> str:
-    # Ties go to the first in the alphabet, so that the answer is the same
-    # in every process.
-    return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]
-
-
-def merge_roles(views: Iterable[View]) -> dict[str, str]:
-    """want -> role over all hosts; where they differ the majority decides."""
-    counters: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for view in views:
-        for key, role in view.roles.items():
-            counters[key][role] += 1
-    return {key: _most_common(counter) for key, counter in counters.items()}

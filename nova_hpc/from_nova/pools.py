@@ -7,19 +7,22 @@ nodes of a cloud share the result.
 
 from __future__ import annotations
 
+import collections
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 from nova.compute import pci_placement_translator as translator
+from nova.pci import stats as pci_stats
 from oslo_utils import strutils
 
 from nova_hpc.from_nova import cache
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.from_nova.request import Task
-from nova_hpc.from_nova.roles import SAMPLES
+from nova_hpc.from_nova.server import Device, Task
 from nova_hpc.placement.model import Pool
+from nova_hpc.placement.server import majority
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
 
@@ -28,6 +31,26 @@ _EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
 
 #: What differs between devices that are otherwise alike.
 _OWN: Final = frozenset({"rp_uuid", "count"})
+
+#: Kinds of devices that are remembered; a cloud has a handful.
+_KINDS: Final = 256
+
+#: Where a device is, and what differs from node to node.
+_PLACE: Final = frozenset(
+    {
+        "address",
+        "count",
+        "numa_node",
+        "parent_ifname",
+        "rp_uuid",
+        "hpc_group",
+        "hpc_numa",
+        "hpc_nvlink",
+        "hpc_root",
+        "hpc_socket",
+        "hpc_switch",
+    }
+)
 
 
 @attrs.frozen
@@ -81,6 +104,61 @@ class Seen:
         )
 
 
+@attrs.frozen
+class _Sample:
+    """One pool of a kind, without its place."""
+
+    pool: Mapping[str, Any] = attrs.field(eq=False)
+    resource_class: str
+    traits: frozenset[str]
+    role: str
+
+
+class Samples:
+    """One pool of each kind of device, to tell which role an alias plays.
+
+    Aliases are Nova's and roles are this project's; the tags of the pools that an
+    alias matches connect the two, as they do for ``hpc:group``. Safe between threads.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[object, _Sample] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def version(self) -> int:
+        """Changes when a new kind of device has been seen."""
+        return len(self._kept)
+
+    def learn(
+        self, pool: Mapping[str, Any], resource_class: str, traits: frozenset[str], role: str
+    ) -> None:
+        """Remember a pool whose tags say *role*."""
+        plain = {key: value for key, value in pool.items() if key not in _PLACE}
+        key = (resource_class, traits, role, tuple(sorted(map(repr, plain.items()))))
+        with self._lock:
+            if key not in self._kept and len(self._kept) < _KINDS:
+                sample = {**plain, "count": 1, "numa_node": None}
+                self._kept[key] = _Sample(sample, resource_class, traits, role)
+
+    def role_of(self, device: Device) -> str | None:
+        """The role that most kinds of devices which match an alias have."""
+        with self._lock:
+            samples = list(self._kept.values())
+        stats = pci_stats.PciDeviceStats(None)
+        found = collections.Counter(
+            sample.role
+            for sample in samples
+            if sample.resource_class == device.kind.resource_class
+            and device.kind.traits <= sample.traits
+            and stats._filter_pools([sample.pool], device.probe, None, [])
+        )
+        return majority(found) if found else None
+
+
+#: What this process has seen.
+SAMPLES: Final = Samples()
+
 KNOWN: Final[Cache[Known]] = Cache()
 
 
@@ -113,7 +191,7 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
     try:
         tags = hpc_tags.parse(pool)
         location = _location(pool, tags, socket)
-        own_class, own_traits = _class_of(pool, tags)
+        own_class, own_traits = class_of(pool, tags)
         if tags is not None and tags.role is not None:
             SAMPLES.learn(pool, own_class, own_traits, tags.role)
         matches = tuple(
@@ -157,7 +235,7 @@ def _location(pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int |
     return attrs.evolve(location, numa=node, socket=location.socket if socket is None else socket)
 
 
-def _class_of(pool: Mapping[str, Any], tags: hpc_tags.Tags | None) -> tuple[str, frozenset[str]]:
+def class_of(pool: Mapping[str, Any], tags: hpc_tags.Tags | None) -> tuple[str, frozenset[str]]:
     """Resource class and traits, as the node reports them to Placement."""
     claimed = tags.resource_class if tags is not None else None
     own_class = translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"])

@@ -18,12 +18,12 @@ from nova import exception, objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import cache
-from nova_hpc.from_nova import request as requests
-from nova_hpc.from_nova.log_once import Once
-from nova_hpc.from_nova.roles import SAMPLES, Samples
+from nova_hpc.from_nova import cache, server
+from nova_hpc.from_nova.cache import Once
+from nova_hpc.from_nova.pools import SAMPLES, Samples
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement import profile as profiles
+from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.topology.level import Level
 
@@ -52,7 +52,7 @@ class _Sold:
     """One flavor with devices."""
 
     name: str
-    task: requests.Task
+    task: server.Task
 
 
 class Yardsticks:
@@ -109,8 +109,8 @@ def _read() -> tuple[_Sold, ...] | None:
         if "pci_passthrough:alias" not in (flavor.extra_specs or {}):
             continue
         try:
-            sold.append(_Sold(flavor.name, requests.read_flavor(flavor)))
-        except (exception.NovaException, requests.RequestError, ValueError) as error:
+            sold.append(_Sold(flavor.name, server.read_flavor(flavor)))
+        except (exception.NovaException, server.RequestError, ValueError) as error:
             # Nobody can build a server with it either.
             LOG.debug("Flavor %s is no part of the profile: %s", flavor.name, error)
     return tuple(sold)
@@ -167,33 +167,31 @@ def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -
     return Profile(tuple(shapes[:_MOST])) if shapes else profiles.DEFAULT
 
 
-def _shape(task: requests.Task, weight: int, samples: Samples) -> Shape | None:
+def _shape(task: server.Task, weight: int, samples: Samples) -> Shape | None:
     """One flavor as later requests would ask for it; None for a broken one."""
     roles = {
         device.want.key: samples.role_of(device) or device.want.name for device in task.devices
     }
-    level, groups = Level.HOST, 1
-    counts = {want.key: want.count for want in task.wants}
-    if hpc_flavor.has_hpc_keys(task.extra_specs):
+    level, groups, asked = Level.HOST, 1, task.server
+    counts = {want.key: want.count for want in asked.wants}
+    if hpc_flavor.has_hpc_keys(asked.extra_specs):
         try:
-            request = hpc_flavor.build_request(
-                task.extra_specs, task.wants, task.cells, roles, task.numa_policy
-            )
-        except hpc_flavor.FlavorError:
+            request = asked.request(roles)
+        except FlavorError:
             return None
         level, groups, counts = request.level, len(request.groups), dict(request.groups[0].counts)
     per_role: dict[str, int] = {}
     for key, count in counts.items():
         per_role[roles[key]] = per_role.get(roles[key], 0) + count
-    sizes = {cell.page_kib for cell in task.cells}
+    sizes = {cell.page_kib for cell in asked.cells}
     page = next(iter(sizes)) if len(sizes) == 1 else None
     return Shape(
         counts=per_role,
         groups=groups,
         level=level,
         weight=weight,
-        cpus=sum(cell.dedicated_cpus for cell in task.cells),
-        memory_kib=sum(cell.memory_kib for cell in task.cells) if page else 0,
+        cpus=sum(cell.dedicated_cpus for cell in asked.cells),
+        memory_kib=sum(cell.memory_kib for cell in asked.cells) if page else 0,
         page_kib=page,
     )
 

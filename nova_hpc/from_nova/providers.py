@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 _MICROVERSION: Final = "1.18"
 
 #: Free functions of one adapter are told apart up to this number.
-_MOST: Final = 8
+MOST: Final = 8
 
 
 @attrs.frozen
@@ -42,9 +42,9 @@ class Free:
     amounts: Mapping[str, int]
     asked: int
 
-    def of(self, provider: str, counted: int) -> int:
+    def of(self, provider: str | None, counted: int) -> int:
         """Free devices of *provider*, of which the pools count *counted*."""
-        amount = self.amounts.get(provider, 0)
+        amount = self.amounts.get(provider or "", 0)
         return counted if amount >= self.asked else min(counted, amount)
 
 
@@ -54,7 +54,7 @@ def free_providers(kind: Kind, most: int) -> Free | None:
     :param most: how many of one provider the request can use.
     :returns: None if Placement could not be asked: then the pools have to do.
     """
-    most = max(1, min(most, _MOST))
+    most = max(1, min(most, MOST))
     amounts: dict[str, int] = {}
     for amount in range(1, most + 1):
         found = _ask(kind, amount)

@@ -10,26 +10,47 @@ from __future__ import annotations
 
 import collections
 import datetime
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
+from urllib import parse
 
+import attrs
 import nova.conf
 from keystoneauth1 import exceptions as keystone_exceptions
-from nova import config, exception, objects, servicegroup, version
+from keystoneauth1 import loading as keystone
+from nova import config, exception, objects, servicegroup, utils, version
 from nova import context as nova_context
 from nova.scheduler import host_manager
 from oslo_config import cfg
 from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
 from sqlalchemy import exc as sqlalchemy_exceptions
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cloud.snapshot import Node, Server, Snapshot, SnapshotError, printable
-from nova_hpc.from_nova import contract, snapshot_flavors, snapshot_hosts
+from nova_hpc.cloud.snapshot import (
+    Alias,
+    Flavor,
+    FlavorWant,
+    Node,
+    Server,
+    Snapshot,
+    SnapshotError,
+    printable,
+)
+from nova_hpc.from_nova import contract, server, snapshot_hosts
 from nova_hpc.from_nova.profile import YARDSTICKS
+from nova_hpc.placement.model import Want
+from nova_hpc.placement.server import ServerSpec
 
 CONF = nova.conf.CONF
 
 hpc_conf.register(CONF)
+
+_ALIAS: Final = "pci_passthrough:alias"
+
+#: Groups of nova.conf that may hold credentials to read images with, the best first.
+_GROUPS: Final = ("glance", "service_user", "placement")
 
 _CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
 
@@ -115,7 +136,7 @@ def take(image: str | None = None) -> Snapshot:
             f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
             "is so, Nova alone decides, and not as explained"
         )
-    aliases, task = snapshot_flavors.aliases()
+    aliases, task = _aliases()
     free, unknown = snapshot_hosts.free_devices(task)
     problems += unknown
     manager = _Hosts()
@@ -145,13 +166,164 @@ def take(image: str | None = None) -> Snapshot:
         taken=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         nova=version.version_string(),
         hosts=tuple(sorted(nodes, key=lambda each: (each.host, each.node))),
-        flavors=snapshot_flavors.flavors(context, image),
+        flavors=_flavors(context, image),
         aliases=aliases,
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
         # The devices that were just read tell which role an alias plays.
         profile=YARDSTICKS.current().profile,
         problems=tuple(problems),
     )
+
+
+def _aliases() -> tuple[tuple[Alias, ...], server.Task]:
+    """All aliases of the configuration, and one task that wants one of each.
+
+    The keys of the task's wants are the names of the aliases.
+    """
+    found: list[Alias] = []
+    devices: list[server.Device] = []
+    for name in _names():
+        try:
+            task = server.read_flavor(_probe(name))
+        except (exception.NovaException, server.RequestError, ValueError) as error:
+            found.append(Alias(name=name, problem=_first_line(error)))
+            continue
+        for device in task.devices:
+            found.append(
+                Alias(
+                    name=name,
+                    resource_class=device.kind.resource_class,
+                    traits=device.kind.traits,
+                )
+            )
+            devices.append(attrs.evolve(device, want=Want(key=name, name=name, count=1)))
+    wants = tuple(device.want for device in devices)
+    return tuple(found), server.Task(ServerSpec({}, wants), tuple(devices))
+
+
+def _flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
+    """Every flavor, and with *image* every flavor once more.
+
+    :raises SnapshotError: there is no such image.
+    """
+    found = []
+    properties: list[tuple[str | None, objects.ImageMeta]] = [(None, server.no_image())]
+    if image is not None:
+        properties.append((image, _image(image)))
+    for flavor in objects.FlavorList.get_all(context):
+        for name, meta in properties:
+            found.append(flavor_of(flavor, name, meta))
+    return tuple(sorted(found, key=lambda each: (each.name, each.image or "")))
+
+
+def flavor_of(flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta) -> Flavor:
+    """One flavor for a snapshot, with an image of these properties.
+
+    :param image: its name; None: *meta* asks for nothing.
+    """
+    read, problem = ServerSpec({}), None
+    try:
+        read = server.read_flavor(flavor, meta).server
+    except (exception.NovaException, server.RequestError, ValueError) as error:
+        problem = _first_line(error)
+    return Flavor(
+        name=printable(flavor.name),
+        id=flavor.flavorid,
+        image=image,
+        extra_specs=dict(flavor.extra_specs or {}),
+        wants=tuple(FlavorWant(want.name, want.count) for want in read.wants),
+        cells=read.cells,
+        numa_policy=read.numa_policy,
+        vcpus=flavor.vcpus,
+        memory_mb=flavor.memory_mb,
+        problem=problem,
+    )
+
+
+def _names() -> list[str]:
+    """Names of all aliases, in their order.
+
+    :raises SnapshotError: one of them is not JSON.
+    """
+    names = []
+    for text in CONF.pci.alias:
+        try:
+            names.append(str(json.loads(text)["name"]).strip())
+        except (ValueError, KeyError, TypeError) as error:
+            raise SnapshotError(
+                f"[pci]alias {text!r} is no JSON object with a name; correct it in nova.conf"
+            ) from error
+    return list(dict.fromkeys(names))
+
+
+def _probe(alias: str) -> objects.Flavor:
+    """A flavor that asks for one device of *alias*, and is never stored."""
+    return objects.Flavor(
+        name=f"one {alias}",
+        flavorid=f"one {alias}",
+        vcpus=1,
+        memory_mb=1,
+        extra_specs={_ALIAS: f"{alias}:1"},
+    )
+
+
+def _image(image: str) -> objects.ImageMeta:
+    """The image with this name or ID, read with Nova's own service credentials.
+
+    Nova's services read images with the token of the user who asks; an operator's
+    command has none, so it takes the first credentials of nova.conf that work.
+
+    :raises SnapshotError: there is none, or several, or Glance does not answer.
+    """
+    adapter = _glance()
+    if uuidutils.is_uuid_like(image):
+        found = _ask(adapter, f"/v2/images/{image}", image)
+        records = [found] if found else []
+    else:
+        query = parse.urlencode({"name": image, "status": "active"})
+        records = (_ask(adapter, f"/v2/images?{query}", image) or {}).get("images", [])
+    if not records:
+        raise SnapshotError(f"there is no active image {image!r} that Nova's user can see")
+    if len(records) > 1:
+        which = ", ".join(str(record.get("id")) for record in records[:5])
+        raise SnapshotError(f"{len(records)} images are called {image!r}; give an ID: {which}")
+    # Nova picks the properties that it knows from what Glance shows flatly.
+    record = dict(records[0])
+    return objects.ImageMeta.from_dict(
+        {"id": record.get("id"), "name": record.get("name"), "properties": record}
+    )
+
+
+def _glance() -> Any:
+    for group in _GROUPS:
+        try:
+            # Nova itself has none for Glance.
+            keystone.register_auth_conf_options(CONF, group)
+            auth = keystone.load_auth_from_conf_options(CONF, group)
+        except (keystone_exceptions.ClientException, cfg.Error):
+            continue
+        if auth is not None:
+            session = keystone.load_session_from_conf_options(CONF, group, auth=auth)
+            return utils.get_ksa_adapter("image", ksa_auth=auth, ksa_session=session)
+    raise SnapshotError(
+        "nova.conf holds no credentials to read images with; set auth_type and the options that "
+        f"belong to it in [{'], ['.join(_GROUPS)}]"
+    )
+
+
+def _ask(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
+    try:
+        answer = adapter.get(url, microversion=None)
+    except keystone_exceptions.ClientException as error:
+        raise SnapshotError(f"Glance could not be asked for image {image!r}: {error}") from error
+    if answer.status_code == 404:
+        return None
+    if answer.status_code != 200:
+        raise SnapshotError(
+            f"Glance answered {answer.status_code} to the question for image {image!r}"
+        )
+    found: dict[str, Any] = answer.json()
+    return found
 
 
 def _out(service: objects.Service) -> str | None:

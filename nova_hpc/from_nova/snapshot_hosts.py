@@ -9,16 +9,17 @@ from typing import Any, Final
 import attrs
 import nova.conf
 from nova import objects
-from nova.compute import pci_placement_translator as translator
 from nova.objects import fields
 from nova.pci import stats as pci_stats
 from nova.scheduler import host_manager
 
 from nova_hpc.cloud.snapshot import Device, Node, Server, ServerCell, Use, printable
-from nova_hpc.from_nova import hosts, providers
+from nova_hpc.from_nova import hosts, providers, server
+from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.from_nova.request import Task
+from nova_hpc.from_nova.server import Task
 from nova_hpc.placement.model import Pool
+from nova_hpc.topology.level import Location
 from nova_hpc.wire import decision as hpc_decision
 from nova_hpc.wire import device_record as hpc_record
 from nova_hpc.wire import stats as hpc_stats
@@ -27,21 +28,17 @@ from nova_hpc.wire import tags as hpc_tags
 CONF = nova.conf.CONF
 
 _TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
-#: Free functions of one adapter that Placement is asked about at most.
-_MOST: Final = 8
 
 
 def free_devices(task: Task) -> tuple[dict[Kind, Free | None], list[str]]:
     """What Placement says is free, for every alias; and what it does not say."""
-    free: dict[Kind, Free | None] = {}
-    problems = []
-    for kind in dict.fromkeys(device.kind for device in task.devices):
-        free[kind] = providers.free_providers(kind, _MOST)
-        if free[kind] is None:
-            problems.append(
-                f"Placement could not be asked which {kind.resource_class} are free; going by "
-                "the hosts' own pools"
-            )
+    free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
+    problems = [
+        f"Placement could not be asked which {kind.resource_class} are free; going by "
+        "the hosts' own pools"
+        for kind, found in free.items()
+        if found is None
+    ]
     return free, problems
 
 
@@ -146,7 +143,7 @@ def _devices(
     found = []
     for provider in sorted({*free, *full}):
         pool = free.get(provider) or full[provider]
-        resource_class, traits = _class_of(pools.get(provider))
+        role, resource_class, traits = _said(pools.get(provider))
         found.append(
             Device(
                 provider=provider,
@@ -154,7 +151,7 @@ def _devices(
                 free=free[provider].free if provider in free else 0,
                 location=pool.location,
                 aliases=pool.serves,
-                role=pool.role or (_role(pools.get(provider))),
+                role=pool.role or role,
                 unit=pool.unit,
                 resource_class=resource_class,
                 traits=traits,
@@ -167,32 +164,27 @@ def _devices(
                 provider=provider,
                 address=record.address,
                 free=0,
-                location=hosts.Location(numa=record.numa_node),
+                location=Location(numa=record.numa_node),
                 used=tuple(sorted(used[provider], key=lambda use: use.address)),
             )
         )
     return tuple(sorted(found, key=lambda device: (device.address, device.provider)))
 
 
-def _class_of(pool: Mapping[str, Any] | None) -> tuple[str | None, frozenset[str]]:
+def _said(pool: Mapping[str, Any] | None) -> tuple[str | None, str | None, frozenset[str]]:
+    """Role, resource class and traits of a pool; tags that cannot be read say nothing."""
     if pool is None:
-        return None, frozenset()
-    claimed = pool.get(hpc_tags.RESOURCE_CLASS)
-    traits = frozenset(filter(None, str(pool.get(hpc_tags.TRAITS, "")).split(",")))
-    return (
-        translator.get_resource_class(claimed, pool["vendor_id"], pool["product_id"]),
-        traits,
-    )
-
-
-def _role(pool: Mapping[str, Any] | None) -> str | None:
-    value = (pool or {}).get(hpc_tags.ROLE)
-    return str(value) if value else None
+        return None, None, frozenset()
+    try:
+        tags = hpc_tags.parse(pool)
+    except hpc_tags.TagError:
+        tags = None
+    return (tags.role if tags else None, *reader.class_of(pool, tags))
 
 
 def _zone(aggregates: Iterable[objects.Aggregate]) -> str:
     zones = (each.metadata.get("availability_zone") for each in aggregates)
-    return next((zone for zone in zones if zone), CONF.default_availability_zone)
+    return next((str(zone) for zone in zones if zone), str(CONF.default_availability_zone))
 
 
 def _servers(
@@ -218,7 +210,6 @@ def _servers(
 
 def _server(instance: objects.Instance, state: host_manager.HostState) -> Server:
     flavor = instance.flavor
-    cells = instance.numa_topology.cells if instance.numa_topology else ()
     # A server that is being moved has devices on both nodes; here it is where
     # Nova says that it is, or on its way to this one.
     return Server(
@@ -230,12 +221,8 @@ def _server(instance: objects.Instance, state: host_manager.HostState) -> Server
         extra_specs=dict(flavor.extra_specs or {}),
         decision=instance.system_metadata.get(hpc_decision.KEY),
         cells=tuple(
-            ServerCell(
-                numa=cell.id,
-                dedicated_cpus=len(cell.pcpuset or ()),
-                memory_kib=cell.memory * 1024,
-                page_kib=cell.pagesize if "pagesize" in cell and cell.pagesize else None,
-            )
-            for cell in cells
+            ServerCell(cell.host_node, cell.dedicated_cpus, cell.memory_kib, cell.page_kib)
+            for cell in server.read_cells(instance.numa_topology, claimed=True)
+            if cell.host_node is not None
         ),
     )

@@ -186,7 +186,7 @@ class UnexpectedTest(base.HpcServersTest):
     def test_request_fails(self) -> None:
         self.start_host("one", Shape((Switch(gpus=2),)))
         with mock.patch.object(
-            hpc_topology_filter.requests, "read_task", side_effect=ZeroDivisionError
+            hpc_topology_filter.server, "read_task", side_effect=ZeroDivisionError
         ):
             server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn("could not read the request", self.fault(server))

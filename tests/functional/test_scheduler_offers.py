@@ -17,8 +17,7 @@ from nova.scheduler.filters import numa_topology_filter, pci_passthrough_filter
 from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, providers
-from nova_hpc.from_nova import request as requests
+from nova_hpc.from_nova import contract, providers, server
 from scheduler_filters import fit, hpc_topology_filter
 
 CONF = nova.conf.CONF
@@ -279,4 +278,4 @@ def test_devices_of_ports_are_checked():
     assert port.source == objects.InstancePCIRequest.NEUTRON_PORT
     spec.pci_requests.requests.append(port)
     assert not fit.Question.of(spec).is_certain(ambiguous=False)
-    assert len(requests.read_task(spec).devices) == len(spec.pci_requests.requests) - 1
+    assert len(server.read_task(spec).devices) == len(spec.pci_requests.requests) - 1

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import profile, roles
+from nova_hpc.from_nova import pools, profile
 from nova_hpc.placement.profile import DEFAULT, Shape
 from nova_hpc.topology.level import Level
 from tests.functional import fixtures
@@ -46,7 +46,7 @@ class ProfileTest(test.TestCase):
         hpc_conf.register(CONF)
         self.flags(alias=[jsonutils.dumps(each) for each in ALIASES], group="pci")
         self.flags(pci_in_placement=True, group="filter_scheduler")
-        self.samples = roles.Samples()
+        self.samples = pools.Samples()
         self.samples.learn(pool("gpu", fixtures.GPU_CLASS), fixtures.GPU_CLASS, frozenset(), "gpu")
         self.samples.learn(
             pool("vf", fixtures.VF_CLASS, dev_type="type-VF"), fixtures.VF_CLASS, frozenset(), "vf"

@@ -2,120 +2,28 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from nova import objects, test
-from nova.pci import stats
 from nova.scheduler import host_manager
-from nova.scheduler import weights as nova_weights
 from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, request
+from nova_hpc.from_nova import contract, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova.profile import Yardstick
 from nova_hpc.from_nova.providers import Free, Kind
-from nova_hpc.placement.model import DeviceSet, Group, Policy, Request
-from nova_hpc.placement.profile import DEFAULT
-from nova_hpc.topology.level import Distance, Level
-from scheduler_filters import choice, fit, hpc_packing_weigher
+from nova_hpc.placement.server import ServerSpec
 from tests.functional import fixtures
+from tests.functional.unit_scheduler.states import HostStates, pci_request, pool, spec
 
 CONF = cfg.CONF
 GPU = Kind(fixtures.GPU_CLASS)
-
-
-def pool(index: int, numa: int = 0, count: int = 1, **tags: str) -> objects.PciDevicePool:
-    tags = {
-        "dev_type": "type-PCI",
-        "address": f"0000:{0x40 + index:02x}:00.0",
-        "rp_uuid": getattr(uuids, f"gpu{index}"),
-        "hpc_tags": "1",
-        "hpc_role": "gpu",
-        "hpc_root": f"pci0000:{0x40 + index:02x}",
-        "hpc_resource_class": fixtures.GPU_CLASS,
-    } | tags
-    return objects.PciDevicePool(
-        vendor_id=fixtures.GPU_VENDOR,
-        product_id=fixtures.GPU_PRODUCT,
-        numa_node=numa,
-        count=count,
-        tags=tags,
-    )
-
-
-def topology(nodes: int = 2) -> objects.NUMATopology:
-    return objects.NUMATopology(
-        cells=[
-            objects.NUMACell(
-                id=node,
-                socket=node,
-                cpuset=set(),
-                pcpuset=set(range(node * 8, node * 8 + 8)),
-                pinned_cpus={node * 8},
-                memory=8192,
-                cpu_usage=0,
-                memory_usage=0,
-                siblings=[{node * 8 + cpu} for cpu in range(8)],
-                mempages=[
-                    objects.NUMAPagesTopology(size_kb=4, total=1024, used=0, reserved=0),
-                    objects.NUMAPagesTopology(size_kb=2048, total=100, used=30, reserved=5),
-                ],
-                network_metadata=objects.NetworkMetadata(physnets=set(), tunneled=False),
-            )
-            for node in range(nodes)
-        ]
-    )
-
-
-def pci_request(count: int = 1, policy: str = "preferred") -> objects.InstancePCIRequest:
-    return objects.InstancePCIRequest(
-        count=count,
-        spec=[{"resource_class": fixtures.GPU_CLASS}],
-        alias_name="gpu",
-        numa_policy=policy,
-        request_id=uuids.request,
-    )
-
-
-def spec(count: int = 1, policy: str = "preferred", **fields: object) -> objects.RequestSpec:
-    groups = [
-        objects.RequestGroup(
-            requester_id=f"{uuids.request}-{index}",
-            resources={fixtures.GPU_CLASS: 1},
-            required_traits=set(),
-            use_same_provider=True,
-        )
-        for index in range(count)
-    ]
-    return objects.RequestSpec(
-        flavor=objects.Flavor(flavorid="f", extra_specs={"hpc:affinity": "numa"}),
-        instance_uuid=uuids.instance,
-        pci_requests=objects.InstancePCIRequests(requests=[pci_request(count, policy)]),
-        requested_resources=groups,
-        **({"numa_topology": None} | fields),
-    )
-
-
-class HostStates(test.NoDBTestCase):
-    """Makes host states as the scheduler has them."""
-
-    def host(self, *pools: objects.PciDevicePool, nodes: int = 2) -> host_manager.HostState:
-        host = host_manager.HostState("host", "node", uuids.cell)
-        host.numa_topology = topology(nodes) if nodes else None
-        host.pci_stats = stats.PciDeviceStats(
-            host.numa_topology, objects.PciDevicePoolList(objects=list(pools))
-        )
-        host.ram_allocation_ratio = host.cpu_allocation_ratio = 1.0
-        return host
 
 
 class ReaderTest(HostStates):
     """Host states and request specifications of Nova's own classes."""
 
     def read(self, host, count: int = 1, free: Free | None = None) -> reader.View:
-        return reader.read_host(host, request.read_task(spec(count)), {GPU: free})
+        return reader.read_host(host, server.read_task(spec(count)), {GPU: free})
 
     def test_nodes(self) -> None:
         nodes = self.read(self.host()).host.nodes
@@ -146,7 +54,7 @@ class ReaderTest(HostStates):
         self.assertEqual((frozenset(), "nic", "0000:41:00.0"), (seen.serves, seen.role, seen.unit))
         request_spec = spec()
         request_spec.requested_resources[0].required_traits = {"CUSTOM_NVLINK"}
-        task = request.read_task(request_spec)
+        task = server.read_task(request_spec)
         host = self.host(pool(1), pool(2, hpc_traits="CUSTOM_NVLINK"))
         found = reader.read_host(host, task, {})
         serving = {each.id: bool(each.serves) for each in found.host.pools}
@@ -224,15 +132,15 @@ class ReaderTest(HostStates):
     def test_requests_are_not_changed(self) -> None:
         request_spec = spec(2)
         before = request_spec.obj_to_primitive()
-        task = request.read_task(request_spec)
+        task = server.read_task(request_spec)
         reader.read_host(self.host(pool(1), pool(2)), task, {})
         self.assertEqual(before, request_spec.obj_to_primitive())
-        self.assertEqual(2, task.wants[0].count)
+        self.assertEqual(2, task.server.wants[0].count)
 
     def test_pci_in_placement_was_off(self) -> None:
         request_spec = spec()
         request_spec.requested_resources = []
-        error = self.assertRaises(request.RequestError, request.read_task, request_spec)
+        error = self.assertRaises(server.RequestError, server.read_task, request_spec)
         self.assertIn("[filter_scheduler]pci_in_placement", str(error))
 
     def test_cells_by_position(self) -> None:
@@ -241,14 +149,14 @@ class ReaderTest(HostStates):
             for size in (2048, -2, None)
         ]
         wanted = objects.InstanceNUMATopology(cells=cells, emulator_threads_policy="isolate")
-        task = request.read_task(spec(numa_topology=wanted))
-        self.assertEqual([0, 1, 2], [cell.id for cell in task.cells])
-        self.assertEqual([3, 2, 2], [cell.dedicated_cpus for cell in task.cells])
-        self.assertEqual([2048, None, None], [cell.page_kib for cell in task.cells])
-        self.assertEqual(1024 * 1024, task.cells[0].memory_kib)
+        task = server.read_task(spec(numa_topology=wanted))
+        self.assertEqual([0, 1, 2], [cell.id for cell in task.server.cells])
+        self.assertEqual([3, 2, 2], [cell.dedicated_cpus for cell in task.server.cells])
+        self.assertEqual([2048, None, None], [cell.page_kib for cell in task.server.cells])
+        self.assertEqual(1024 * 1024, task.server.cells[0].memory_kib)
 
     def test_policy_of_the_alias(self) -> None:
-        self.assertEqual("required", request.read_task(spec(policy="required")).numa_policy)
+        self.assertEqual("required", server.read_task(spec(policy="required")).server.numa_policy)
 
 
 class NumaPolicyTest(test.NoDBTestCase):
@@ -259,7 +167,7 @@ class NumaPolicyTest(test.NoDBTestCase):
     ) -> str:
         specs = {"hw:pci_numa_affinity_policy": flavor} if flavor else {}
         properties = {"hw_pci_numa_affinity_policy": image} if image else {}
-        return request.numa_policy(
+        return server.numa_policy(
             objects.Flavor(extra_specs=specs),
             objects.ImageMeta.from_dict({"properties": properties}),
             [pci_request(policy=each) for each in own],
@@ -284,66 +192,15 @@ class NumaPolicyTest(test.NoDBTestCase):
         port = objects.InstancePCIRequest(
             count=1, spec=[], requester_id=uuids.port, numa_policy="required"
         )
-        nothing = objects.Flavor(extra_specs={}), objects.ImageMeta.from_dict({})
-        self.assertIsNone(request.numa_policy(*nothing, [port]))
-        both = [port, pci_request(policy="preferred")]
-        self.assertEqual("preferred", request.numa_policy(*nothing, both))
 
+        def found(*requests: objects.InstancePCIRequest) -> ServerSpec:
+            listed = objects.InstancePCIRequests(requests=list(requests))
+            return server.read(objects.Flavor(extra_specs={}), server.no_image(), listed, None)
 
-class NovaDropsDevicesTest(HostStates):
-    """Nova gives fewer devices than asked for; the check sees it."""
-
-    def candidate(self, *providers: str) -> dict:
-        return {
-            "mappings": {
-                f"{uuids.request}-{index}": [provider] for index, provider in enumerate(providers)
-            }
-        }
-
-    def wanted(self) -> objects.InstanceNUMATopology:
-        return objects.InstanceNUMATopology(
-            cells=[
-                objects.InstanceNUMACell(
-                    id=0,
-                    cpuset=set(),
-                    pcpuset={0, 1},
-                    cpu_policy="dedicated",
-                    memory=16,
-                    pagesize=2048,
-                    cpu_pinning_raw=None,
-                )
-            ]
-        )
-
-    def test_nova_would_start_the_server_with_less(self) -> None:
-        """The behaviour that makes the extra check necessary."""
-        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
-        requests = [pci_request(2)]
-        fitted = fit.hardware.numa_fit_instance_to_host(
-            host.numa_topology,
-            self.wanted(),
-            provider_mapping=self.candidate(uuids.gpu1, uuids.gpu2)["mappings"],
-            pci_requests=requests,
-            pci_stats=host.pci_stats,
-        )
-        self.assertIsNotNone(fitted)
-
-    def test_it_is_refused(self) -> None:
-        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
-        asked = spec(2, numa_topology=self.wanted())
-        before = asked.numa_topology.obj_to_primitive()
-        fitted = fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2))
-        self.assertIn("Nova would drop 1 gpu", fitted.refusal)
-        together = fit.check(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
-        self.assertIsNone(together.refusal)
-        self.assertEqual({0: 1}, together.cells)
-        self.assertEqual(before, asked.numa_topology.obj_to_primitive())
-        self.assertEqual([2, 2], [each["count"] for each in host.pci_stats.pools])
-
-    def test_no_numa_topology_of_the_host(self) -> None:
-        host = self.host(pool(1), nodes=0)
-        fitted = fit.check(host, spec(numa_topology=self.wanted()), self.candidate(uuids.gpu1))
-        self.assertIn("no NUMA topology", fitted.refusal)
+        self.assertEqual((None, ()), (found(port).numa_policy, found(port).wants))
+        both = found(port, pci_request(policy="preferred"))
+        self.assertEqual("preferred", both.numa_policy)
+        self.assertEqual(["0"], [want.key for want in both.wants])
 
 
 class ContractTest(test.NoDBTestCase):
@@ -381,73 +238,3 @@ class ContractTest(test.NoDBTestCase):
         self.assertEqual(2, len(texts))
         for text in texts:
             self.assertIn("put HpcTopologyFilter before", text)
-
-
-class WeigherTest(test.NoDBTestCase):
-    """Places instead of sums: ranks are tuples."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        hpc_conf.register(CONF)
-
-    def host(self, name: str, score: tuple[int, ...] | None, key: str = uuids.request):
-        host = SimpleNamespace(host=name, nodename=name, aggregates=[])
-        if score is not None:
-            devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
-            host.hpc_choice = choice.Choice((key,), devices, rank=score)
-        return nova_weights.WeighedHost(host, 0.0)
-
-    def test_order(self) -> None:
-        weigher = hpc_packing_weigher.HpcPackingWeigher()
-        hosts = [
-            self.host("b", (0, 1, 9)),
-            self.host("stale", (0, 0, 0), key="another request"),
-            self.host("a", (0, 1, 2)),
-            self.host("c", (1, 0, 0)),
-            self.host("forced", None),
-            self.host("a too", (0, 1, 2)),
-        ]
-        self.assertEqual([-1.0, -3.0, 0.0, -2.0, -3.0, 0.0], weigher.weigh_objects(hosts, spec()))
-
-    def test_stock_flavor(self) -> None:
-        stock = spec()
-        stock.flavor.extra_specs = {"hw:cpu_policy": "dedicated"}
-        hosts = [self.host("a", (0,)), self.host("b", None)]
-        weights = hpc_packing_weigher.HpcPackingWeigher().weigh_objects(hosts, stock)
-        self.assertEqual([0.0, 0.0], weights)
-
-    def test_multiplier(self) -> None:
-        weigher = hpc_packing_weigher.HpcPackingWeigher()
-        host = SimpleNamespace(host="a", aggregates=[])
-        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
-        host.aggregates = [
-            objects.Aggregate(id=1, metadata={"hpc_packing_weight_multiplier": "-2.5"})
-        ]
-        self.assertEqual(-2.5, weigher.weight_multiplier(host))
-        host.aggregates[0].metadata = {"hpc_packing_weight_multiplier": "much"}
-        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
-
-
-class SpreadTest(test.NoDBTestCase):
-    """Every server has its own order of equal sets, always the same."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        hpc_conf.register(CONF)
-
-    def turn(self, name: str) -> int | None:
-        asked = spec()
-        asked.instance_uuid = getattr(uuids, name)
-        task = request.read_task(asked)
-        group = Group({"0": 1})
-        wanted = Request(task.wants, (group,), Level.NUMA, Policy.REQUIRED)
-        return choice.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
-
-    def test_servers_differ(self) -> None:
-        turns = [self.turn(f"server{number}") for number in range(32)]
-        self.assertEqual(turns, [self.turn(f"server{number}") for number in range(32)])
-        self.assertGreater(len(set(turns)), 8)
-
-    def test_it_can_be_switched_off(self) -> None:
-        self.flags(spread_equal_sets=False, group="hpc")
-        self.assertIsNone(self.turn("server"))

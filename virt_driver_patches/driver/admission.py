@@ -60,13 +60,13 @@ class Admission:
         :raises ClaimRefused: as for :meth:`start`.
         :raises DeviceFault: as for :meth:`start`.
         """
-        if not claim.addresses and not flavors.has_hpc_keys(claim.extra_specs):
+        if not claim.addresses and not flavors.has_hpc_keys(claim.server.extra_specs):
             return None
         reading = reading or self.node.source.read()
         if self.node.active:
             before_start.check_health(instance, claim, reading)
         decision = before_start.check_flavor(context, instance, claim, reading)
-        guest_topology.check(instance, claim, reading, _abi(instance, claim.extra_specs))
+        guest_topology.check(instance, claim, reading, _abi(instance, claim.server.extra_specs))
         return decision
 
     def port(

@@ -17,11 +17,14 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import claim as devices
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.placement import flavor, judge
-from nova_hpc.placement.model import Host, HostNode, Miss, Nvlink, Pool
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Miss, Nvlink
+from nova_hpc.placement.server import roles_on
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Offer
-from nova_hpc.topology import nvlink, peer
+from nova_hpc.topology import peer
 from nova_hpc.topology.model import Node
+from nova_hpc.wire import tags
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.tags import Tags
 from virt_driver_patches.driver.reading import Reading
@@ -108,25 +111,21 @@ def check_flavor(
     :returns: the decision to record; None for a flavor without ``hpc:`` keys.
     :raises ClaimRefused: they do not, or the flavor contradicts itself.
     """
-    if not flavor.has_hpc_keys(claim.extra_specs):
+    if not flavor.has_hpc_keys(claim.server.extra_specs):
         return None
     places = places_here(claim, reading)
-    roles = {}
-    for key, addresses in claim.claimed.items():
-        found = {places[each].role for each in addresses}
-        role = found.pop() if len(found) == 1 else None
-        if role is not None:
-            roles[key] = role
+    host, faults = claim.host(places, reading.node)
+    for fault in faults:
+        LOG.warning("An NVLink set of this node is not used: %s", fault)
     try:
-        request = flavor.build_request(
-            claim.extra_specs, claim.wants, claim.cells, roles, claim.numa_policy
-        )
-    except flavor.FlavorError as error:
+        roles = roles_on((pool.serves, pool.role) for pool in host.pools)
+        request = claim.server.request(roles)
+    except FlavorError as error:
         LOG.warning("The flavor is refused: %s", error, instance=instance)
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
     # Devices of direct ports are in no group, but have to be near one.
     ports = {f"port {address}": (address,) for address in claim.ports}
-    answer = judge.judge(request, _host(claim, places, reading.node), {**claim.claimed, **ports})
+    answer = judge.judge(request, host, {**claim.claimed, **ports})
     if answer.sets:
         reached = answer.sets[0].level
         return Decision(
@@ -151,37 +150,6 @@ def check_flavor(
         f"{miss.user.rstrip('.')}."
     )
     raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
-
-
-def _host(claim: Claim, places: Mapping[str, Tags], node: Node) -> Host:
-    """A host that has the claimed devices and nothing else."""
-    serves = {each: key for key, addresses in claim.claimed.items() for each in addresses}
-    pools = tuple(
-        Pool(
-            id=address,
-            name=address,
-            location=places[address].location,
-            free=1,
-            serves=frozenset({serves[address]} if address in serves else ()),
-            role=places[address].role,
-        )
-        for address in claim.addresses
-    )
-    links = {each: tags.nvlink for each, tags in places.items() if tags.nvlink is not None}
-    functions = {each: node.function(each) for each in links}
-    # A set of which the server got only a part is none.
-    table = nvlink.rebuild(
-        links,
-        shared=[
-            each for each, function in functions.items() if function and function.physical_function
-        ],
-    )
-    for fault in table.faults:
-        LOG.warning("An NVLink set of this node is not used: %s", fault)
-    sockets = {each.id: each.socket for each in node.numa_nodes}
-    numbers = sorted({cell.host_node for cell in claim.cells if cell.host_node is not None})
-    nodes = tuple(HostNode(id=number, socket=sockets.get(number)) for number in numbers)
-    return Host(name="claimed", pools=pools, nodes=nodes, nvlink=table.sets)
 
 
 def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
@@ -211,4 +179,4 @@ def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
     return places
 
 
-_NO_PLACE = frozenset({devices.tags.VERSION, devices.tags.ROLE})
+_NO_PLACE = frozenset({tags.VERSION, tags.ROLE})

@@ -140,7 +140,7 @@ def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> Non
 def _plan(
     instance: objects.Instance, claim: Claim, node: Node, found: Abi, addresses: Iterable[str]
 ) -> Plan:
-    cells = {cell.host_node: cell.id for cell in claim.cells if cell.host_node is not None}
+    cells = {cell.host_node: cell.id for cell in claim.server.cells if cell.host_node is not None}
     devices = [_device(address, node.function(address)) for address in addresses]
     try:
         return make_plan(devices, cells, found)

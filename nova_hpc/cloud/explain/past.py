@@ -86,7 +86,7 @@ def _arranged(
     try:
         request = snapshot.request(flavor, cloud.hosts)
         request = attrs.evolve(request, policy=Policy.PREFERRED, cells=(), on_cells=False)
-        answer = choose(request, snapshot.engine_host(only, flavor.engine_wants()))
+        answer = choose(request, snapshot.engine_host(only, flavor.server.wants))
     except ValueError:
         return None
     return Choice(answer.sets[0]) if answer.sets else None

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.placement import flavor as flavors
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
+from nova_hpc.placement.server import ServerSpec, merge_roles, roles_on
 from nova_hpc.topology.level import Location
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.decision import loads as read_decision
@@ -76,11 +76,17 @@ class Flavor:
     #: Why Nova refuses to create servers of it; None: it does not.
     problem: str | None = None
 
-    def engine_wants(self) -> tuple[Want, ...]:
-        """The devices in the engine's words; the keys name the position."""
-        return tuple(
-            Want(key=f"{number}:{want.alias}", name=want.alias, count=want.count)
-            for number, want in enumerate(self.wants)
+    @property
+    def server(self) -> ServerSpec:
+        """What a server of it asks for."""
+        return ServerSpec(
+            extra_specs=self.extra_specs,
+            wants=tuple(
+                Want(key=str(number), name=want.alias, count=want.count)
+                for number, want in enumerate(self.wants)
+            ),
+            cells=self.cells,
+            numa_policy=self.numa_policy,
         )
 
 
@@ -200,24 +206,17 @@ def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
     :param hosts: their devices tell which role an alias plays.
     :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
     """
-    wants = flavor.engine_wants()
-    return flavors.build_request(
-        flavor.extra_specs, wants, flavor.cells, roles(hosts, wants), flavor.numa_policy
-    )
+    server = flavor.server
+    return server.request(roles(hosts, server.wants))
 
 
 def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
-    """Want.key -> role; where devices or hosts differ the majority decides."""
-    total: dict[str, collections.Counter[str]] = {}
-    for host in hosts:
-        mine: dict[str, collections.Counter[str]] = {}
-        for device in host.devices:
-            if device.role is not None and device.free:
-                for alias in device.aliases:
-                    mine.setdefault(alias, collections.Counter())[device.role] += 1
-        for alias, counter in mine.items():
-            total.setdefault(alias, collections.Counter())[_most_common(counter)] += 1
-    return {want.key: _most_common(total[want.name]) for want in wants if want.name in total}
+    """Want.key -> role, as the scheduler finds it on these hosts."""
+    by_alias = merge_roles(
+        roles_on((device.aliases, device.role) for device in host.devices if device.free)
+        for host in hosts
+    )
+    return {want.key: by_alias[want.name] for want in wants if want.name in by_alias}
 
 
 def engine_host(node: Node, wants: Sequence[Want]) -> Host:
@@ -309,8 +308,3 @@ def _changed(
             pages = {**pages, cell.page_kib: max(0, pages[cell.page_kib] + sign * count)}
         nodes[cell.numa] = attrs.evolve(node, dedicated_cpus=cpus, pages=pages)
     return tuple(nodes.values())
-
-
-def _most_common(counter: collections.Counter[str]) -> str:
-    # Ties go to the first in the alphabet, as in the scheduler.
-    return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]

@@ -33,7 +33,7 @@ def test_a_host_that_fits_gets_what_choose_says():
     node = clouds.node("one", [1, 2, 4])
     report = ask(node)
     (verdict,) = report.verdicts
-    host = snapshot.engine_host(node, report.flavor.engine_wants())
+    host = snapshot.engine_host(node, report.flavor.server.wants)
     assert (
         verdict.choice.devices
         == choose(report.request, host, profile=clouds.cloud().profile).sets[0]

@@ -228,7 +228,7 @@ def test_taking_and_releasing_undo_each_other():
     cell = Cell(id=0, dedicated_cpus=4, memory_kib=4096, page_kib=2048)
     flavor = clouds.flavor(cells=[cell], numa_policy="required")
     request = snapshot.request(flavor, [node])
-    (chosen,) = choose(request, snapshot.engine_host(node, flavor.engine_wants())).sets
+    (chosen,) = choose(request, snapshot.engine_host(node, flavor.server.wants)).sets
     after = snapshot.take(node, chosen, request.cells, "new")
     numa = {each.id: each for each in after.numa}[chosen.cells[0]]
     assert (numa.dedicated_cpus, numa.pages) == (12, {2048: 1022})
@@ -260,8 +260,8 @@ def test_only_nvlink_sets_that_are_free_are_offered():
 def test_roles_are_those_of_the_majority():
     odd = clouds.node("odd", [1])
     odd = attrs.evolve(odd, devices=tuple(attrs.evolve(d, role="fpga") for d in odd.devices))
-    wants = clouds.flavor().engine_wants()
+    wants = clouds.flavor().server.wants
     hosts = [odd, clouds.node("a", [1]), clouds.node("b", [1])]
-    assert snapshot.roles(hosts, wants) == {"0:gpu": "gpu"}
+    assert snapshot.roles(hosts, wants) == {"0": "gpu"}
     # A tie goes to the first in the alphabet.
-    assert snapshot.roles(hosts[:2], wants) == {"0:gpu": "fpga"}
+    assert snapshot.roles(hosts[:2], wants) == {"0": "fpga"}

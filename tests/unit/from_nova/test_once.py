@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from nova_hpc.from_nova.log_once import Once
+from nova_hpc.from_nova.cache import Once
 
 
 def test_first_time_only() -> None:

@@ -1,7 +1,13 @@
-"""Reads what a request specification asks for, the same for every host."""
+"""What a server asks for, from whatever Nova has of it.
+
+The scheduler has a request specification, a node an instance with what it has
+claimed, ``explain`` and the profile a flavor. Each of them goes through
+:func:`read`, so that all build the same request to the engine.
+"""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -15,7 +21,9 @@ from nova_hpc.from_nova import cache
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
+from nova_hpc.placement.grouping import check_wants
 from nova_hpc.placement.model import Cell, Want
+from nova_hpc.placement.server import ServerSpec
 
 #: What Nova makes of each policy for the devices of a host whose NUMA nodes are
 #: known, the strictest first: nova/pci/stats.py of release 34, lines 393-476.
@@ -63,11 +71,8 @@ class Device:
 class Task:
     """What a request specification asks for, the same for every host."""
 
-    extra_specs: Mapping[str, str]
+    server: ServerSpec
     devices: tuple[Device, ...]
-    cells: tuple[Cell, ...]
-    #: What Nova will follow: the flavor's, the image's or the alias's policy.
-    numa_policy: str | None = None
     #: Equal for requests that want the same kinds of devices.
     matching: int = attrs.field(init=False)
     #: Equal for requests that want the same altogether.
@@ -79,13 +84,19 @@ class Task:
 
     @shape.default
     def _shape(self) -> int:
-        specs = tuple(sorted(self.extra_specs.items()))
-        return _number(("shape", self.matching, self.wants, specs, self.cells, self.numa_policy))
+        server = self.server
+        specs = tuple(sorted(server.extra_specs.items()))
+        return _number(
+            ("shape", self.matching, server.wants, specs, server.cells, server.numa_policy)
+        )
 
     @property
-    def wants(self) -> tuple[Want, ...]:
-        """The devices in the engine's words."""
-        return tuple(device.want for device in self.devices)
+    def kinds(self) -> Mapping[Kind, int]:
+        """How many of each kind it wants; several of them may sit on one adapter."""
+        found: collections.Counter[Kind] = collections.Counter()
+        for device in self.devices:
+            found[device.kind] += device.want.count
+        return found
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -106,40 +117,47 @@ def _number(key: Hashable) -> int:
         return cache.number()
 
 
-def read_task(spec: objects.RequestSpec) -> Task:
-    """Read a request specification.
+def read(
+    flavor: objects.Flavor,
+    image: objects.ImageMeta,
+    requests: objects.InstancePCIRequests | None,
+    topology: objects.InstanceNUMATopology | None,
+    claimed: bool = False,
+) -> ServerSpec:
+    """What a server with this flavor and image asks for.
 
-    Requests of Neutron ports are left out: they stay Nova's business.
-
-    :raises RequestError: PCI in Placement was off when the request was made.
+    :param requests: those of Neutron ports are left out: they stay Nova's business.
+    :param claimed: *topology* is that of a claim, which says the hosts' nodes.
+    :raises nova.exception.NovaException: flavor and image contradict each other.
     """
-    extra_specs = dict(spec.flavor.extra_specs or {})
-    requests = []
-    if "pci_requests" in spec and spec.pci_requests:
-        requests = [
-            request
-            for request in spec.pci_requests.requests
-            if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
-        ]
-    groups = []
-    if "requested_resources" in spec and spec.requested_resources:
-        groups = [group for group in spec.requested_resources if group.requester_id]
-    devices = tuple(
-        _read_device(str(index), request, groups) for index, request in enumerate(requests)
+    mine = alias_requests(requests)
+    return ServerSpec(
+        extra_specs=dict(flavor.extra_specs or {}),
+        wants=tuple(
+            # Nova's own ids are new in every request; the position is as good.
+            Want(str(index), each.alias_name or str(each.request_id), each.count)
+            for index, each in enumerate(mine)
+        ),
+        cells=read_cells(topology, claimed),
+        numa_policy=numa_policy(flavor, image, mine),
     )
-    image = spec.image if "image" in spec and spec.image else objects.ImageMeta.from_dict({})
-    return Task(
-        extra_specs=extra_specs,
-        devices=devices,
-        cells=_read_cells(spec),
-        numa_policy=numa_policy(spec.flavor, image, requests),
-    )
+
+
+def alias_requests(
+    requests: objects.InstancePCIRequests | None,
+) -> list[objects.InstancePCIRequest]:
+    """The requests that come from the flavor, without those of Neutron's ports."""
+    return [
+        each
+        for each in (requests.requests if requests else ())
+        if each.source == objects.InstancePCIRequest.FLAVOR_ALIAS
+    ]
 
 
 def numa_policy(
     flavor: objects.Flavor,
     image: objects.ImageMeta,
-    requests: Iterable[objects.InstancePCIRequest],
+    requests: Sequence[objects.InstancePCIRequest],
 ) -> str | None:
     """The NUMA policy that binds all devices of a flavor; None: it asks for none.
 
@@ -154,27 +172,82 @@ def numa_policy(
     Where aliases differ the strictest binds the server: every group has devices
     of every alias, so what one of them must have, all of its group have.
 
-    :param requests: of a server; those of Neutron's ports do not count.
+    :param requests: those of the flavor's aliases.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
-    mine = [each for each in requests if each.source == objects.InstancePCIRequest.FLAVOR_ALIAS]
-    if not mine:
+    if not requests:
         return None
     policy: str | None = hardware.get_pci_numa_policy_constraint(flavor, image)
     own = {
         (each.numa_policy if "numa_policy" in each else None) or fields.PCINUMAAffinityPolicy.LEGACY
-        for each in mine
+        for each in requests
     }
     return policy or min(own, key=_STRICTEST.index)
 
 
-def read_flavor(flavor: objects.Flavor) -> Task:
-    """What a server of *flavor* asks for, with an image that asks for nothing.
+def read_cells(
+    topology: objects.InstanceNUMATopology | None, claimed: bool = False
+) -> tuple[Cell, ...]:
+    """The guest's NUMA cells; () where it has none.
 
-    :raises nova.exception.NovaException: Nova refuses the flavor.
+    :param claimed: Nova has fitted them to a host: it writes the number of the
+        host's node over the number of each cell (virt/hardware.py:1150, 1340 and
+        2848 of release 34), and keeps their order. The position is therefore the
+        name of a cell, before and after.
+    """
+    if not topology:
+        return ()
+    cells = []
+    for index, cell in enumerate(topology.cells):
+        cpus = len(cell.pcpuset or ())
+        if index == 0 and cpus and topology.emulator_threads_isolated:
+            cpus += 1  # of its own, beside the first cell's
+        page = cell.pagesize if "pagesize" in cell else None
+        cells.append(
+            Cell(
+                id=index,
+                dedicated_cpus=cpus,
+                memory_kib=cell.memory * 1024,
+                # Negative values stand for "large", "small" and "any".
+                page_kib=page if page and page > 0 else None,
+                host_node=cell.id if claimed else None,
+            )
+        )
+    return tuple(cells)
+
+
+def read_task(spec: objects.RequestSpec) -> Task:
+    """Read a request specification.
+
+    :raises nova_hpc.placement.grouping.FlavorError: it asks for none, or for more
+        than any host has. Nova takes any count (pci/request.py:244 of release 34).
+    :raises RequestError: PCI in Placement was off when the request was made.
+    :raises nova.exception.NovaException: flavor and image contradict each other.
+    """
+    requests = spec.pci_requests if "pci_requests" in spec else None
+    image = spec.image if "image" in spec and spec.image else no_image()
+    topology = spec.numa_topology if "numa_topology" in spec else None
+    server = read(spec.flavor, image, requests, topology)
+    check_wants(server.wants)
+    found = spec.requested_resources if "requested_resources" in spec else None
+    groups = [group for group in found or () if group.requester_id]
+    return Task(
+        server=server,
+        devices=tuple(
+            _read_device(want, request, groups)
+            for want, request in zip(server.wants, alias_requests(requests), strict=True)
+        ),
+    )
+
+
+def read_flavor(flavor: objects.Flavor, image: objects.ImageMeta | None = None) -> Task:
+    """What Nova's API makes of a flavor and an image, without a server.
+
+    :param image: None: one that asks for nothing.
+    :raises nova.exception.NovaException: Nova refuses the two.
     :raises ValueError: likewise.
     """
-    image = objects.ImageMeta.from_dict({})
+    image = image or no_image()
     policy = hardware.get_pci_numa_policy_constraint(flavor, image)
     spec = objects.RequestSpec(
         flavor=flavor,
@@ -187,52 +260,30 @@ def read_flavor(flavor: objects.Flavor) -> Task:
     return read_task(spec)
 
 
+def no_image() -> objects.ImageMeta:
+    """An image that asks for nothing."""
+    return objects.ImageMeta.from_dict({})
+
+
 def _read_device(
-    key: str, request: objects.InstancePCIRequest, groups: Sequence[objects.RequestGroup]
+    want: Want, request: objects.InstancePCIRequest, groups: Iterable[objects.RequestGroup]
 ) -> Device:
     # Nova names the groups of a request <request_id>-<index>.
     mine = [group for group in groups if group.requester_id.startswith(request.request_id)]
     if len(mine) != request.count:
         raise RequestError(
-            f"the request for {request.count} {request.alias_name} has {len(mine)} groups in "
+            f"the request for {request.count} {want.name} has {len(mine)} groups in "
             "Placement; set [filter_scheduler]pci_in_placement = True for the scheduler, "
             "the conductor and the API"
         )
     classes = {name for group in mine for name in group.resources}
     if len(classes) != 1:
-        raise RequestError(
-            f"the request for {request.alias_name} names {len(classes)} resource classes"
-        )
+        raise RequestError(f"the request for {want.name} names {len(classes)} resource classes")
     resource_class = classes.pop()
     traits = {trait for group in mine for trait in group.required_traits}
     return Device(
-        # Nova's own ids are new in every request; the position is as good.
-        want=Want(key=key, name=request.alias_name, count=request.count),
+        want=want,
         request=request,
         kind=Kind(resource_class, frozenset(traits)),
         units=tuple(Unit(group.requester_id, resource_class) for group in mine),
     )
-
-
-def _read_cells(spec: objects.RequestSpec) -> tuple[Cell, ...]:
-    topology = spec.numa_topology if "numa_topology" in spec else None
-    if not topology:
-        return ()
-    cells = []
-    # Nova overwrites the ids of guest cells with those of host cells when it
-    # fits them, so the position is the cell's name.
-    for index, cell in enumerate(topology.cells):
-        cpus = len(cell.pcpuset)
-        if index == 0 and cpus and topology.emulator_threads_isolated:
-            cpus += 1
-        page = cell.pagesize if "pagesize" in cell else None
-        cells.append(
-            Cell(
-                id=index,
-                dedicated_cpus=cpus,
-                memory_kib=cell.memory * 1024,
-                # Negative values stand for "large", "small" and "any".
-                page_kib=page if page and page > 0 else None,
-            )
-        )
-    return tuple(cells)

@@ -1,0 +1,76 @@
+"""What a server asks for, and which roles its devices play: the inputs of a request.
+
+The scheduler reads a request specification, a node what the server has claimed,
+``explain`` a flavor in a snapshot. All of them make the same value of it, and the
+value makes the request.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from nova_hpc.placement import flavor
+from nova_hpc.placement.model import Cell, Request, Want
+
+
+@attrs.frozen
+class ServerSpec:
+    """What a flavor with an image asks for, whoever read them."""
+
+    #: Of the flavor: ``hpc:`` keys, and all others.
+    extra_specs: Mapping[str, str] = attrs.field(hash=False)
+    #: The aliases in their order; the keys are the positions: "0", "1" and so on.
+    wants: tuple[Want, ...] = ()
+    #: The guest's NUMA cells; () where it has none.
+    cells: tuple[Cell, ...] = ()
+    #: What Nova follows for the devices: the flavor's, the image's or the aliases'
+    #: policy. None: the flavor's own word.
+    numa_policy: str | None = None
+
+    def request(self, roles: Mapping[str, str]) -> Request:
+        """The request to the engine.
+
+        :param roles: Want.key -> role, by which ``hpc:group`` may name devices.
+        :raises nova_hpc.placement.flavor.FlavorError: for the user: the key,
+            its value, and the cure.
+        """
+        return flavor.build_request(
+            self.extra_specs, self.wants, self.cells, roles, self.numa_policy
+        )
+
+
+def roles_on(devices: Iterable[tuple[Iterable[str], str | None]]) -> dict[str, str]:
+    """Want -> role of the devices of one host that can serve it, by majority.
+
+    :param devices: what is free on the host: the wants that it can serve, by any
+        name, and its role. A pool of several functions counts once.
+    """
+    found: dict[str, collections.Counter[str]] = {}
+    for serves, role in devices:
+        if role is not None:
+            for want in serves:
+                found.setdefault(want, collections.Counter())[role] += 1
+    return {want: majority(counter) for want, counter in found.items()}
+
+
+def merge_roles(hosts: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Want -> role over all hosts; where they differ the majority decides.
+
+    :param hosts: the answers of :func:`roles_on`.
+    """
+    found: dict[str, collections.Counter[str]] = {}
+    for roles in hosts:
+        for want, role in roles.items():
+            found.setdefault(want, collections.Counter())[role] += 1
+    return {want: majority(counter) for want, counter in found.items()}
+
+
+def majority(counter: collections.Counter[str]) -> str:
+    """The name counted most often; of equal ones the first in the alphabet.
+
+    So that every process answers the same.
+    """
+    return min(counter.items(), key=lambda item: (-item[1], item[0]))[0]
