@@ -1,0 +1,125 @@
+"""The choice on one host, without a scheduler around it."""
+
+from __future__ import annotations
+
+import copy
+
+from nova import test
+from nova.scheduler import host_manager
+from oslo_config import cfg
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import hosts, server
+from nova_hpc.from_nova.profile import Yardstick
+from nova_hpc.placement.model import Group, Miss, Policy, Request
+from nova_hpc.placement.profile import DEFAULT
+from nova_hpc.topology.level import Level
+from scheduler_filters import choice
+from tests.functional import fixtures
+from tests.functional.unit_scheduler.states import HostStates, guest_cell, pool, spec
+
+CONF = cfg.CONF
+
+
+class PlaceTest(HostStates):
+    """One host, from its state to the candidate that is offered."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+        self.flags(spread_equal_sets=False, group="hpc")
+
+    def place(self, host, asked) -> Miss | None:
+        task = server.read_task(asked)
+        view = hosts.read_host(host, task, {})
+        request = task.server.request({})
+        order = choice.Order.of(asked, task, request, Yardstick(DEFAULT))
+        return choice.place(host, order, view)
+
+    def taken(self, host) -> list[str]:
+        (candidate,) = host.allocation_candidates
+        return [each for (each,) in candidate["mappings"].values()]
+
+    def test_the_candidate_names_the_devices_that_were_chosen(self) -> None:
+        host = self.host(pool(1), pool(2, numa=1), pool(3, numa=1))
+        offered = self.offered(host, uuids.gpu1, uuids.gpu2)
+        before = copy.deepcopy(offered)
+        asked = spec(2)
+        self.assertIsNone(self.place(host, asked))
+        self.assertEqual({uuids.gpu2, uuids.gpu3}, set(self.taken(host)))
+        (candidate,) = host.allocation_candidates
+        self.assertEqual(
+            {"node": {"resources": {"PCPU": 2}}}
+            | {each: {"resources": {fixtures.GPU_CLASS: 1}} for each in (uuids.gpu2, uuids.gpu3)},
+            candidate["allocations"],
+        )
+        self.assertEqual(before, offered, "Placement's own is left as it was")
+        self.assertEqual(Level.NUMA, host.hpc_choice.devices.level)
+        self.assertEqual((uuids.request,), host.hpc_choice.key)
+
+    def test_a_second_server_of_the_request_starts_from_placements_candidate(self) -> None:
+        host = self.host(pool(1, count=2))
+        self.offered(host, uuids.gpu1)
+        self.assertIsNone(self.place(host, spec()))
+        # Nova has claimed what was offered; nothing of it is of use any more.
+        host.allocation_candidates = []
+        self.assertIsNone(self.place(host, spec()))
+        self.assertEqual([uuids.gpu1], self.taken(host))
+        # But another request's candidate is none.
+        other = spec()
+        other.pci_requests.requests[0].request_id = uuids.another
+        other.requested_resources[0].requester_id = f"{uuids.another}-0"
+        host.allocation_candidates = []
+        self.assertIn("no allocation candidate", self.place(host, other).operator)
+
+    def test_a_miss_leaves_the_host_as_it_was(self) -> None:
+        host = self.host(pool(1), pool(2, numa=1))
+        offered = self.offered(host, uuids.gpu1, uuids.gpu2)
+        miss = self.place(host, spec(2))
+        self.assertIn("2 gpu free, but at most 1", miss.operator)
+        self.assertEqual([offered], host.allocation_candidates)
+        self.assertFalse(hasattr(host, "hpc_choice"))
+
+    def test_what_nova_would_refuse_is_not_offered(self) -> None:
+        """CPUs are free, but the pages beside the device are not."""
+        host = self.host(pool(1))
+        host.numa_topology.cells[0].mempages[1].used = 95
+        offered = self.offered(host, uuids.gpu1)
+        miss = self.place(host, spec(policy="required", numa_topology=guest_cell()))
+        self.assertIsNotNone(miss)
+        self.assertEqual([offered], host.allocation_candidates)
+        # On the other node it is, for a device that may be anywhere.
+        self.assertIsNone(
+            self.place(self.with_offer(), spec(policy="preferred", numa_topology=guest_cell()))
+        )
+
+    def with_offer(self) -> host_manager.HostState:
+        host = self.host(pool(1))
+        self.offered(host, uuids.gpu1)
+        return host
+
+
+class SpreadTest(test.NoDBTestCase):
+    """Every server has its own order of equal sets, always the same."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+
+    def turn(self, name: str) -> int | None:
+        asked = spec()
+        asked.instance_uuid = getattr(uuids, name)
+        task = server.read_task(asked)
+        group = Group({"0": 1})
+        wanted = Request(task.server.wants, (group,), Level.NUMA, Policy.REQUIRED)
+        return choice.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
+
+    def test_servers_differ(self) -> None:
+        turns = [self.turn(f"server{number}") for number in range(32)]
+        self.assertEqual(turns, [self.turn(f"server{number}") for number in range(32)])
+        self.assertGreater(len(set(turns)), 8)
+
+    def test_it_can_be_switched_off(self) -> None:
+        self.flags(spread_equal_sets=False, group="hpc")
+        self.assertIsNone(self.turn("server"))

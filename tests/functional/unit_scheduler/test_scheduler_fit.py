@@ -1,0 +1,125 @@
+"""What Nova's own functions are asked of a candidate, and when they need not be."""
+
+from __future__ import annotations
+
+import copy
+
+from nova import objects
+from nova.pci import stats
+from oslo_config import cfg
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc import conf as hpc_conf
+from scheduler_filters import fit
+from tests.functional.unit_scheduler.states import HostStates, guest_cell, pci_request, pool, spec
+
+CONF = cfg.CONF
+
+
+class NovaDropsDevicesTest(HostStates):
+    """Nova gives fewer devices than asked for; the check sees it."""
+
+    def candidate(self, *providers: str) -> dict:
+        return {
+            "mappings": {
+                f"{uuids.request}-{index}": [provider] for index, provider in enumerate(providers)
+            }
+        }
+
+    def test_nova_would_start_the_server_with_less(self) -> None:
+        """The behaviour that makes the extra check necessary."""
+        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
+        requests = [pci_request(2)]
+        fitted = fit.hardware.numa_fit_instance_to_host(
+            host.numa_topology,
+            guest_cell(),
+            provider_mapping=self.candidate(uuids.gpu1, uuids.gpu2)["mappings"],
+            pci_requests=requests,
+            pci_stats=host.pci_stats,
+        )
+        self.assertIsNotNone(fitted)
+
+    def test_it_is_refused(self) -> None:
+        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
+        asked = spec(2, numa_topology=guest_cell())
+        before = asked.numa_topology.obj_to_primitive()
+        fitted = fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2))
+        self.assertIn("Nova would drop 1 gpu", fitted.refusal)
+        together = fit.check(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
+        self.assertIsNone(together.refusal)
+        self.assertEqual({0: 1}, together.cells)
+        self.assertEqual(before, asked.numa_topology.obj_to_primitive())
+        self.assertEqual([2, 2], [each["count"] for each in host.pci_stats.pools])
+
+    def test_no_numa_topology_of_the_host(self) -> None:
+        host = self.host(pool(1), nodes=0)
+        fitted = fit.check(host, spec(numa_topology=guest_cell()), self.candidate(uuids.gpu1))
+        self.assertIn("no NUMA topology", fitted.refusal)
+
+
+class RememberedTest(HostStates):
+    """An answer is kept by all that Nova goes by, and by nothing else."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+
+    def ask(self, host, asked) -> fit.Fit:
+        candidate = {"mappings": {f"{uuids.request}-0": [uuids.gpu1]}}
+        return fit.answer(fit.Question.of(asked), host, candidate, "the same pools and device")
+
+    def test_a_host_that_has_filled_up_is_asked_again(self) -> None:
+        asked = spec(numa_topology=guest_cell())
+        host = self.host(pool(1))
+        self.assertEqual({0: 0}, self.ask(host, asked).cells)
+        self.assertIs(self.ask(host, asked), self.ask(self.host(pool(1)), asked))
+        host.numa_topology.cells[0].pinned_cpus = set(range(8))
+        host.numa_topology.cells[1].pinned_cpus = set(range(8, 16))
+        self.assertIn("too few free CPUs", self.ask(host, asked).refusal)
+        host = self.host(pool(1))
+        for cell in host.numa_topology.cells:
+            cell.mempages[1].used = 95
+        self.assertIn("too few free CPUs or memory pages", self.ask(host, asked).refusal)
+
+    def test_another_guest_is_asked_for_again(self) -> None:
+        host = self.host(pool(1))
+        for cell in host.numa_topology.cells:
+            cell.mempages[1].used = 95
+        self.assertIsNotNone(self.ask(host, spec(numa_topology=guest_cell())).refusal)
+        self.assertIsNone(self.ask(host, spec(numa_topology=guest_cell(4))).refusal)
+
+    def test_networks_of_a_server_are_its_own(self) -> None:
+        asked = spec(numa_topology=guest_cell())
+        self.assertIsNotNone(fit.Question.of(asked).key)
+        asked.network_metadata = objects.NetworkMetadata(physnets={"net"}, tunneled=False)
+        self.assertIsNone(fit.Question.of(asked).key)
+
+
+class LightTest(HostStates):
+    """Nova's statistics whose copies cost little."""
+
+    def test_a_copy_is_a_copy(self) -> None:
+        host = self.host(pool(1, count=2))
+        fit.lighten(host)
+        copied = copy.deepcopy(host.pci_stats)
+        copied.pools[0]["count"] = 0
+        self.assertEqual(2, host.pci_stats.pools[0]["count"])
+        # What costs: the topology of the host, which nobody changes.
+        self.assertIs(host.numa_topology, copied.numa_topology)
+
+    def test_what_nova_takes_from_it_is_gone(self) -> None:
+        host = self.host(pool(1, count=2))
+        fit.lighten(host)
+        mapping = {f"{uuids.request}-0": [uuids.gpu1]}
+        host.pci_stats.apply_requests([pci_request()], mapping)
+        self.assertEqual([1], [each["count"] for each in host.pci_stats.pools])
+
+    def test_statistics_of_somebody_else_stay(self) -> None:
+        class Theirs(stats.PciDeviceStats):
+            pass
+
+        host = self.host(pool(1))
+        host.pci_stats = Theirs(host.numa_topology)
+        before = host.pci_stats
+        fit.lighten(host)
+        self.assertIs(before, host.pci_stats)

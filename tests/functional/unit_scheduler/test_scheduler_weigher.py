@@ -1,0 +1,63 @@
+"""The weigher on host states that the filter has been at."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from nova import objects, test
+from nova.scheduler import weights as nova_weights
+from oslo_config import cfg
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.placement.model import DeviceSet
+from nova_hpc.topology.level import Distance, Level
+from scheduler_filters import choice, hpc_packing_weigher
+from tests.functional.unit_scheduler.states import spec
+
+CONF = cfg.CONF
+
+
+class WeigherTest(test.NoDBTestCase):
+    """Places instead of sums: ranks are tuples."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+
+    def host(self, name: str, score: tuple[int, ...] | None, key: str = uuids.request):
+        host = SimpleNamespace(host=name, nodename=name, aggregates=[])
+        if score is not None:
+            devices = DeviceSet(picks=(), level=Level.SWITCH, distance=Distance.PIX)
+            host.hpc_choice = choice.Choice((key,), devices, rank=score)
+        return nova_weights.WeighedHost(host, 0.0)
+
+    def test_order(self) -> None:
+        weigher = hpc_packing_weigher.HpcPackingWeigher()
+        hosts = [
+            self.host("b", (0, 1, 9)),
+            self.host("stale", (0, 0, 0), key="another request"),
+            self.host("a", (0, 1, 2)),
+            self.host("c", (1, 0, 0)),
+            self.host("forced", None),
+            self.host("a too", (0, 1, 2)),
+        ]
+        self.assertEqual([-1.0, -3.0, 0.0, -2.0, -3.0, 0.0], weigher.weigh_objects(hosts, spec()))
+
+    def test_stock_flavor(self) -> None:
+        stock = spec()
+        stock.flavor.extra_specs = {"hw:cpu_policy": "dedicated"}
+        hosts = [self.host("a", (0,)), self.host("b", None)]
+        weights = hpc_packing_weigher.HpcPackingWeigher().weigh_objects(hosts, stock)
+        self.assertEqual([0.0, 0.0], weights)
+
+    def test_multiplier(self) -> None:
+        weigher = hpc_packing_weigher.HpcPackingWeigher()
+        host = SimpleNamespace(host="a", aggregates=[])
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
+        host.aggregates = [
+            objects.Aggregate(id=1, metadata={"hpc_packing_weight_multiplier": "-2.5"})
+        ]
+        self.assertEqual(-2.5, weigher.weight_multiplier(host))
+        host.aggregates[0].metadata = {"hpc_packing_weight_multiplier": "much"}
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
