@@ -1,4 +1,4 @@
-"""What has to hold in the scheduler before ``hpc:`` flavors can be served.
+"""Which Nova is supported, and what has to hold in the scheduler for ``hpc:`` flavors.
 
 Nothing here matters for other flavors: a scheduler that is not set up for
 ``hpc:`` flavors serves all others as stock Nova does, and refuses these with
@@ -47,22 +47,31 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
 }
 
 
-def problems(conf: Any, release: str | None = None) -> list[str]:
+def release() -> int | None:
+    """Major version of the Nova that runs; None: it cannot be told."""
+    return _major(version.version_string())
+
+
+def _major(text: str) -> int | None:
+    major = text.split(".", 1)[0]
+    return int(major) if major.isdigit() else None
+
+
+def problems(conf: Any, running: str | None = None) -> list[str]:
     """Why this scheduler cannot serve ``hpc:`` flavors; [] if it can.
 
     :param conf: Nova's configuration.
-    :param release: Nova's version; None: the one that is running.
+    :param running: Nova's version; None: the one that is running.
     """
     found = []
-    release = version.version_string() if release is None else release
-    major = release.split(".", 1)[0]
-    if not major.isdigit() or int(major) not in SUPPORTED:
+    running = version.version_string() if running is None else running
+    if _major(running) not in SUPPORTED:
         found.append(
-            f"Nova {release} is not supported; this release of nova-hpc knows "
+            f"Nova {running} is not supported; this release of nova-hpc knows "
             f"{SUPPORTED[0]} to {SUPPORTED[-1]}"
         )
     found += [
-        f"{name} of Nova {release} is not what this release of nova-hpc relies on"
+        f"{name} of Nova {running} is not what this release of nova-hpc relies on"
         for name, (function, parameters) in _PARAMETERS.items()
         if function is None or not parameters <= set(inspect.signature(function).parameters)
     ]

@@ -12,12 +12,12 @@ from nova import context as nova_context
 from nova import objects, utils
 from nova.tests.functional.libvirt import base as libvirt_base
 
+from nova_hpc.from_nova import contract
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.wire import decision, stats
 from nova_hpc.wire.ledger import BEFORE, Ledger
 from tests.functional import base, fixtures
 from tests.functional.driver_fixtures import FakeSysfs
-from virt_driver_patches.patches import gate
 
 
 class DriverTest(base.HpcServersTest):
@@ -34,7 +34,7 @@ class DriverTest(base.HpcServersTest):
     def _native_threads(self) -> None:
         """Let Nova's fake notifier work without eventlet before release 34."""
         if utils.concurrency_mode_threading():
-            if gate.release() == 32:
+            if contract.release() == 32:
                 self.skipTest("nova-compute 32 copies a lock, which native threads do not allow")
             self.useFixture(
                 fixtures.fixtures.MockPatch(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nova_hpc.from_nova import contract
 from tests.functional.kills import verdict
 from tests.functional.kills.hypervisor import Hypervisor
-from virt_driver_patches.patches import gate
 
 ONE, OTHER = "0000:40:00.0", "0000:40:01.0"
 DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
@@ -26,7 +26,7 @@ STEPS = ("libvirt: start the domain", "take_back > _clean: file ledger", "Placem
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    (gate.release() or 0) < 34, reason="Nova's fixtures keep databases in files from 34 on"
+    (contract.release() or 0) < 34, reason="Nova's fixtures keep databases in files from 34 on"
 )
 def test_killed_at_some_steps(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"

@@ -18,10 +18,9 @@ from inspect import Signature
 from typing import Any, Final
 
 import attrs
-import nova.version
 from nova import exception, safe_utils
 
-from nova_hpc.from_nova.contract import SUPPORTED
+from nova_hpc.from_nova.contract import SUPPORTED, release
 
 #: The releases whose files :attr:`Patch.lines` numbers.
 READ: Final = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
@@ -119,12 +118,6 @@ class Call:
 
 #: What stands in for a function of Nova.
 Around = Callable[[Call], Any]
-
-
-def release() -> int | None:
-    """Major version of the Nova that runs; None: it cannot be told."""
-    major = nova.version.version_string().split(".")[0]
-    return int(major) if major.isdigit() else None
 
 
 def check_release() -> None:
