@@ -21,6 +21,7 @@ from nova_hpc.from_nova import cache
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
+from nova_hpc.guest_tree import guest_document
 from nova_hpc.placement.grouping import check_wants
 from nova_hpc.placement.model import Cell, Want
 from nova_hpc.placement.server import ServerSpec
@@ -214,6 +215,23 @@ def read_cells(
             )
         )
     return tuple(cells)
+
+
+def guest_cells(
+    topology: objects.InstanceNUMATopology | None,
+) -> tuple[guest_document.Cell, ...]:
+    """The cells of a claim as the guest is told of them; () where it has none."""
+    return tuple(
+        guest_document.Cell(
+            cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
+            memory_kib=known.memory_kib,
+            page_kib=known.page_kib,
+            host_node=cell.id,
+        )
+        for cell, known in zip(
+            topology.cells if topology else (), read_cells(topology, claimed=True), strict=True
+        )
+    )
 
 
 def read_task(spec: objects.RequestSpec) -> Task:

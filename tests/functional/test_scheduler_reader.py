@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from nova import objects, test
 from nova.scheduler import host_manager
 from oslo_config import cfg
@@ -11,6 +12,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.placement.model import Cell
 from nova_hpc.placement.server import ServerSpec
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool, spec
@@ -154,6 +156,23 @@ class ReaderTest(HostStates):
         self.assertEqual([3, 2, 2], [cell.dedicated_cpus for cell in task.server.cells])
         self.assertEqual([2048, None, None], [cell.page_kib for cell in task.server.cells])
         self.assertEqual(1024 * 1024, task.server.cells[0].memory_kib)
+
+    def test_cells_of_a_claim(self) -> None:
+        """For the engine and for the guest; the numbers are those of the host's nodes."""
+        cells = [
+            objects.InstanceNUMACell(id=7, cpuset={0}, pcpuset={1, 2}, memory=512, pagesize=2048),
+            objects.InstanceNUMACell(id=3, cpuset={3}, pcpuset=set(), memory=512, pagesize=-1),
+        ]
+        claimed = objects.InstanceNUMATopology(cells=cells)
+        self.assertEqual(
+            (Cell(0, 2, 524288, 2048, 7), Cell(1, 0, 524288, None, 3)),
+            server.read_cells(claimed, claimed=True),
+        )
+        told = server.guest_cells(claimed)
+        self.assertEqual(
+            [(3, 524288, 2048, 7), (1, 524288, None, 3)], list(map(attrs.astuple, told))
+        )
+        self.assertEqual(((), ()), (server.read_cells(None), server.guest_cells(None)))
 
     def test_policy_of_the_alias(self) -> None:
         self.assertEqual("required", server.read_task(spec(policy="required")).server.numa_policy)

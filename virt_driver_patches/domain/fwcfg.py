@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from lxml import etree
 
@@ -50,19 +50,6 @@ def tell(
     if all(each.path is not None for each in given):
         given.sort(key=lambda each: each.path or ())
     add_documents(domain, guest_document.documents(node, topology, cells, given, processor))
-
-
-def cells_of(topology: Any) -> tuple[guest_document.Cell, ...]:
-    """The cells of Nova's InstanceNUMATopology after its claim; None: no cells."""
-    return tuple(
-        guest_document.Cell(
-            cpus=len((cell.cpuset or set()) | (cell.pcpuset or set())),
-            memory_kib=cell.memory * 1024,
-            page_kib=cell.pagesize if cell.pagesize and cell.pagesize > 0 else None,
-            host_node=cell.id,
-        )
-        for cell in (topology.cells if topology is not None else ())
-    )
 
 
 def add_documents(domain: GuestDomain, documents: Mapping[str, bytes]) -> None:

@@ -14,6 +14,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.server import guest_cells
 from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, windows
 from nova_hpc.guest_tree import plan as make_plan
 from nova_hpc.placement import flavor as flavors
@@ -131,7 +132,7 @@ def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> Non
         reading = source.lately()
         places = before_start.places_here(Claim.of(instance), reading)
         roles = {address: tags.role for address, tags in places.items() if tags.role}
-        cells = fwcfg.cells_of(instance.numa_topology)
+        cells = guest_cells(instance.numa_topology)
         fwcfg.tell(domain, reading.node, found.mode.value, cells, roles)
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from lxml import etree
@@ -9,7 +8,7 @@ from nova_hpc.guest import document
 from nova_hpc.guest_tree.guest_document import Cell
 from nova_hpc.topology.model import Function, Node
 from virt_driver_patches.domain import fwcfg
-from virt_driver_patches.domain.fwcfg import add_documents, cells_of
+from virt_driver_patches.domain.fwcfg import add_documents
 from virt_driver_patches.domain.guest_domain import GuestDomain
 
 DOMAIN = """<domain type='kvm'><name>x</name><memory>1024</memory>
@@ -188,13 +187,3 @@ def test_a_role_that_is_no_word_is_not_told(role):
 def test_a_domain_without_devices_stays_as_it_is():
     xml = DOMAIN % USB
     assert tell(xml, NODE, "flat", (), {}) is xml
-
-
-def test_novas_cells():
-    cell = SimpleNamespace(cpuset={0}, pcpuset={1, 2}, memory=512, pagesize=2048, id=1)
-    plain = SimpleNamespace(cpuset={3}, pcpuset=None, memory=512, pagesize=-1, id=0)
-    assert cells_of(SimpleNamespace(cells=[cell, plain])) == (
-        Cell(3, 524288, 2048, 1),
-        Cell(1, 524288, None, 0),
-    )
-    assert cells_of(None) == ()
