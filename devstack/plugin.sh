@@ -6,31 +6,58 @@
 _XTRACE_NOVA_HPC=$(set +o | grep xtrace)
 set +o xtrace
 
+# Options that may be given several times: what others have set stays before ours.
+NOVA_HPC_SEVERAL="alias available_filters device_role device_spec"
+
 # Merge the options of an include file into a service's configuration.
 #
-# An option that is given several times replaces all earlier values of it, in
-# the same order. iniset_multiline splits values at blanks, which the JSON of
-# PCI options contains, so the lines are added one by one.
+# What other plug-ins have set is added to: lines of an option that may be given
+# several times go below theirs, and a limit never falls. Lists come whole from
+# nova-hpc configure, which has read theirs. iniset_multiline splits values at
+# blanks, which the JSON of PCI options contains, so lines are added one by one.
 #
 #   nova_hpc_merge INCLUDE_FILE CONF_FILE
 function nova_hpc_merge {
     local include=$1 conf=$2
-    local section option line i
-    local -a lines=() options=()
+    local section option line before
+    local -a lines=() options=() there=()
+    local i
     for section in $(iniget_sections $include); do
         # Only the assignments of this section, comments and blanks left out.
         mapfile -t lines < <(sed -n -e "/^\[$section\]/,/^\[/ { /^[a-z_]* *=/ p; }" $include)
         if ! grep -q "^\[$section\]" $conf; then
             printf '\n[%s]\n' $section | sudo tee -a $conf > /dev/null
         fi
-        mapfile -t options < <(printf '%s\n' "${lines[@]}" | sed -e 's/ *=.*//' | sort -u)
+        mapfile -t options < <(printf '%s\n' "${lines[@]}" | sed -e 's/ *=.*//' | uniq)
         for option in "${options[@]}"; do
+            mapfile -t there < <(sed -n -e "/^\[$section\]/,/^\[/ { s/^$option[ \t]*=[ \t]*//p; }" $conf)
+            if [[ " $NOVA_HPC_SEVERAL " != *" $option "* ]]; then
+                before=${there[*]: -1}
+                there=()
+                if [[ $option == max_* && $before =~ ^-?[0-9]+$ ]]; then
+                    line=$(iniget $include $section $option)
+                    # A negative limit is none.
+                    if (( before < 0 || before > line )); then
+                        continue
+                    fi
+                fi
+            fi
+            for line in "${lines[@]}"; do
+                if [[ ${line%% =*} == "$option" ]]; then
+                    line=${line#*= }
+                    for before in "${there[@]}"; do
+                        if [[ $before == "$line" ]]; then
+                            continue 2
+                        fi
+                    done
+                    there+=("$line")
+                fi
+            done
             inidelete $conf $section $option
-        done
-        # iniadd_literal puts a line right below the section's head.
-        for (( i = ${#lines[@]} - 1; i >= 0; i-- )); do
-            line=${lines[i]}
-            iniadd_literal $conf $section "${line%% =*}" "${line#*= }"
+            # iniadd_literal puts a line right below the section's head.
+            for (( i = ${#there[@]} - 1; i >= 0; i-- )); do
+                iniadd_literal $conf $section $option "${there[i]}"
+            done
         done
     done
 }
@@ -48,7 +75,15 @@ function nova_hpc_configure {
     # Quotes in the setting group words, as they would on a command line.
     eval "more=($NOVA_HPC_CONFIGURE_ARGS)"
     sudo install -d -o $STACK_USER $NOVA_HPC_CONF_DIR
-    nova-hpc configure --write $NOVA_HPC_CONF_DIR --enabled-filters "$NOVA_FILTERS" "${more[@]}"
+    # Devstack begins with a new nova.conf, so nothing of the last time counts.
+    sudo rm -f $NOVA_HPC_CONF_DIR/nova-hpc-*.conf
+    # Filters, weighers and aliases of nova.conf are added to. nova_hpc_merge minds
+    # the limits, and a machine without devices may be the controller of others.
+    nova-hpc configure --write $NOVA_HPC_CONF_DIR --config-file $NOVA_CONF \
+        --enabled-filters "$(iniget $NOVA_CONF filter_scheduler enabled_filters),$NOVA_FILTERS" \
+        --keep cpu_shared_set --keep cpu_dedicated_set \
+        --replace max_placement_results --replace max_allocation_candidates \
+        --replace device_spec "${more[@]}"
     nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-common.conf $NOVA_CONF
     if is_service_enabled n-api n-sch n-cond; then
         nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-controller.conf $NOVA_CONF

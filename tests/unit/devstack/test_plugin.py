@@ -118,6 +118,74 @@ def test_a_second_run_changes_nothing(merged: pathlib.Path, captures: pathlib.Pa
         assert after[name] == _parse(merged / "before.conf")
 
 
+OTHERS_ALIAS = (
+    '{"name": "fpga", "vendor_id": "10ee", "product_id": "5000", "numa_policy": "socket"}'
+)
+OTHERS_SPEC = '{"vendor_id": "10ee", "product_id": "5000", "address": "0000:*:00.0"}'
+
+
+def test_what_other_plug_ins_have_set_is_added_to(
+    captures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Set by devstack's own functions, as plug-ins that come before this one do."""
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    others = SCRIPT.replace(
+        "source $PLUGIN_TOP/devstack/settings",
+        'iniset $NOVA_CONF filter_scheduler enabled_filters "$NOVA_FILTERS,BlazarFilter"\n'
+        "iniset $NOVA_CONF filter_scheduler available_filters"
+        " nova.scheduler.filters.all_filters\n"
+        "iniadd_literal $NOVA_CONF filter_scheduler available_filters"
+        " blazarnova.scheduler.filters.blazar_filter.BlazarFilter\n"
+        "iniset $NOVA_CONF filter_scheduler weight_classes"
+        " nova.scheduler.weights.ram.RAMWeigher,other.Weigher\n"
+        "iniset $NOVA_CONF scheduler max_placement_results 50000\n"
+        "iniset $NOVA_CONF compute cpu_dedicated_set 4-7\n"
+        f"iniset $NOVA_CONF pci alias '{OTHERS_ALIAS}'\n"
+        f"iniset $NOVA_CONF pci device_spec '{OTHERS_SPEC}'\n"
+        "iniset $PLACEMENT_CONF placement max_allocation_candidates -1\n"
+        "source $PLUGIN_TOP/devstack/settings",
+    )
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    for _ in range(2):
+        _run(others, captures, tmp_path, f"--xml {xml}")
+        others = SCRIPT
+        nova = _parse(tmp_path / "nova.conf")
+        assert nova["pci"]["alias"][0] == OTHERS_ALIAS
+        assert [json.loads(value)["name"] for value in nova["pci"]["alias"][1:]] == ["gpu"]
+        assert nova["pci"]["device_spec"][0] == OTHERS_SPEC
+        assert len(nova["pci"]["device_spec"]) == 17
+        scheduler = nova["filter_scheduler"]
+        (filters,) = scheduler["enabled_filters"]
+        assert {"BlazarFilter", "SameHostFilter", "HpcTopologyFilter"} <= set(filters.split(","))
+        assert len(filters.split(",")) == len(set(filters.split(",")))
+        assert scheduler["available_filters"] == [
+            "blazarnova.scheduler.filters.blazar_filter.BlazarFilter",
+            "nova.scheduler.filters.all_filters",
+            "scheduler_filters.hpc_topology_filter.HpcTopologyFilter",
+        ]
+        assert scheduler["weight_classes"] == [
+            "nova.scheduler.weights.ram.RAMWeigher,other.Weigher,"
+            "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+        ]
+        assert nova["scheduler"]["max_placement_results"] == ["50000"]
+        assert nova["compute"]["cpu_dedicated_set"] == ["4-7"]
+        placement = _parse(tmp_path / "placement.conf")["placement"]
+        assert placement["max_allocation_candidates"] == ["-1"]
+        assert placement["allocation_candidates_generation_strategy"] == ["breadth-first"]
+
+
+def test_a_machine_without_devices_is_stacked(
+    captures: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "nova.conf").write_text(NOVA_CONF)
+    (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
+    role = '{"role": "gpu", "vendor_id": "ffff"}'
+    xml = captures / "hwloc" / "nvidiaDGX2.xml"
+    _run(SCRIPT, captures, tmp_path, f"--xml {xml} --device-role '{role}'")
+    assert "HpcTopologyFilter" in (tmp_path / "nova.conf").read_text()
+
+
 def test_quoted_arguments_stay_one_word(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "nova.conf").write_text(NOVA_CONF)
     (tmp_path / "placement.conf").write_text("[api]\nauth_strategy = keystone\n")
