@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, cast
 
+from nova_hpc.cli import node_config
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 
 READERS: Final = "nova_hpc.readers"
 
-#: What an entry point of READERS is: configuration files (none: the usual
-#: ones) and an image (or None) in, a snapshot out; raises SnapshotError.
+#: What an entry point of READERS is: --config-file=FILE and --config-dir=DIR as
+#: Nova's services take them (none: the usual ones) and an image (or None) in, a
+#: snapshot out; raises SnapshotError.
 Reader = Callable[[Sequence[str], str | None], Snapshot]
 
 
@@ -34,26 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> Non
             help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
             "cloud itself is read, as nova-manage reads it",
         )
-    one.add_argument(
-        "--config-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="configuration of Nova's scheduler (default: where Nova's own commands look); may "
-        "be repeated",
-    )
+    node_config.add_options(one, "Nova's scheduler")
 
 
-def read(
-    snapshot: Path | None, config_files: Sequence[str] = (), image: str | None = None
-) -> Snapshot:
+def read(snapshot: Path | None, config: Sequence[str] = (), image: str | None = None) -> Snapshot:
     """The snapshot in a file, or a fresh one of the cloud.
 
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
     if snapshot is not None:
         return snapshot_document.read(snapshot)
-    return _reader()(config_files, image)
+    return _reader()(config, image)
 
 
 def _reader() -> Reader:

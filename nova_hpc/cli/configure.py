@@ -11,16 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from cliff.command import Command
-from oslo_config import cfg
 
-from nova_hpc import conf
-from nova_hpc.cli import include_files, values
+from nova_hpc.cli import configured, include_files, node_config, values
 from nova_hpc.offer import device_spec, nvlink_sets, roles, settings
-from nova_hpc.offer.declaration import Terms, TermsError
+from nova_hpc.offer.configured import Loss
+from nova_hpc.offer.declaration import Declaration, DeclarationError
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import InventoryError, Node
-
-NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)
@@ -35,7 +32,8 @@ class Configure(Command):
     Reads the inventory of this machine (or of a capture) and prints include
     files for Nova and Placement; with --write, shows how they differ from
     those in a directory and writes them there. Running it again changes
-    nothing.
+    nothing. Filters, weighers and aliases that are configured are added to;
+    whatever would be lost is named, and nothing is written.
     """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -66,14 +64,7 @@ class Configure(Command):
             "whose devices the aliases have to name, too; may be repeated",
         )
         offer = parser.add_argument_group("what is offered to servers")
-        offer.add_argument(
-            "--config-file",
-            type=Path,
-            action="append",
-            metavar="FILE",
-            help=f"configuration with [hpc]device_role (default: {NOVA_CONF} where it exists); "
-            "may be repeated",
-        )
+        node_config.add_options(offer, "Nova's services: what it says is added to")
         offer.add_argument(
             "--device-role",
             action="append",
@@ -162,7 +153,7 @@ class Configure(Command):
             "--enabled-filters",
             metavar="LIST",
             help="the deployment's filters, separated by commas, to which those of this project "
-            "are added in their place (default: Nova's)",
+            "are added in their place (default: the configured ones, or Nova's)",
         )
         output = parser.add_argument_group("what is written")
         output.add_argument(
@@ -179,6 +170,22 @@ class Configure(Command):
         )
         output.add_argument(
             "--dry-run", action="store_true", help="with --write: show the differences only"
+        )
+        output.add_argument(
+            "--keep",
+            choices=settings.SINGLE,
+            action="append",
+            default=[],
+            help="leave this option as it is configured; may be repeated",
+        )
+        output.add_argument(
+            "--replace",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="take away what is configured under this name: an option, or one filter, alias or "
+            "device of it. Otherwise nothing is written when something would be lost; may be "
+            "repeated",
         )
         return parser
 
@@ -197,9 +204,10 @@ class Configure(Command):
             values.UsageError,
             InventoryError,
             include_files.IncludeError,
+            node_config.ConfigError,
             roles.RoleError,
             nvlink_sets.NvlinkError,
-            TermsError,
+            DeclarationError,
         ) as error:
             print(f"nova-hpc configure: {error}", file=sys.stderr)
             return _BAD_INPUT
@@ -207,10 +215,11 @@ class Configure(Command):
     def _run(self, args: argparse.Namespace) -> int:
         if args.dry_run and args.write is None:
             raise values.UsageError("--dry-run needs --write: without it nothing is written anyway")
-        configured_roles, configured_sets = _configured(args.config_file)
-        table = roles.strict(args.device_role or configured_roles)
-        sets = nvlink_sets.strict(args.nvlink_set or configured_sets)
-        terms = Terms(
+        parts = [part for part in settings.PARTS if not args.part or part in args.part]
+        told = configured.read(args.config, args.write, settings.PLACEMENT in parts)
+        table = roles.strict(args.device_role or told.device_role)
+        sets = nvlink_sets.strict(args.nvlink_set or told.nvlink_set)
+        declaration = Declaration(
             whole=frozenset(values.whole(args.whole_pf)),
             resource_classes=values.resource_classes(args.resource_class),
             traits=values.traits(args.trait),
@@ -226,14 +235,14 @@ class Configure(Command):
                 f"no CPU and no PCI device found in {node.source}: name the directory that holds "
                 "sys and proc of the node"
             )
-        terms.check(node, table)
-        # The others are only named, so terms about single devices are not theirs.
-        named = Terms(
-            resource_classes=terms.resource_classes,
-            traits=terms.traits,
-            switches=terms.switches,
+        declaration.check(node, table)
+        # The others are only named, so wishes about single devices are not theirs.
+        named = Declaration(
+            resource_classes=declaration.resource_classes,
+            traits=declaration.traits,
+            switches=declaration.switches,
         )
-        spec = device_spec.build(node, table, terms)
+        spec = device_spec.build(node, table, declaration)
         result = settings.render(
             node,
             spec,
@@ -244,20 +253,37 @@ class Configure(Command):
                 product_names=args.alias_names == "product",
                 # On one line each, however they were typed.
                 device_role=[json.dumps(json.loads(text)) for text in args.device_role or ()],
+                keep=frozenset(args.keep),
+                declaration=declaration,
             ),
             others=[device_spec.build(_read(path), table, named) for path in args.also],
+            before=told.configured,
         )
         files = {
-            settings.file_name(part): include_files.owned(result.files[part])
-            for part in settings.PARTS
-            if not args.part or part in args.part
+            settings.file_name(part): include_files.owned(result.files[part]) for part in parts
         }
-        if {settings.file_name(part) for part in _OF_THE_NODE} & set(files):
+        if set(_OF_THE_NODE) & set(parts):
             _tell(node, spec, result.remarks)
+        losses = [
+            loss for part in parts for loss in result.losses[part] if not loss.meant(args.replace)
+        ]
+        if losses and not args.dry_run:
+            return _refuse(losses)
         if args.write is None:
             _show(files)
             return 0
-        return _write(args.write, files, args.dry_run)
+        status = _write(args.write, files, args.dry_run)
+        return _refuse(losses) if losses else status
+
+
+def _refuse(losses: Sequence[Loss]) -> int:
+    """Say what would be lost, one line each, and how it is kept or given up."""
+    for loss in losses:
+        cure = f"--replace {loss.name} where it is meant"
+        if loss.option in settings.SINGLE:
+            cure = f"--keep {loss.option} leaves it, {cure}"
+        print(f"nova-hpc configure: {loss.text}: {cure}", file=sys.stderr)
+    return _BAD_INPUT
 
 
 def _write(folder: Path, files: Mapping[str, str], dry_run: bool) -> int:
@@ -291,21 +317,3 @@ def _tell(node: Node, spec: device_spec.DeviceSpec, remarks: Sequence[str]) -> N
 
 def _read(path: Path) -> Node:
     return sysfs.read(path) if path.is_dir() else lstopo.read(path)
-
-
-def _configured(files: Sequence[Path] | None) -> tuple[list[str], list[str]]:
-    """``[hpc]device_role`` and ``nvlink_set`` as the services of this machine see them."""
-    if files is None:
-        files = [NOVA_CONF] if NOVA_CONF.exists() else []
-    options = cfg.ConfigOpts()
-    conf.register(options)
-    try:
-        options(
-            [],
-            project="nova",
-            default_config_files=[str(path) for path in files],
-            default_config_dirs=[],
-        )
-        return list(options.hpc.device_role), list(options.hpc.nvlink_set)
-    except (cfg.Error, OSError) as error:
-        raise values.UsageError(f"the configuration cannot be read: {error}") from error

@@ -23,7 +23,8 @@ _BAD_INPUT: Final = 2
 
 def _one(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("address", metavar="ADDRESS", help="PCI address like 0000:41:00.0")
-    return node_config.add_option(parser)
+    node_config.add_options(parser)
+    return parser
 
 
 class _Tidy(Command):
@@ -45,13 +46,15 @@ class List(_Tidy, Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
-        return node_config.add_option(super().get_parser(prog_name))
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        node_config.add_options(parser)
+        return parser
 
     def take_action(
         self, parsed_args: argparse.Namespace
     ) -> tuple[tuple[str, ...], Iterator[tuple[str, ...]]]:
         """Columns and rows."""
-        place = Place.read(parsed_args.config_file)
+        place = Place.read(parsed_args.config)
         for problem in place.ledger.problems:
             print(f"Problem: {problem}", file=sys.stderr)
         ill = place.ill()
@@ -79,7 +82,7 @@ class Show(_Tidy, ShowOne):
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names and values."""
         address = parsed_args.address
-        place = Place.read(parsed_args.config_file)
+        place = Place.read(parsed_args.config)
         candidate = place.candidate(address)
         function, step = candidate.function, place.step()
         state, reason = place.condition(address, place.ill())
@@ -116,7 +119,7 @@ class Check(_Tidy):
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Print what differs."""
         address = parsed_args.address
-        place = Place.read(parsed_args.config_file)
+        place = Place.read(parsed_args.config)
         candidate = place.candidate(address)
         if parsed_args.accept:
             place.step().accept(candidate)
@@ -152,7 +155,7 @@ class Quarantine(_Tidy):
         address, reason = parsed_args.address, " ".join(parsed_args.reason.split())
         if not reason:
             raise DeviceError("--reason: say why")
-        place = Place.read(parsed_args.config_file)
+        place = Place.read(parsed_args.config)
         place.candidate(address)
         place.file.quarantine({address: reason})
         print(f"{address}: in quarantine")
@@ -173,7 +176,7 @@ class Release(_Tidy):
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Clean, check, release."""
         address = parsed_args.address
-        place = Place.read(parsed_args.config_file)
+        place = Place.read(parsed_args.config)
         candidate = place.candidate(address)
         if address not in place.ledger.quarantined:
             why = place.ledger.why(address, candidate.function.physical_function)

@@ -43,13 +43,13 @@ class Place:
     ledger: Ledger
 
     @classmethod
-    def read(cls, files: Sequence[Path] | None) -> Place:
+    def read(cls, config: Sequence[str]) -> Place:
         """Read the configuration, the node and its files.
 
         :raises DeviceError: the configuration cannot be used.
         """
         try:
-            options = node_config.read(files, _NEEDED)
+            options = node_config.read(config, _NEEDED)
         except node_config.ConfigError as error:
             raise DeviceError(str(error)) from error
         try:

@@ -86,7 +86,7 @@ class Explain(Command):
 
 
 def _answer(args: argparse.Namespace) -> Report | Past:
-    taken = cloud.read(args.snapshot, args.config_file, args.image)
+    taken = cloud.read(args.snapshot, args.config, args.image)
     if args.server is not None:
         return explain_server(taken, args.server)
     return explain(taken, Question(args.flavor, args.image, args.count or 1, args.host))

@@ -48,6 +48,11 @@ def owned(text: str) -> str:
     return f"{MARKER}\n{text}"
 
 
+def is_owned(text: str) -> bool:
+    """Whether a file with this *text* is the project's."""
+    return text.partition("\n")[0] == MARKER
+
+
 def compare(folder: Path, files: Mapping[str, str]) -> list[Change]:
     """Find out what has to be written; looks at everything, writes nothing.
 
@@ -61,8 +66,8 @@ def compare(folder: Path, files: Mapping[str, str]) -> list[Change]:
     changes = []
     for name, new in files.items():
         path = folder / name
-        old = _read(path)
-        if old is not None and old.partition("\n")[0] != MARKER:
+        old = read(path)
+        if old is not None and not is_owned(old):
             raise IncludeError(
                 f"{path} was not written by this command: move it away, or name another directory"
             )
@@ -88,7 +93,11 @@ def write(changes: list[Change]) -> None:
             _flush(folder)
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
+    """The text of a plain file; None: there is none.
+
+    :raises IncludeError: it is something else, or cannot be read.
+    """
     try:
         kind = path.lstat().st_mode
         if not stat.S_ISREG(kind):

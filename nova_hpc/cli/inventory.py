@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from cliff.command import Command
-from oslo_config import cfg
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
-from nova_hpc import conf
-from nova_hpc.cli import save_node
+from nova_hpc.cli import node_config, save_node
 from nova_hpc.topology import lstopo, nccl, sysfs, text
 from nova_hpc.topology.files import Tree, show
 from nova_hpc.topology.model import InventoryError, Node
 from nova_hpc.wire import inventory
-
-NOVA_CONF: Final = Path("/etc/nova/nova.conf")
 
 #: Exit status of bad input; argparse uses the same for bad options.
 _BAD_INPUT: Final = 2
@@ -95,14 +91,7 @@ class Inventory(Command):
             action="store_true",
             help="tree: also draw chipset functions, ports of switches and virtual functions",
         )
-        parser.add_argument(
-            "--config-file",
-            type=Path,
-            action="append",
-            metavar="FILE",
-            help="device-spec: configuration with [hpc]device_role "
-            f"(default: {NOVA_CONF} where it exists); may be repeated",
-        )
+        node_config.add_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
@@ -121,7 +110,7 @@ class Inventory(Command):
             elif parsed_args.format == "nccl":
                 sys.stdout.write(nccl.from_node(node, _processor(parsed_args)))
             else:
-                for line in _device_spec(node, parsed_args.config_file):
+                for line in _device_spec(node, parsed_args.config):
                     print(line)
             sys.stdout.flush()
         except InventoryError as error:
@@ -172,37 +161,22 @@ def _draw(node: Node, everything: bool) -> None:
             print(line)
 
 
-def _device_spec(node: Node, files: Sequence[Path] | None) -> Iterator[str]:
+def _device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
     from nova_hpc.offer import device_spec, nvlink_sets, roles
-    from nova_hpc.offer.declaration import Terms
+    from nova_hpc.offer.declaration import Declaration
 
     try:
-        names, sets = _configured(files)
-        table = roles.strict(names)
-    except (roles.RoleError, cfg.Error, OSError) as error:
-        detail = " ".join(str(error).split())
-        raise InventoryError(f"[hpc]device_role cannot be used: {detail}") from error
+        options = node_config.read(config, ("device_role", "nvlink_set")).hpc
+        table = roles.strict(options.device_role)
+    except (roles.RoleError, node_config.ConfigError) as error:
+        raise InventoryError(f"[hpc]device_role cannot be used: {error}") from error
     try:
-        links = nvlink_sets.strict(sets)
+        links = nvlink_sets.strict(options.nvlink_set)
         nvlink_sets.check(links, node, table)
     except nvlink_sets.NvlinkError as error:
         raise InventoryError(str(error)) from error
-    spec = device_spec.build(node, table, Terms(nvlink=links or None))
+    spec = device_spec.build(node, table, Declaration(nvlink=links or None))
     for item in spec.omitted:
         print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
     for line in spec.lines():
         yield f"device_spec = {line}"
-
-
-def _configured(files: Sequence[Path] | None) -> tuple[list[str], list[str]]:
-    if files is None:
-        files = [NOVA_CONF] if NOVA_CONF.exists() else []
-    options = cfg.ConfigOpts()
-    conf.register(options)
-    options(
-        [],
-        project="nova",
-        default_config_files=[str(path) for path in files],
-        default_config_dirs=[],
-    )
-    return list(options.hpc.device_role), list(options.hpc.nvlink_set)

@@ -55,7 +55,8 @@ class NovaHpc(App):
     ) -> argparse.ArgumentParser:
         """The global options, under the command's own name however it was started."""
         options = {"prog": self.NAME, **(argparse_kwargs or {})}
-        return super().build_option_parser(description, version, options)
+        parser: argparse.ArgumentParser = super().build_option_parser(description, version, options)
+        return parser
 
     def configure_logging(self) -> None:
         """Say what this program says; of libraries only errors, unless asked for more."""

@@ -37,12 +37,13 @@ class _Tidy(Command):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        return node_config.add_option(parser)
+        node_config.add_options(parser)
+        return parser
 
     def run(self, parsed_args: argparse.Namespace) -> int:
         """Run the command; 0, 1 when something differs, 2 when it cannot be done."""
         try:
-            self.options = node_config.read(parsed_args.config_file, _NEEDED).hpc
+            self.options = node_config.read(parsed_args.config, _NEEDED).hpc
             links = Links.from_options(self.options)
             if links is None:
                 raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")

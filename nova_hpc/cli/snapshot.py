@@ -42,7 +42,7 @@ class SaveSnapshot(Command):
     def take_action(self, parsed_args: argparse.Namespace) -> int:
         """Take and write it; 0, or 2 after one line that says what is wrong."""
         try:
-            taken = cloud.read(None, parsed_args.config_file, parsed_args.image)
+            taken = cloud.read(None, parsed_args.config, parsed_args.image)
             text = snapshot_document.dumps(taken)
             # A file that nobody could read again is worth nothing.
             snapshot_document.loads(text)

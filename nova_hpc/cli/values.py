@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer import declaration, settings
+from nova_hpc.offer import declaration
 from nova_hpc.topology.model import AddressError, normalise_address
 
 MOST: Final = 1_000_000
@@ -60,10 +60,10 @@ def traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
     return found
 
 
-def filters(text: str | None) -> Sequence[str]:
-    """Names of --enabled-filters; Nova's defaults without it."""
+def filters(text: str | None) -> Sequence[str] | None:
+    """Names of --enabled-filters; None without it."""
     if text is None:
-        return settings.NOVA_FILTERS
+        return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not all(name.isidentifier() for name in names):
         raise UsageError("--enabled-filters: write names of filters, separated by commas")

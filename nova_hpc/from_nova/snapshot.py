@@ -72,15 +72,16 @@ class _Hosts(host_manager.HostManager):
         return {}
 
 
-def read(config_files: Sequence[str] = (), image: str | None = None) -> Snapshot:
+def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
     """Read the cloud that Nova's configuration names.
 
-    :param config_files: none: where Nova's own commands look.
+    :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as Nova's services
+        take them; none: where Nova's own commands look.
     :param image: name or ID of an image with whose properties flavors are
         read once more.
     :raises SnapshotError: it cannot be read; the text names the cure.
     """
-    _configure(config_files)
+    _configure(arguments)
     try:
         return take(image)
     except (db_exception.DBError, sqlalchemy_exceptions.SQLAlchemyError) as error:
@@ -97,16 +98,13 @@ def read(config_files: Sequence[str] = (), image: str | None = None) -> Snapshot
         ) from error
 
 
-def _configure(config_files: Sequence[str]) -> None:
+def _configure(arguments: Sequence[str]) -> None:
     """Read Nova's configuration, as its own commands do.
 
     :raises SnapshotError: there is none, or it is not that of a scheduler.
     """
-    arguments = ["nova-hpc"]
-    for each in config_files:
-        arguments += ["--config-file", each]
     try:
-        config.parse_args(arguments)
+        config.parse_args(["nova-hpc", *arguments])
         connection = CONF.api_database.connection
     except cfg.Error as error:
         raise SnapshotError(f"Nova's configuration cannot be read: {_first_line(error)}") from error

@@ -13,7 +13,7 @@ from nova_hpc.offer.nvlink_sets import NvlinkSet
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, Node
 
-#: Value of :attr:`Terms.whole` that means every adapter.
+#: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = "all"
 
 #: Resource classes that Nova takes as they are, without ``CUSTOM_``.
@@ -22,18 +22,18 @@ STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF
 _CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
 
 
-class TermsError(ValueError):
-    """The operator's terms make no sense; the text says which and the cure."""
+class DeclarationError(ValueError):
+    """The operator's wishes make no sense; the text says which and the cure."""
 
 
 def check_resource_class(name: str) -> str:
     """Return *name* if Nova and Placement take it exactly as it is written.
 
-    :raises TermsError: Nova would change it, and the tag would not match.
+    :raises DeclarationError: Nova would change it, and the tag would not match.
     """
     if name in STANDARD_CLASSES or _CUSTOM.fullmatch(name):
         return name
-    raise TermsError(
+    raise DeclarationError(
         f"{name!r} is no resource class: write CUSTOM_ and capital letters, digits and _, "
         f"or one of {', '.join(sorted(STANDARD_CLASSES))}"
     )
@@ -42,15 +42,15 @@ def check_resource_class(name: str) -> str:
 def check_trait(name: str) -> str:
     """Return *name* if Nova and Placement take it exactly as it is written.
 
-    :raises TermsError: it is no custom trait.
+    :raises DeclarationError: it is no custom trait.
     """
     if _CUSTOM.fullmatch(name):
         return name
-    raise TermsError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
+    raise DeclarationError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
 
 
 @attrs.frozen
-class Terms:
+class Declaration:
     """What the operator wants that the inventory cannot know."""
 
     #: Addresses of physical functions that are given whole although virtual
@@ -87,9 +87,9 @@ class Terms:
         return None
 
     def check(self, node: Node, roles: Roles) -> None:
-        """See whether every term has something to act on.
+        """See whether every wish has something to act on.
 
-        :raises TermsError: a role that no entry of ``[hpc]device_role``
+        :raises DeclarationError: a role that no entry of ``[hpc]device_role``
             names, or an address that is no function of the node, or no
             physical one with a role where that is needed.
         :raises nova_hpc.offer.nvlink_sets.NvlinkError: a set of GPUs that the
@@ -98,25 +98,25 @@ class Terms:
         nvlink_sets.check(self.nvlink or (), node, roles)
         for role in sorted({*self.resource_classes, *self.traits, *self.one_time_use}):
             if role not in roles.names:
-                raise TermsError(
+                raise DeclarationError(
                     f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
                 )
         for one in node.functions:
             role = roles.role_of(one) or ""
             if one.physical_function and role in self.one_time_use:
-                raise TermsError(
+                raise DeclarationError(
                     f"role {role!r} has virtual functions ({one.address}), which Nova does not "
                     "allow to be used one time only"
                 )
         for address in sorted(self.left_out):
             if node.function(address) is None:
-                raise TermsError(f"{address}, which is left out, is no function of this node")
+                raise DeclarationError(f"{address}, which is left out, is no function of this node")
         for address in sorted(self.whole - {EVERY}):
             function = node.function(address)
             if function is None or function.dev_type != "type-PF":
-                raise TermsError(f"{address} is no physical function of this node")
+                raise DeclarationError(f"{address} is no physical function of this node")
             if roles.role_of(function) is None:
-                raise TermsError(
+                raise DeclarationError(
                     f"{address} has no role; add an entry to [hpc]device_role that matches "
                     f"vendor {function.vendor_id}, product {function.product_id}, "
                     f"class {(function.class_code or '')[:4]}, {function.dev_type}"

@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.offer import nvlink_sets, spec_address
-from nova_hpc.offer.declaration import Terms
+from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node, address_key
@@ -71,23 +71,23 @@ class _Pool:
     functions: tuple[Function, ...]
 
 
-def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
+def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> DeviceSpec:
     """Decide what *node* offers to servers, by role.
 
     Deterministic: offers and omissions come in the order of addresses.
 
     :param node: from any reader of :mod:`nova_hpc.topology`.
     :param roles: what is a device for servers, and of which role.
-    :param terms: the operator's terms; by default virtual functions go before
+    :param declaration: the operator's; by default virtual functions go before
         their physical function, NVSwitches stay with the host, and Nova names
         the resource classes.
     """
-    terms = terms or Terms()
-    sieve = _Sieve(node, roles, terms)
+    declaration = declaration or Declaration()
+    sieve = _Sieve(node, roles, declaration)
     pools = sieve.pools()
     units = _units(node, pools)
     links = nvlink_sets.tags(
-        nvlink_sets.default(node, roles) if terms.nvlink is None else terms.nvlink
+        nvlink_sets.default(node, roles) if declaration.nvlink is None else declaration.nvlink
     )
     # Leaving a pool out makes units smaller, so begin again until all agree.
     while odd := {id(pool): pool for pool in pools if len(_units_of(pool, units)) > 1}:
@@ -102,7 +102,7 @@ def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
         units = _units(node, pools)
     offers = []
     for pool in pools:
-        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, terms)
+        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, declaration)
         if isinstance(offer, str):
             for function in pool.functions:
                 sieve.omit(function, offer)
@@ -117,10 +117,10 @@ def build(node: Node, roles: Roles, terms: Terms | None = None) -> DeviceSpec:
 class _Sieve:
     """Sorts the functions of a node into pools and omissions."""
 
-    def __init__(self, node: Node, roles: Roles, terms: Terms) -> None:
+    def __init__(self, node: Node, roles: Roles, declaration: Declaration) -> None:
         self.omitted: list[Omitted] = []
         self._node = node
-        self._terms = terms
+        self._declaration = declaration
         self._role = {
             function.address: role
             for function in node.functions
@@ -137,7 +137,7 @@ class _Sieve:
         for function in self._node.functions:
             if function.address in self._role:
                 role = self._role[function.address]
-                reason = _unfit(function) or self._terms.refuses(function, role)
+                reason = _unfit(function) or self._declaration.refuses(function, role)
                 if reason is None:
                     able.append(function)
                 else:
@@ -149,7 +149,7 @@ class _Sieve:
                 families[function.physical_function].append(function)
             else:
                 single.append(function)
-        whole = {f.address for f in single if self._terms.gives_whole(f.address)}
+        whole = {f.address for f in single if self._declaration.gives_whole(f.address)}
         pools = []
         for parent, functions in families.items():
             reason = self._family_unfit(functions)
@@ -209,7 +209,7 @@ def _units_of(pool: _Pool, units: Mapping[str, str]) -> set[str | None]:
 
 
 def _offer(
-    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], terms: Terms
+    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], declaration: Declaration
 ) -> Offer | str:
     """The offer of one pool, or why there is none."""
     first = pool.functions[0]
@@ -222,8 +222,8 @@ def _offer(
         group=unit,
         # Virtual functions share their adapter, so they are in no set.
         nvlink=links.get(first.address) if first.physical_function is None else None,
-        resource_class=terms.resource_classes.get(pool.role),
-        traits=frozenset(terms.traits.get(pool.role, ())),
+        resource_class=declaration.resource_classes.get(pool.role),
+        traits=frozenset(declaration.traits.get(pool.role, ())),
     )
     pairs = tags.to_spec()
     for key, value in pairs.items():
@@ -234,7 +234,7 @@ def _offer(
         common["resource_class"] = tags.resource_class
     if tags.traits:
         common["traits"] = ",".join(sorted(tags.traits))
-    if pool.role in terms.one_time_use:
+    if pool.role in declaration.one_time_use:
         common["one_time_use"] = "true"
     ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
     return Offer(

@@ -15,15 +15,16 @@ file                           read by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from nova_hpc.offer import aliases
+from nova_hpc.offer import aliases, configured
+from nova_hpc.offer.configured import Configured, HeldBack, Loss
+from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.device_spec import DeviceSpec
-from nova_hpc.topology.cpuset import format_list
+from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Node
 
 COMMON: Final = "common"
@@ -34,6 +35,7 @@ PARTS: Final = (COMMON, CONTROLLER, COMPUTE, PLACEMENT)
 
 FILTER: Final = "HpcTopologyFilter"
 FILTER_CLASS: Final = f"scheduler_filters.hpc_topology_filter.{FILTER}"
+ALL_WEIGHERS: Final = "nova.scheduler.weights.all_weighers"
 WEIGHER_CLASS: Final = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
 DRIVER: Final = "hpc.HpcLibvirtDriver"
 
@@ -51,6 +53,12 @@ AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
 #: Nova's default of ``[scheduler]max_placement_results``.
 FEWEST_CANDIDATES: Final = 1000
 
+#: Options of which one value counts, the last: ours would be in the place of others'.
+NOVA_LIMIT: Final = "max_placement_results"
+PLACEMENT_LIMIT: Final = "max_allocation_candidates"
+CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")
+SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT)
+
 
 @attrs.frozen
 class Options:
@@ -60,12 +68,16 @@ class Options:
     hosts: int = 1
     #: Physical cores of each NUMA node that servers with dedicated CPUs do not get.
     housekeeping_cores: int = 1
-    #: The deployment's own filters, to which ours are added.
-    filters: Sequence[str] = NOVA_FILTERS
+    #: The deployment's own filters, to which ours are added; None: the configured ones.
+    filters: Sequence[str] | None = None
     #: Always put the product id into the name of an alias.
     product_names: bool = False
     #: Values of ``[hpc]device_role`` that are not in a configuration file yet.
     device_role: Sequence[str] = ()
+    #: Options of SINGLE that stay as they are configured.
+    keep: frozenset[str] = frozenset()
+    #: With what the node's offer was made.
+    declaration: Declaration = attrs.field(factory=Declaration)
 
 
 @attrs.frozen
@@ -76,6 +88,8 @@ class Settings:
     files: Mapping[str, str] = attrs.field(hash=False)
     #: What the operator should know, each one sentence.
     remarks: tuple[str, ...] = ()
+    #: Part -> what its file would take away from what is configured.
+    losses: Mapping[str, Sequence[Loss]] = attrs.field(factory=dict, hash=False)
 
 
 def file_name(part: str) -> str:
@@ -88,122 +102,163 @@ def render(
     spec: DeviceSpec,
     options: Options,
     others: Iterable[DeviceSpec] = (),
+    before: Configured | None = None,
 ) -> Settings:
     """Write the settings for *node* and for a cloud that has it.
 
     :param spec: what *node* offers.
     :param others: what nodes of other kinds offer: the aliases are one set of
         names for the whole cloud.
+    :param before: what is configured already and is added to.
     """
-    remarks: list[str] = []
-    files = {
-        COMMON: _common(aliases.build([spec, *others], options.product_names)),
-        CONTROLLER: _controller(options),
-        COMPUTE: _compute(node, spec, options, remarks),
-        PLACEMENT: _placement(options),
+    files = _Files(node, spec, options, before or Configured())
+    texts = {
+        COMMON: files.common(aliases.build([spec, *others], options.product_names)),
+        CONTROLLER: files.controller(),
+        COMPUTE: files.compute(),
+        PLACEMENT: files.placement(),
     }
-    return Settings(files=files, remarks=tuple(remarks))
-
-
-# --- the files ----------------------------------------------------------------
-
-
-def _common(names: Sequence[Mapping[str, str]]) -> str:
-    lines = [
-        "# For every Nova service. A flavor asks for devices by these names:",
-        "# pci_passthrough:alias=NAME:COUNT",
-        "[pci]",
-        *(f"alias = {_literal(json.dumps(alias))}" for alias in names),
-        "",
-        "[filter_scheduler]",
-        "# Devices are claimed in Placement; aliases are read with that in mind.",
-        "pci_in_placement = true",
-    ]
-    return _text(lines)
-
-
-def _controller(options: Options) -> str:
-    limit = _limit(options)
-    lines = [
-        "# For nova-api, nova-scheduler and nova-conductor.",
-        "[filter_scheduler]",
-        "available_filters = nova.scheduler.filters.all_filters",
-        f"available_filters = {FILTER_CLASS}",
-        f"# {FILTER} puts the exact devices into the request before",
-        f"# {' and '.join(AFTER)} look at them.",
-        f"enabled_filters = {','.join(filters(options.filters))}",
-        f"weight_classes = nova.scheduler.weights.all_weighers,{WEIGHER_CLASS}",
-        "# Schedulers that work at the same moment do not all choose the same host.",
-        "shuffle_best_same_weighed_hosts = true",
-        "",
-        "[scheduler]",
-        "# A total for one request: it has to reach every host that can match.",
-        f"max_placement_results = {limit}",
-        "",
-        "[workarounds]",
-        "# Dedicated CPUs are PCPU inventory on every node: no second request.",
-        "disable_fallback_pcpu_query = true",
-    ]
-    return _text(lines)
+    return Settings(
+        files={part: "\n".join(lines) + "\n" for part, lines in texts.items()},
+        remarks=tuple(files.remarks),
+        losses=files.losses,
+    )
 
 
 def filters(enabled: Sequence[str]) -> list[str]:
     """Nova's (or the deployment's) filters with the project's in their place."""
-    names = [name for name in enabled if name != FILTER]
+    names = [name for name in dict.fromkeys(enabled) if name != FILTER]
     names += [name for name in AFTER if name not in names]
     place = min(names.index(name) for name in AFTER)
     return [*names[:place], FILTER, *names[place:]]
 
 
-def _limit(options: Options) -> int:
-    """Never below Nova's default: other flavors keep the choice they had."""
-    return max(FEWEST_CANDIDATES, options.hosts)
+# --- the files ----------------------------------------------------------------
 
 
-def _placement(options: Options) -> str:
-    lines = [
-        "# For the Placement API.",
-        "[placement]",
-        "# One candidate of each host before the second of any; depth first would",
-        "# spend the whole limit on the first hosts.",
-        "allocation_candidates_generation_strategy = breadth-first",
-        f"max_allocation_candidates = {_limit(options)}",
-        "# Placement's own retries, in a transaction that began before the conflict,",
-        "# can give one device to two servers; Nova retries in a new one.",
-        "allocation_conflict_retry_count = 1",
-        "",
-        "[workarounds]",
-        "# Without it, 8 of 8 devices of one host take minutes.",
-        "optimize_for_wide_provider_trees = true",
-    ]
-    return _text(lines)
+@attrs.define
+class _Files:
+    """The files of one node, and what is to be said of them."""
 
+    node: Node
+    spec: DeviceSpec
+    options: Options
+    before: Configured
+    remarks: list[str] = attrs.field(factory=list)
+    losses: dict[str, list[Loss]] = attrs.field(
+        factory=lambda: {part: [] for part in PARTS}  # each file is refused for itself
+    )
 
-def _compute(node: Node, spec: DeviceSpec, options: Options, remarks: list[str]) -> str:
-    shared, dedicated = _cpu_sets(node, options.housekeeping_cores, remarks)
-    lines = [
-        "# For nova-compute of this node only.",
-        "[DEFAULT]",
-        f"compute_driver = {DRIVER}",
-        "",
-        "[compute]",
-    ]
-    if shared:
-        lines += [
-            "# The host's own work, emulator threads and servers without dedicated CPUs.",
-            f"cpu_shared_set = {format_list(shared)}",
+    def common(self, wanted: Sequence[Mapping[str, str]]) -> list[str]:
+        lines, losses = configured.aliases(self.before, wanted)
+        self.losses[COMMON] += losses
+        return [
+            "# For every Nova service. A flavor asks for devices by these names:",
+            "# pci_passthrough:alias=NAME:COUNT",
+            "[pci]",
+            *(f"alias = {_literal(alias)}" for alias in lines),
+            "",
+            "[filter_scheduler]",
+            "# Devices are claimed in Placement; aliases are read with that in mind.",
+            "pci_in_placement = true",
         ]
-    if dedicated:
-        lines += [f"cpu_dedicated_set = {format_list(dedicated)}"]
-    lines += ["", "[pci]", "report_in_placement = true"]
-    if not spec.offers:
-        lines += ["# No function of this node has a role: nothing is offered."]
-        remarks.append("No device of this node is offered to servers.")
-    lines += [f"device_spec = {_literal(entry)}" for entry in spec.lines()]
-    if options.device_role:
-        lines += ["", "[hpc]"]
-        lines += [f"device_role = {_literal(entry)}" for entry in options.device_role]
-    return _text(lines)
+
+    def controller(self) -> list[str]:
+        before = self.before
+        enabled = filters(
+            self.options.filters
+            if self.options.filters is not None
+            else before.filters or NOVA_FILTERS
+        )
+        weighers = [*(before.weighers or (ALL_WEIGHERS,)), WEIGHER_CLASS]
+        self.losses[CONTROLLER] += configured.dropped("enabled_filters", before.filters, enabled)
+        return [
+            "# For nova-api, nova-scheduler and nova-conductor.",
+            "[filter_scheduler]",
+            "available_filters = nova.scheduler.filters.all_filters",
+            f"available_filters = {FILTER_CLASS}",
+            f"# {FILTER} puts the exact devices into the request before",
+            f"# {' and '.join(AFTER)} look at them.",
+            f"enabled_filters = {','.join(enabled)}",
+            f"weight_classes = {','.join(dict.fromkeys(weighers))}",
+            "# Schedulers that work at the same moment do not all choose the same host.",
+            "shuffle_best_same_weighed_hosts = true",
+            "",
+            "[scheduler]",
+            "# A total for one request: it has to reach every host that can match.",
+            f"{NOVA_LIMIT} = {self._limit(CONTROLLER, NOVA_LIMIT)}",
+            "",
+            "[workarounds]",
+            "# Dedicated CPUs are PCPU inventory on every node: no second request.",
+            "disable_fallback_pcpu_query = true",
+        ]
+
+    def placement(self) -> list[str]:
+        return [
+            "# For the Placement API.",
+            "[placement]",
+            "# One candidate of each host before the second of any; depth first would",
+            "# spend the whole limit on the first hosts.",
+            "allocation_candidates_generation_strategy = breadth-first",
+            f"{PLACEMENT_LIMIT} = {self._limit(PLACEMENT, PLACEMENT_LIMIT)}",
+            "# Placement's own retries, in a transaction that began before the conflict,",
+            "# can give one device to two servers; Nova retries in a new one.",
+            "allocation_conflict_retry_count = 1",
+            "",
+            "[workarounds]",
+            "# Without it, 8 of 8 devices of one host take minutes.",
+            "optimize_for_wide_provider_trees = true",
+        ]
+
+    def compute(self) -> list[str]:
+        before, spec = self.before, self.spec
+        self.losses[COMPUTE] += configured.devices(before, self.node, spec)
+        held = HeldBack.now(self.options.declaration, before.held_back, spec)
+        lines = [
+            "# For nova-compute of this node only.",
+            "[DEFAULT]",
+            f"compute_driver = {DRIVER}",
+            "",
+            "[compute]",
+            *self._cpu_sets(),
+            "",
+            "[pci]",
+            "report_in_placement = true",
+            held.comment(),
+        ]
+        if not spec.offers:
+            lines += ["# No function of this node has a role: nothing is offered."]
+            self.remarks.append("No device of this node is offered to servers.")
+        lines += [f"device_spec = {_literal(entry)}" for entry in spec.lines()]
+        if entries := self.options.device_role or before.device_role:
+            lines += ["", "[hpc]", *(f"device_role = {_literal(entry)}" for entry in entries)]
+        return lines
+
+    def _limit(self, part: str, option: str) -> int:
+        """Never below Nova's default: other flavors keep the choice they had."""
+        limit = max(FEWEST_CANDIDATES, self.options.hosts)
+        losses = configured.lowered(self.before, option, limit)
+        if losses and option in self.options.keep:
+            return self.before.limits[option]
+        self.losses[part] += losses
+        return limit
+
+    def _cpu_sets(self) -> list[str]:
+        shared, dedicated = _split(self.node, self.options.housekeeping_cores, self.remarks)
+        lines = []
+        for option, cpus in zip(CPU_SETS, (shared, dedicated), strict=True):
+            if option in self.options.keep:
+                text = self.before.cpu_sets.get(option)
+            else:
+                text = cpuset.format_list(cpus) if cpus else None
+                self.losses[COMPUTE] += configured.replaced(self.before, option, cpus)
+            if text is not None and option == CPU_SETS[0]:
+                lines += [
+                    "# The host's own work, emulator threads and servers without dedicated CPUs."
+                ]
+            if text is not None:
+                lines += [f"{option} = {text}"]
+        return lines
 
 
 def _literal(text: str) -> str:
@@ -211,14 +266,10 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _text(lines: Sequence[str]) -> str:
-    return "\n".join(lines) + "\n"
-
-
 # --- CPUs ---------------------------------------------------------------------
 
 
-def _cpu_sets(
+def _split(
     node: Node, housekeeping: int, remarks: list[str]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Host CPUs and CPUs for servers; a core's threads are never separated."""

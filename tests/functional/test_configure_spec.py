@@ -25,8 +25,7 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.offer import declaration as offer_terms
-from nova_hpc.offer import device_spec, roles, settings
+from nova_hpc.offer import declaration, device_spec, roles, settings
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.wire import tags
 from tests.nodes.catalogue import NODES
@@ -113,8 +112,8 @@ def assert_nova_sees_what_was_meant(machine, spec):
 @given(machines())
 def test_nova_offers_exactly_what_was_meant(machine):
     assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES))
-    whole = offer_terms.Terms(
-        whole=frozenset({offer_terms.EVERY}),
+    whole = declaration.Declaration(
+        whole=frozenset({declaration.EVERY}),
         resource_classes={"vf": "CUSTOM_VF", "gpu": "PGPU"},
         traits={"gpu": frozenset({"CUSTOM_HBM3"})},
     )
@@ -151,7 +150,7 @@ def test_switches_go_to_a_server_only_where_that_is_asked_for(offered):
     table = roles.strict(list(hpc_conf.roles.DEFAULT_ROLES))
     switch = gpu("0000:c0:00.0", class_code="068000", product_id="22a3")
     machine = node(gpu("0000:19:00.0"), switch)
-    spec = device_spec.build(machine, table, offer_terms.Terms(switches=offered))
+    spec = device_spec.build(machine, table, declaration.Declaration(switches=offered))
     assert_nova_sees_what_was_meant(machine, spec)
     entry = nova_whitelist(machine, spec.lines()).device_assignable(nova_view(switch))
     assert (entry is not None) is offered
@@ -189,15 +188,15 @@ def test_nova_has_no_form_for_32_bit_domains():
             matcher.device_assignable(nova_view(far))
 
 
-@pytest.mark.parametrize("name", [*sorted(offer_terms.STANDARD_CLASSES), "CUSTOM_H100"])
+@pytest.mark.parametrize("name", [*sorted(declaration.STANDARD_CLASSES), "CUSTOM_H100"])
 def test_resource_classes_stay_as_they_are(name):
-    assert offer_terms.check_resource_class(name) == name
+    assert declaration.check_resource_class(name) == name
     assert pci_placement_translator.get_resource_class(name, "10de", "2330") == name
     assert name.startswith("CUSTOM_") or name in os_resource_classes.STANDARDS
 
 
 def test_traits_stay_as_they_are():
-    assert pci_placement_translator.get_traits(offer_terms.check_trait("CUSTOM_HBM3")) == {
+    assert pci_placement_translator.get_traits(declaration.check_trait("CUSTOM_HBM3")) == {
         "CUSTOM_HBM3"
     }
 
@@ -300,7 +299,7 @@ def test_placement_reaches_every_host(written):
     "terms",
     [
         None,
-        offer_terms.Terms(resource_classes={"gpu": "CUSTOM_GPU", "vf": "CUSTOM_VF"}),
+        declaration.Declaration(resource_classes={"gpu": "CUSTOM_GPU", "vf": "CUSTOM_VF"}),
     ],
 )
 @pytest.mark.parametrize("product_names", [False, True])

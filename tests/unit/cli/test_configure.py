@@ -8,54 +8,10 @@ import pytest
 from nova_hpc.cli import include_files
 from nova_hpc.cli.configure import Configure
 from nova_hpc.offer import settings
+from tests.unit.cli.conftest import put
 
 GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'
 NAMES = [settings.file_name(part) for part in settings.PARTS]
-
-
-def put(root, path, text):
-    file = root / path.lstrip("/")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{text}\n", encoding="ascii")
-
-
-@pytest.fixture
-def machine(tmp_path):
-    """Two cores on one NUMA node, and a GPU and an adapter with a VF."""
-    root = tmp_path / "machine"
-    for cpu in range(2):
-        folder = f"/sys/devices/system/cpu/cpu{cpu}"
-        put(root, f"{folder}/topology/physical_package_id", "0")
-        put(root, f"{folder}/topology/core_id", cpu)
-        put(root, f"{folder}/topology/thread_siblings_list", cpu)
-        put(root, f"{folder}/topology/core_cpus_list", cpu)
-    put(root, "/sys/devices/system/cpu/online", "0-1")
-    put(root, "/sys/devices/system/node/online", "0")
-    put(root, "/sys/devices/system/node/node0/cpulist", "0-1")
-    put(root, "/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB")
-    (root / "sys/bus/pci/devices").mkdir(parents=True)
-    parts = {
-        "0000:18:00.0": ("0x10de", "0x2330", "0x030200", {}),
-        "0000:19:00.0": ("0x15b3", "0x1021", "0x020700", {"sriov_totalvfs": 8}),
-        "0000:19:00.1": ("0x15b3", "0x101e", "0x020700", {"physfn": "../0000:19:00.0"}),
-    }
-    for address, (vendor, product, code, more) in parts.items():
-        folder = f"/sys/devices/pci0000:17/{address}"
-        put(root, f"{folder}/vendor", vendor)
-        put(root, f"{folder}/device", product)
-        put(root, f"{folder}/class", code)
-        put(root, f"{folder}/numa_node", "0")
-        for name, value in more.items():
-            if name == "physfn":
-                (root / folder.lstrip("/") / name).symlink_to(value)
-                pf = root / "sys/devices/pci0000:17/0000:19:00.0/virtfn0"
-                pf.symlink_to(f"../{address}")
-            else:
-                put(root, f"{folder}/{name}", value)
-        (root / "sys/bus/pci/devices" / address).symlink_to(
-            f"../../../devices/pci0000:17/{address}"
-        )
-    return root
 
 
 @pytest.fixture
@@ -128,7 +84,8 @@ def test_only_what_differs_is_written(configure, tmp_path):
     folder = tmp_path / "conf.d"
     configure("--write", folder)
     inodes = {p.name: p.stat().st_ino for p in folder.iterdir()}
-    status, out, _ = configure("--write", folder, "--housekeeping-cores", 0)
+    cpus = ("--replace", "cpu_shared_set", "--replace", "cpu_dedicated_set")
+    status, out, _ = configure("--write", folder, "--housekeeping-cores", 0, *cpus)
     assert status == 0
     assert "-cpu_shared_set = 0\n" in out
     assert "+cpu_dedicated_set = 0-1\n" in out
@@ -290,6 +247,342 @@ def test_switches_are_offered_only_where_that_is_asked_for(configure, machine):
     _, out, err = configure("--offer-switches", "--leave-out", "0000:18:00.0")
     assert "nvswitch" not in out
     assert "Not offered: 0000:18:00.0 (nvswitch): it is left out" in err
+
+
+# --- what is configured already -----------------------------------------------------
+
+
+@pytest.fixture
+def at_home(machine, tmp_path, monkeypatch, capsys):
+    """Run the command on a machine whose services find their files by themselves."""
+    home = tmp_path / "home" / ".nova"
+    (home / "nova.conf.d").mkdir(parents=True)
+    (home / "nova.conf").write_text("[DEFAULT]\nhost = somewhere\n", encoding="ascii")
+    monkeypatch.setenv("HOME", str(home.parent))
+
+    def run(*args, write=True):
+        words = ["--root", str(machine), *map(str, args)]
+        if write:
+            words += ["--write", str(run.folder)]
+        command = Configure(None, None)
+        parser = command.get_parser("nova-hpc configure")
+        status = command.take_action(parser.parse_args(words))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def nova(text):
+        (home / "nova.conf").write_text(text, encoding="ascii")
+
+    def told(option):
+        """The values of an option in the files that were written."""
+        lines = "".join(contents(run.folder).values()).splitlines()
+        return [line.partition(" = ")[2] for line in lines if line.startswith(f"{option} = ")]
+
+    run.home, run.folder, run.nova, run.told = home, home / "nova.conf.d", nova, told
+    return run
+
+
+def refused(answer, *texts, out=""):
+    """Exit status 2 and one line for each loss."""
+    assert (answer[0], answer[1]) == (2, out)
+    losses = [line for line in answer[2].splitlines() if line.startswith("nova-hpc configure:")]
+    assert len(losses) == len(texts), answer[2]
+    for line, text in zip(losses, texts, strict=True):
+        assert text in line
+
+
+ADAPTER_ROLE = '{"role": "adapter", "class": "0207", "dev_type": "type-VF"}'
+
+
+def test_a_second_run_without_options_reads_what_the_first_has_written(at_home):
+    status, _, _ = at_home("--device-role", ADAPTER_ROLE)
+    assert status == 0
+    assert at_home.told("device_role") == [ADAPTER_ROLE]
+    status, out, err = at_home()
+    assert "No device of this node is offered" not in err
+    assert (status, out) == (0, "Nothing to do.\n")
+
+
+def test_the_files_of_the_directory_count_where_no_service_reads_it(at_home, tmp_path):
+    at_home.folder = tmp_path / "elsewhere"
+    assert at_home("--device-role", ADAPTER_ROLE)[0] == 0
+    assert at_home()[:2] == (0, "Nothing to do.\n")
+
+
+def test_a_named_file_replaces_the_found_files_and_no_directory(at_home, tmp_path):
+    """As oslo.config and so the services do."""
+    at_home.nova("[hpc]\ndevice_role = nonsense\n")
+    other = tmp_path / "other.conf"
+    other.write_text("[scheduler]\nmax_placement_results = 7000\n", encoding="ascii")
+    more = at_home.folder / "more.conf"
+    more.write_text(f"[hpc]\ndevice_role = {GPU_ROLE}\n", encoding="ascii")
+    keep = ("--config-file", other, "--keep", "max_placement_results")
+    _, out, _ = at_home(*keep, write=False)
+    assert '"hpc_role": "gpu"' in out
+    assert '"hpc_role": "vf"' not in out
+    assert "max_placement_results = 7000\n" in out
+    (tmp_path / "none").mkdir()
+    _, out, _ = at_home(*keep, "--config-dir", tmp_path / "none", write=False)
+    assert '"hpc_role": "vf"' in out
+    status, _, err = at_home("--config-dir", tmp_path / "missing", write=False)
+    assert status == 2
+    assert str(tmp_path / "missing") in err
+
+
+OWN_FILTERS = "ComputeFilter,AggregateMultiTenancyIsolation,PciPassthroughFilter,MyFilter"
+
+
+def test_filters_and_weighers_of_the_deployment_are_added_to(at_home):
+    at_home.nova(
+        f"[filter_scheduler]\nenabled_filters = {OWN_FILTERS}\n"
+        "weight_classes = nova.scheduler.weights.ram.RAMWeigher,mine.Weigher\n"
+    )
+    assert at_home()[0] == 0
+    assert at_home.told("enabled_filters") == [
+        "ComputeFilter,AggregateMultiTenancyIsolation,HpcTopologyFilter,PciPassthroughFilter,"
+        "MyFilter,NUMATopologyFilter"
+    ]
+    assert at_home.told("weight_classes") == [
+        "nova.scheduler.weights.ram.RAMWeigher,mine.Weigher," + settings.WEIGHER_CLASS
+    ]
+    assert at_home()[1] == "Nothing to do.\n"
+
+
+def test_filters_that_an_earlier_file_hides_come_back(at_home):
+    """The file of an earlier release, beside an operator's own list."""
+    at_home("--part", "controller")
+    at_home.nova("[filter_scheduler]\nenabled_filters = ComputeFilter,MyFilter\n")
+    assert "MyFilter" not in at_home.told("enabled_filters")[0]
+    assert at_home()[0] == 0
+    assert at_home.told("enabled_filters")[0].split(",")[:2] == ["ComputeFilter", "MyFilter"]
+    assert "ServerGroupAffinityFilter" in at_home.told("enabled_filters")[0]
+
+
+def test_a_filter_is_dropped_only_by_its_name(at_home):
+    at_home.nova(f"[filter_scheduler]\nenabled_filters = {OWN_FILTERS}\n")
+    words = ("--part", "controller", "--enabled-filters", "ComputeFilter,MyFilter")
+    answer = at_home(*words)
+    refused(answer, "enabled_filters would lose AggregateMultiTenancyIsolation")
+    assert "--replace AggregateMultiTenancyIsolation where it is meant" in answer[2]
+    assert contents(at_home.folder) == {}
+    refused(at_home(*words, "--replace", "MyFilter"), "AggregateMultiTenancyIsolation")
+    for name in ("AggregateMultiTenancyIsolation", "enabled_filters"):
+        assert at_home(*words, "--replace", name)[0] == 0
+    assert "Aggregate" not in at_home.told("enabled_filters")[0]
+
+
+@pytest.mark.parametrize("before", ["max_placement_results = 5000", "max_placement_results = 1001"])
+def test_a_limit_does_not_fall(at_home, before):
+    at_home.nova(f"[scheduler]\n{before}\n")
+    number = before.rpartition(" ")[2]
+    answer = at_home("--part", "controller")
+    refused(answer, f"max_placement_results is {number} and would be 1000")
+    assert contents(at_home.folder) == {}
+    assert at_home("--part", "controller", "--hosts", 6000)[0] == 0
+    refused(at_home("--part", "controller"), "max_placement_results is 6000 and would be 1000")
+    assert at_home.told("max_placement_results") == ["6000"]
+    assert at_home("--part", "controller", "--keep", "max_placement_results")[1] == (
+        "Nothing to do.\n"
+    )
+    assert at_home("--part", "controller", "--replace", "max_placement_results")[0] == 0
+    assert at_home.told("max_placement_results") == ["1000"]
+
+
+@pytest.mark.parametrize(("before", "was"), [("4000", "4000"), ("-1", "unlimited")])
+def test_a_limit_of_placement_does_not_fall(at_home, before, was):
+    folder = at_home.home.parent / ".placement"
+    folder.mkdir()
+    text = f"[placement]\nmax_allocation_candidates = {before}\n"
+    (folder / "placement.conf").write_text(text, encoding="ascii")
+    at_home.folder = folder / "placement.conf.d"
+    assert at_home("--part", "controller", "--write", folder / "elsewhere", write=False)[0] == 0
+    answer = at_home("--part", "placement")
+    refused(answer, f"max_allocation_candidates is {was} and would be 1000")
+    assert not at_home.folder.exists()
+    assert at_home("--part", "placement", "--keep", "max_allocation_candidates")[0] == 0
+    assert at_home.told("max_allocation_candidates") == [before]
+
+
+@pytest.mark.parametrize(
+    ("before", "lost"),
+    [
+        ("cpu_dedicated_set = 1", []),
+        ("cpu_dedicated_set = 0-1,^0", []),
+        ("cpu_dedicated_set = 0-1", ["cpu_dedicated_set is 0-1 and would be 1"]),
+        ("cpu_dedicated_set = nonsense", ["cpu_dedicated_set is nonsense and would be 1"]),
+        (
+            "cpu_shared_set = 1\ncpu_dedicated_set = 0",
+            ["cpu_shared_set is 1 and would be 0", "cpu_dedicated_set is 0 and would be 1"],
+        ),
+    ],
+)
+def test_cpu_sets_are_not_replaced(at_home, before, lost):
+    at_home.nova(f"[compute]\n{before}\n")
+    if not lost:
+        assert at_home()[0] == 0
+        return
+    refused(at_home(), *lost)
+    assert contents(at_home.folder) == {}
+    kept = [word for name in settings.CPU_SETS for word in ("--keep", name)]
+    assert at_home(*kept)[0] == 0
+    assert at_home.told("cpu_dedicated_set") == [before.rpartition(" = ")[2]]
+    given_up = [word for name in settings.CPU_SETS for word in ("--replace", name)]
+    assert at_home(*given_up)[0] == 0
+    assert at_home.told("cpu_dedicated_set") == ["1"]
+
+
+def test_a_device_that_was_left_out_stays_so(at_home):
+    assert at_home("--leave-out", "0000:18:00.0", "--leave-out", "0000:19:00.0")[0] == 2
+    out = ("--leave-out", "0000:18:00.0")
+    assert at_home(*out)[0] == 0
+    before = contents(at_home.folder)
+    refused(at_home(), "0000:18:00.0 was left out and would be offered")
+    assert contents(at_home.folder) == before
+    assert at_home(*out)[1] == "Nothing to do.\n"
+    assert at_home("--replace", "0000:18:00.0")[0] == 0
+    assert any('"0000:18:00.0"' in each for each in at_home.told("device_spec"))
+    assert at_home()[1] == "Nothing to do.\n"
+
+
+def test_a_left_out_device_that_was_away_is_still_left_out(at_home, machine):
+    link = machine / "sys/bus/pci/devices/0000:18:00.0"
+    target = link.readlink()
+    assert at_home("--leave-out", "0000:18:00.0")[0] == 0
+    link.unlink()
+    assert at_home()[0] == 0
+    link.symlink_to(target)
+    refused(at_home(), "0000:18:00.0 was left out and would be offered")
+
+
+def test_virtual_functions_of_an_adapter_that_is_given_whole(at_home):
+    assert at_home("--whole-pf", "all")[0] == 0
+    refused(at_home(), "0000:19:00.0 was given as a whole and its virtual functions would be")
+    assert at_home("--replace", "0000:19:00.0", "--replace", "alias")[0] == 0
+
+
+def test_what_an_earlier_release_left_out(at_home):
+    """Its files do not say why a device is not there."""
+    assert at_home("--leave-out", "0000:18:00.0")[0] == 0
+    file = at_home.folder / settings.file_name(settings.COMPUTE)
+    lines = file.read_text(encoding="ascii").splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "Held back" not in line), encoding="ascii")
+    refused(at_home(), "0000:18:00.0 (gpu) is not offered and would be")
+    assert at_home("--leave-out", "0000:18:00.0")[0] == 0
+
+
+def test_new_hardware_is_offered(at_home, machine):
+    link = machine / "sys/bus/pci/devices/0000:18:00.0"
+    target = link.readlink()
+    link.unlink()
+    assert at_home()[0] == 0
+    assert not any("0000:18:00.0" in each for each in at_home.told("device_spec"))
+    link.symlink_to(target)
+    assert at_home()[0] == 0
+    assert any("0000:18:00.0" in each for each in at_home.told("device_spec"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "lost"),
+    [
+        ('{"vendor_id": "10de", "product_id": "2330"}', ["0000:19:00.0 (vf)"]),
+        ('{"address": "0000:19:00.0"}', ["0000:18:00.0 (gpu)"]),
+        ('{"address": "*:18:*.*"}', ["0000:19:00.0 (vf)"]),
+        ('{"address": {"bus": "1[89]"}}', []),
+        ('{"address": "0:19.0"}', ["0000:18:00.0 (gpu)", "0000:19:00.0 (vf)"]),
+        ('{"devname": "eth0"}', ["0000:18:00.0 (gpu)", "0000:19:00.0 (vf)"]),
+        ('{"address": {"bus": "["}}', ["0000:18:00.0 (gpu)", "0000:19:00.0 (vf)"]),
+        ("nonsense", ["0000:18:00.0 (gpu)", "0000:19:00.0 (vf)"]),
+    ],
+)
+def test_what_an_operator_does_not_pass_through(at_home, entry, lost):
+    at_home.nova(f"[pci]\ndevice_spec = {entry}\n")
+    if lost:
+        refused(at_home(), *lost)
+        assert at_home("--replace", "device_spec")[0] == 0
+    else:
+        assert at_home()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        (["--trait", "gpu=CUSTOM_HBM3"], "0000:18:00.0: traits is CUSTOM_HBM3 and would be lost"),
+        (["--one-time-use", "gpu"], "0000:18:00.0: one_time_use is true and would be lost"),
+        (
+            ["--resource-class", "gpu=CUSTOM_H100"],
+            "0000:18:00.0: resource_class is CUSTOM_H100 and would be lost",
+        ),
+    ],
+)
+def test_the_wishes_for_a_device_are_not_forgotten(at_home, words, lost):
+    compute = ("--part", "compute")
+    assert at_home(*words, *compute)[0] == 0
+    refused(at_home(*compute), lost)
+    assert at_home(*words, *compute)[1] == "Nothing to do.\n"
+    assert at_home(*compute, "--replace", "0000:18:00.0")[0] == 0
+
+
+@pytest.mark.parametrize("offered_before", [False, True])
+def test_a_node_that_shows_no_device_is_refused(at_home, machine, offered_before):
+    if offered_before:
+        at_home()
+    before = contents(at_home.folder)
+    for link in (machine / "sys/bus/pci/devices").iterdir():
+        link.unlink()
+    refused(at_home(), "no device of this node would be offered")
+    assert contents(at_home.folder) == before
+    assert at_home("--part", "controller")[0] == 0
+    assert at_home("--replace", "device_spec")[0] == 0
+    assert at_home.told("device_spec") == []
+
+
+def test_aliases_are_added_to(at_home, machine):
+    assert at_home()[0] == 0
+    first = at_home.told("alias")
+    assert [json.loads(each)["name"] for each in first] == ["gpu", "vf"]
+    assert at_home("--alias-names", "product")[0] == 0
+    assert at_home.told("alias")[:2] == first
+    assert [json.loads(each)["name"] for each in at_home.told("alias")[2:]] == [
+        "gpu-2330",
+        "vf-101e",
+    ]
+    assert at_home()[1] == "Nothing to do.\n"
+
+
+def test_an_alias_does_not_come_to_mean_something_else(at_home):
+    assert at_home()[0] == 0
+    words = ("--resource-class", "gpu=CUSTOM_H100", "--part", "common")
+    answer = at_home(*words)
+    refused(answer, 'alias gpu is {"name": "gpu", "vendor_id": "10de"')
+    assert "--replace gpu where it is meant" in answer[2]
+    assert at_home(*words, "--replace", "gpu")[0] == 0
+    assert '"CUSTOM_H100"' in at_home.told("alias")[0]
+
+
+def test_the_aliases_of_an_operator(at_home):
+    theirs = {"name": "gpu", "vendor_id": "10DE", "product_id": "2330", "device_type": "type-PCI"}
+    at_home.nova(f"[pci]\nalias = {json.dumps({**theirs, 'numa_policy': 'preferred'})}\n")
+    assert at_home()[0] == 0
+    # Nova takes one specification of each name, so it is not written again.
+    assert [json.loads(each)["name"] for each in at_home.told("alias")] == ["vf"]
+    at_home.nova(f"[pci]\nalias = {json.dumps({**theirs, 'product_id': '20b5'})}\n")
+    answer = at_home()
+    refused(answer, 'alias gpu is {"name": "gpu"')
+    assert "in a file of yours" in answer[2]
+
+
+def test_a_dry_run_shows_what_would_be_lost(at_home):
+    at_home.nova("[compute]\ncpu_dedicated_set = 0-1\n")
+    status, out, err = at_home("--dry-run")
+    assert status == 2
+    assert "+cpu_dedicated_set = 1\n" in out
+    assert "cpu_dedicated_set is 0-1 and would be 1" in err
+    assert contents(at_home.folder) == {}
+
+
+def test_what_is_printed_is_refused_likewise(at_home):
+    at_home.nova("[compute]\ncpu_dedicated_set = 0-1\n")
+    refused(at_home(write=False), "cpu_dedicated_set is 0-1 and would be 1")
 
 
 # --- bad input --------------------------------------------------------------------

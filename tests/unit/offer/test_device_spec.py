@@ -4,8 +4,7 @@ import attrs
 import pytest
 from hypothesis import given
 
-from nova_hpc.offer import declaration as offer_terms
-from nova_hpc.offer import device_spec, roles
+from nova_hpc.offer import declaration, device_spec, roles
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire import tags
@@ -39,7 +38,7 @@ def test_the_tags_read_back():
     spec = device_spec.build(
         node(gpu("0000:19:00.0")),
         ROLES,
-        offer_terms.Terms(
+        declaration.Declaration(
             resource_classes={"gpu": "CUSTOM_H100"}, traits={"gpu": frozenset({"CUSTOM_HBM3"})}
         ),
     )
@@ -109,10 +108,10 @@ def test_a_physical_function_without_virtual_functions_is_offered():
     ]
 
 
-@pytest.mark.parametrize("whole", ["0000:1a:00.0", offer_terms.EVERY])
+@pytest.mark.parametrize("whole", ["0000:1a:00.0", declaration.EVERY])
 def test_a_physical_function_given_whole(whole):
     parts = adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"])
-    spec = device_spec.build(node(*parts), ROLES, offer_terms.Terms(whole=frozenset({whole})))
+    spec = device_spec.build(node(*parts), ROLES, declaration.Declaration(whole=frozenset({whole})))
     assert [o.provider for o in spec.offers] == ["0000:1a:00.0"]
     assert [o.dev_type for o in spec.offers] == ["type-PF"]
     assert {o.reason for o in spec.omitted} == {"its physical function 0000:1a:00.0 is given whole"}
@@ -182,15 +181,15 @@ def test_places_that_differ_are_those_of_the_physical_function():
 
 @pytest.mark.parametrize("name", ["PGPU", "CUSTOM_H100", "CUSTOM_" + "A" * 248])
 def test_resource_classes(name):
-    assert offer_terms.check_resource_class(name) == name
+    assert declaration.check_resource_class(name) == name
 
 
 @pytest.mark.parametrize("name", ["H100", "CUSTOM_h100", "CUSTOM_", "", "CUSTOM_" + "A" * 249])
 def test_bad_resource_classes_and_traits(name):
-    with pytest.raises(offer_terms.TermsError, match="write CUSTOM_"):
-        offer_terms.check_resource_class(name)
-    with pytest.raises(offer_terms.TermsError, match="write CUSTOM_"):
-        offer_terms.check_trait(name)
+    with pytest.raises(declaration.DeclarationError, match="write CUSTOM_"):
+        declaration.check_resource_class(name)
+    with pytest.raises(declaration.DeclarationError, match="write CUSTOM_"):
+        declaration.check_trait(name)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +208,8 @@ def test_terms_without_anything_to_act_on(terms, why):
         gpu("0000:19:00.0"),
         attrs.evolve(adapter("0000:1c:00.0", [])[0], class_code="ff0000"),
     )
-    with pytest.raises(offer_terms.TermsError, match=why):
-        offer_terms.Terms(**terms).check(machine, ROLES)
+    with pytest.raises(declaration.DeclarationError, match=why):
+        declaration.Declaration(**terms).check(machine, ROLES)
 
 
 def test_what_manages_the_links_of_all_stays_with_the_host():
@@ -223,14 +222,14 @@ def test_what_manages_the_links_of_all_stays_with_the_host():
     (omitted,) = spec.omitted
     assert omitted.address == switch.address
     assert "links the GPUs of all servers" in omitted.reason
-    asked = device_spec.build(machine, table, offer_terms.Terms(switches=True))
+    asked = device_spec.build(machine, table, declaration.Declaration(switches=True))
     assert [each.provider for each in asked.offers] == ["0000:19:00.0", switch.address]
     assert not asked.omitted
 
 
 def test_a_device_that_is_left_out_takes_its_virtual_functions_along():
     machine = node(gpu("0000:19:00.0"), *adapter("0000:1c:00.0", ["0000:1c:00.1"]))
-    terms = offer_terms.Terms(left_out=frozenset({"0000:1c:00.0"}))
+    terms = declaration.Declaration(left_out=frozenset({"0000:1c:00.0"}))
     terms.check(machine, ROLES)
     spec = device_spec.build(machine, ROLES, terms)
     assert [each.provider for each in spec.offers] == ["0000:19:00.0"]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.offer import aliases, device_spec, settings
-from nova_hpc.offer import declaration as offer_terms
+from nova_hpc.offer import aliases, declaration, device_spec, settings
 from nova_hpc.offer.settings import Options
 from nova_hpc.topology.model import Node, NumaNode
 from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
@@ -47,7 +46,7 @@ def names(*specs, **options):
 
 
 def build(*functions, **terms):
-    return device_spec.build(node(*functions), ROLES, offer_terms.Terms(**terms))
+    return device_spec.build(node(*functions), ROLES, declaration.Declaration(**terms))
 
 
 H100 = gpu("0000:19:00.0", total_vfs=16)

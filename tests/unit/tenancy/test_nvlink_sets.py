@@ -4,7 +4,7 @@ import attrs
 import pytest
 
 from nova_hpc.offer import device_spec, nvlink_sets, roles
-from nova_hpc.offer.declaration import Terms
+from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.nvlink_sets import NvlinkError, NvlinkSet
 from nova_hpc.topology import nvlink as tags
 from tests.unit.offer.machines import adapter, gpu, node
@@ -28,7 +28,7 @@ def entry(*devices, name="left"):
 def test_sets_of_the_operator_become_tags():
     sets = nvlink_sets.strict([entry(ONE, "0000:0A:00.0"), entry(ONE, TWO, THREE, name="all")])
     nvlink_sets.check(sets, MACHINE, ROLES)
-    spec = device_spec.build(MACHINE, ROLES, Terms(nvlink=sets))
+    spec = device_spec.build(MACHINE, ROLES, Declaration(nvlink=sets))
     found = {offer.provider: offer.tags.nvlink for offer in spec.offers}
     assert found == {
         ONE: "all:3,left:2",
@@ -85,7 +85,7 @@ def test_entries_that_contradict_each_other():
 def test_sets_that_the_node_does_not_have(devices, why):
     machine = node(*MACHINE.functions, SWITCH)
     with pytest.raises(NvlinkError, match=r"\[hpc\]nvlink_set 'left'") as caught:
-        Terms(nvlink=nvlink_sets.strict([entry(*devices)])).check(machine, ROLES)
+        Declaration(nvlink=nvlink_sets.strict([entry(*devices)])).check(machine, ROLES)
     assert why in str(caught.value)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from nova_hpc.offer import device_spec
-from nova_hpc.offer.declaration import Terms, TermsError
+from nova_hpc.offer.declaration import Declaration, DeclarationError
 from tests.unit.offer.machines import ROLES, adapter, gpu, node
 
 GPU = "0000:41:00.0"
@@ -9,7 +9,7 @@ NODE = node(gpu(GPU, group=1), *adapter("0000:42:00.0", ["0000:42:00.1"], [2]))
 
 
 def test_only_the_named_roles_are_used_one_time():
-    terms = Terms(one_time_use=frozenset({"gpu"}))
+    terms = Declaration(one_time_use=frozenset({"gpu"}))
     terms.check(NODE, ROLES)
     found = {
         offer.provider: [entry.get("one_time_use") for entry in offer.entries]
@@ -20,5 +20,5 @@ def test_only_the_named_roles_are_used_one_time():
 
 @pytest.mark.parametrize(("role", "text"), [("vf", "virtual functions"), ("fpga", "no role")])
 def test_roles_that_cannot(role, text):
-    with pytest.raises(TermsError, match=text):
-        Terms(one_time_use=frozenset({role})).check(NODE, ROLES)
+    with pytest.raises(DeclarationError, match=text):
+        Declaration(one_time_use=frozenset({role})).check(NODE, ROLES)

@@ -1,0 +1,308 @@
+"""What the services of a node are told already, and what new settings would take from it.
+
+Pure: texts of options in, losses out. Other people's filters, weighers and
+aliases are added to. What cannot be added to, because only one value counts or
+because a device is given that was held back, is a :class:`Loss`: nothing is
+written until the operator says that it is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.offer.declaration import EVERY, Declaration
+from nova_hpc.offer.device_spec import DeviceSpec, Offer
+from nova_hpc.topology import cpuset
+from nova_hpc.topology.model import Function, Node, address_key
+
+#: Begins the line of the node's file that says what the operator held back.
+_RECORD: Final = "# Held back by the operator: "
+
+#: What Nova ignores when it looks for the devices of an alias (nova/pci/request.py,
+#: _get_alias_from_config): these differ without naming other devices.
+_NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
+
+#: What an entry of device_spec says of its devices at the operator's wish.
+_WISHES: Final = ("resource_class", "traits", "one_time_use", "hpc_nvlink")
+
+_PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
+
+#: Digits of domain, bus, slot and function.
+_WIDTHS: Final = (4, 2, 2, 1)
+
+
+@attrs.frozen
+class Loss:
+    """Something that is configured and would not be so any more."""
+
+    #: The option, and what of it: both name the loss for ``--replace``.
+    option: str
+    name: str
+    text: str
+
+    def meant(self, replace: Iterable[str]) -> bool:
+        """Whether the operator has said that this is meant."""
+        return bool({self.option, self.name} & set(replace))
+
+
+@attrs.frozen
+class HeldBack:
+    """What the operator held back when the node's file was written."""
+
+    left_out: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+
+    @classmethod
+    def now(cls, declaration: Declaration, before: HeldBack | None, spec: DeviceSpec) -> HeldBack:
+        """What *declaration* holds back, and what was before and is not offered now, either.
+
+        A card that is away for a while stays held back.
+        """
+        before = before or cls()
+        offered = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
+        shared = {offer.provider for offer in spec.offers if offer.dev_type == "type-VF"}
+        whole = before.whole - shared
+        if shared:
+            whole -= {EVERY}
+        return cls(declaration.left_out | (before.left_out - offered), declaration.whole | whole)
+
+    def comment(self) -> str:
+        """The line of the file."""
+        pair = {"leave_out": sorted(self.left_out), "whole_pf": sorted(self.whole)}
+        return f"{_RECORD}{json.dumps(pair)}"
+
+    @classmethod
+    def of(cls, text: str) -> HeldBack | None:
+        """What a file says; None: it is of a release that did not write it down."""
+        for line in text.splitlines():
+            if line.startswith(_RECORD):
+                pair = _object(line.removeprefix(_RECORD))
+                lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
+                if all(isinstance(one, list) for one in lists):
+                    return cls(*(frozenset(map(str, one or ())) for one in lists))
+        return None
+
+
+@attrs.frozen
+class Configured:
+    """What the services are told now; None or nothing: the option is not set."""
+
+    filters: tuple[str, ...] | None = None
+    weighers: tuple[str, ...] | None = None
+    #: Of the files that ``configure`` itself wrote, and of all others.
+    aliases: tuple[str, ...] = ()
+    other_aliases: tuple[str, ...] = ()
+    limits: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    device_spec: tuple[str, ...] = ()
+    #: Of the node's file alone, which is written anew.
+    device_role: tuple[str, ...] = ()
+    held_back: HeldBack | None = None
+
+
+# --- lists: what is there, then what is new ------------------------------------
+
+
+def dropped(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
+    """What a list has now and would not have any more."""
+    gone = [name for name in before or () if name not in after]
+    return [Loss(option, name, f"{option} would lose {name}") for name in gone]
+
+
+def aliases(
+    configured: Configured, wanted: Sequence[Mapping[str, str]]
+) -> tuple[list[str], list[Loss]]:
+    """The values of ``[pci]alias`` to write: those of before, then the new ones.
+
+    An alias that another file has already is not written again: with PCI devices in
+    Placement, Nova refuses a name with two specifications, even with the same one
+    twice (nova/pci/request.py, _validate_multispec).
+    """
+    theirs = {str(alias.get("name")): alias for alias in map(_object, configured.other_aliases)}
+    kept = {str(alias["name"]): alias for alias in map(_object, configured.aliases) if alias}
+    losses = []
+    lines = {name: alias for name, alias in kept.items() if name not in theirs}
+    for alias in wanted:
+        name = alias["name"]
+        before = theirs.get(name, kept.get(name))
+        if before is not None and _devices(before) != _devices(alias):
+            text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
+            if name in theirs:
+                text += "; it is in a file of yours, where it has to be removed first"
+            losses.append(Loss("alias", name, text))
+            lines[name] = alias
+        elif name not in theirs:
+            lines.setdefault(name, alias)
+    return [json.dumps(dict(alias)) for alias in lines.values()], losses
+
+
+def _devices(alias: Mapping[str, Any]) -> dict[str, str]:
+    """What an alias asks for."""
+    return {
+        key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
+    }
+
+
+# --- single values -------------------------------------------------------------
+
+
+def lowered(configured: Configured, option: str, limit: int) -> list[Loss]:
+    """Whether a limit would fall; below 0 there is none."""
+    before = configured.limits.get(option)
+    if before is None or 0 <= before <= limit:
+        return []
+    was = "unlimited" if before < 0 else str(before)
+    return [Loss(option, option, f"{option} is {was} and would be {limit}")]
+
+
+def replaced(configured: Configured, option: str, cpus: frozenset[int]) -> list[Loss]:
+    """Whether a set of CPUs would become another one."""
+    before = configured.cpu_sets.get(option)
+    if before is None or parse_cpus(before) == cpus:
+        return []
+    after = cpuset.format_list(cpus)
+    return [Loss(option, option, f"{option} is {before} and would be {after}")]
+
+
+def parse_cpus(text: str) -> frozenset[int] | None:
+    """Read a set as Nova does (nova/virt/hardware.py, parse_cpu_spec): ``0-3,^2``.
+
+    None: Nova would not start with it.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        some = cpuset.parse_list(",".join(part for part in parts if not part.startswith("^")))
+        return some - cpuset.parse_list(
+            ",".join(part[1:].strip() for part in parts if part.startswith("^"))
+        )
+    except ValueError:
+        return None
+
+
+# --- devices -------------------------------------------------------------------
+
+
+def devices(configured: Configured, node: Node, spec: DeviceSpec) -> list[Loss]:
+    """Devices that would be given although they were held back, or on other terms."""
+    if not spec.offers:
+        return [
+            Loss(
+                "device_spec",
+                "device_spec",
+                "no device of this node would be offered to servers (see nova-hpc inventory)",
+            )
+        ]
+    return [*_given_now(configured, node, spec), *_wishes(configured, spec)]
+
+
+def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
+    held = configured.held_back
+    entries = [_object(text) for text in configured.device_spec]
+    for offer in spec.offers:
+        functions = [found for each in offer.functions if (found := node.function(each))]
+        if held is not None:
+            yield from _held(held, offer, functions)
+        elif entries and not all(
+            any(matches(entry, function) for entry in entries) for function in functions
+        ):
+            # Nobody wrote down why: it may be new, or have been left out.
+            yield Loss(
+                "device_spec",
+                offer.provider,
+                f"{offer.provider} ({offer.tags.role}) is not offered and would be",
+            )
+
+
+def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterator[Loss]:
+    near = {each for function in functions for each in (function.address, offer.provider)}
+    for address in sorted(near & held.left_out, key=address_key):
+        yield Loss("device_spec", address, f"{address} was left out and would be offered")
+    shared = [function for function in functions if function.physical_function is not None]
+    if shared and {EVERY, offer.provider} & held.whole:
+        yield Loss(
+            "device_spec",
+            offer.provider,
+            f"{offer.provider} was given as a whole and its virtual functions would be offered",
+        )
+
+
+def _wishes(configured: Configured, spec: DeviceSpec) -> Iterator[Loss]:
+    """What the operator wished for a device and would not get any more."""
+    before = {_key(entry): entry for entry in map(_object, configured.device_spec)}
+    for offer in spec.offers:
+        for entry in offer.entries:
+            old = before.get(_key(entry), {})
+            for name in _WISHES:
+                if name in old and str(old[name]) != str(entry.get(name)):
+                    after = f"would be {entry[name]}" if name in entry else "would be lost"
+                    yield Loss(
+                        "device_spec",
+                        offer.provider,
+                        f"{offer.provider}: {name} is {old[name]} and {after}",
+                    )
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    parts = [entry.get(name) for name in ("vendor_id", "product_id", "address")]
+    return json.dumps(parts, sort_keys=True).lower()
+
+
+def matches(entry: Mapping[str, Any], function: Function) -> bool:
+    """Whether an entry of device_spec names *function* (nova/pci/devspec.py).
+
+    One that names an interface of the host (``devname``) is taken to name none.
+    """
+    for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
+        if str(entry.get(key, "*")).lower().removeprefix("0x") not in ("*", value):
+            return False
+    if not entry or "devname" in entry:
+        return False
+    wanted = _fields(entry.get("address", "*:*:*.*"))
+    if wanted is None:
+        return False
+    addresses = [function.address]
+    if function.physical_function is not None and all(map(_PLAIN.fullmatch, wanted)):
+        # Only one address names the virtual functions below it, too.
+        addresses.append(function.physical_function)
+    return any(_fits(wanted, address) for address in addresses)
+
+
+def _fields(address: Any) -> list[str] | None:
+    """Domain, bus, slot and function of an entry as expressions; None: Nova refuses it."""
+    if isinstance(address, dict):
+        names = ("domain", "bus", "slot", "function")
+        return [str(address.get(name, ".*")) for name in names]
+    place, _, number = str(address).lower().partition(".")
+    given = [part.strip() for part in place.split(":")]
+    given = [*[""] * (3 - len(given)), *given, number.strip()]
+    if len(given) != len(_WIDTHS):
+        return None
+    return [
+        ".*" if part in ("", "*") else part.zfill(width)
+        for part, width in zip(given, _WIDTHS, strict=True)
+    ]
+
+
+def _fits(wanted: Sequence[str], address: str) -> bool:
+    place, _, number = address.partition(".")
+    try:
+        return all(
+            re.match(want, field)
+            for want, field in zip(wanted, [*place.split(":"), number], strict=True)
+        )
+    except re.error:
+        return False
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """A JSON object; empty where it is none, which Nova would not start with."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
