@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import candidates, hosts
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
-from nova_hpc.from_nova.profile import Yardstick
+from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.from_nova.server import Task
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
@@ -70,7 +70,7 @@ class Order:
     question: fit.Question
     task: Task
     request: Request
-    yardstick: Yardstick
+    sold: CloudProfile
     #: Which of several equal device sets this server would like.
     turn: int | None
     #: Equal for orders with equal answers.
@@ -78,7 +78,7 @@ class Order:
 
     @classmethod
     def of(
-        cls, spec: objects.RequestSpec, task: Task, request: Request, yardstick: Yardstick
+        cls, spec: objects.RequestSpec, task: Task, request: Request, sold: CloudProfile
     ) -> Order:
         """The order of one server, whose turn is decided by its UUID."""
         turn = None
@@ -87,8 +87,8 @@ class Order:
             turn = int.from_bytes(hashlib.sha256(name).digest()[:4], "big") % _TURNS
         # By hpc:group, roles decide about the groups.
         groups = tuple(tuple(sorted(group.counts.items())) for group in request.groups)
-        key = (task.shape, groups, yardstick.number)
-        return cls(fit.Question.of(spec), task, request, yardstick, turn, key)
+        key = (task.shape, groups, sold.number)
+        return cls(fit.Question.of(spec), task, request, sold, turn, key)
 
 
 def place(host: Any, order: Order, view: View) -> Miss | None:
@@ -116,7 +116,7 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
         fit.lighten(host)
         # The engine has no say in Nova's NUMA nodes, but the damage is the same.
         score = (*judged.score[:_PLACE], *devices.score[_PLACE:])
-        coarse = between_hosts.grain(order.yardstick.profile)
+        coarse = between_hosts.grain(order.sold.profile)
         host.hpc_choice = Choice(
             order.task.key,
             attrs.evolve(judged, score=score),
@@ -146,7 +146,7 @@ def _reduce(order: Order, pattern: Pattern) -> Pattern:
         (pattern.number, order.key),
         lambda: hosts.on_host(
             pattern,
-            between_hosts.reduced(order.request, pattern.host, order.yardstick.profile),
+            between_hosts.reduced(order.request, pattern.host, order.sold.profile),
         ),
     )
 
@@ -154,7 +154,7 @@ def _reduce(order: Order, pattern: Pattern) -> Pattern:
 def _choose(order: Order, pattern: Pattern, limit: int) -> Answer:
     return _ANSWERS.get(
         (pattern.number, order.key, limit),
-        lambda: choose(order.request, pattern.host, limit, profile=order.yardstick.profile),
+        lambda: choose(order.request, pattern.host, limit, profile=order.sold.profile),
     )
 
 

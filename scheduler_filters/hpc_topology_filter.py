@@ -24,7 +24,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.from_nova.profile import YARDSTICKS
+from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Miss
@@ -97,7 +97,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
-        order = choice.Order.of(spec, task, request, YARDSTICKS.current())
+        order = choice.Order.of(spec, task, request, CLOUD_PROFILES.current())
         passed = []
         for host in hosts:
             view = views.get(host)

@@ -1,4 +1,4 @@
-"""The cloud's own flavors as the yardstick of damage.
+"""The cloud's own flavors as the profile that damage is measured against.
 
 Of two device sets that serve a server equally well, the better one leaves more
 room for what this cloud sells. What that is stands in its flavors: each that
@@ -40,7 +40,7 @@ _MOST: Final = 32
 
 
 @attrs.frozen(eq=False)
-class Yardstick:
+class CloudProfile:
     """A profile, and a number that names it in the keys of caches."""
 
     profile: Profile
@@ -55,19 +55,19 @@ class _Sold:
     task: server.Task
 
 
-class Yardsticks:
+class CloudProfiles:
     """Keeps the profile of the cloud; safe between threads."""
 
     def __init__(self, samples: Samples = SAMPLES) -> None:
         self._samples = samples
         self._lock = threading.Lock()
-        self._made = Yardstick(profiles.DEFAULT)
+        self._made = CloudProfile(profiles.DEFAULT)
         self._made_of: object = None
         self._sold: tuple[_Sold, ...] | None = None
         self._until = 0.0
         self._reading = False
 
-    def current(self) -> Yardstick:
+    def current(self) -> CloudProfile:
         """The profile of the flavors that there are, at most minutes old."""
         with self._lock:
             reader = not self._reading and time.monotonic() >= self._until
@@ -85,7 +85,7 @@ class Yardsticks:
             if made_of != self._made_of:
                 profile = _built(self._sold or (), weights, self._samples)
                 if profile != self._made.profile:
-                    self._made = Yardstick(profile)
+                    self._made = CloudProfile(profile)
                 self._made_of = made_of
             return self._made
 
@@ -197,4 +197,4 @@ def _shape(task: server.Task, weight: int, samples: Samples) -> Shape | None:
 
 
 #: The profile of this process's cloud.
-YARDSTICKS: Final = Yardsticks()
+CLOUD_PROFILES: Final = CloudProfiles()

@@ -39,7 +39,7 @@ from nova_hpc.cloud.snapshot import (
     printable,
 )
 from nova_hpc.from_nova import contract, server, snapshot_hosts
-from nova_hpc.from_nova.profile import YARDSTICKS
+from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.placement.model import Want
 from nova_hpc.placement.server import ServerSpec
 
@@ -168,7 +168,7 @@ def take(image: str | None = None) -> Snapshot:
         aliases=aliases,
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
         # The devices that were just read tell which role an alias plays.
-        profile=YARDSTICKS.current().profile,
+        profile=CLOUD_PROFILES.current().profile,
         problems=tuple(problems),
     )
 

@@ -111,7 +111,7 @@ class LedgerFile:
             then = edit(now)
             if then != now or any(path.exists() for path in self.before.values()):
                 _save(self.path, then.dumps().encode())
-            self._put_away(old)
+            self._set_aside(old)
             return then
 
     @property
@@ -123,7 +123,7 @@ class LedgerFile:
         found = [each for path in self.before.values() for each in (path, copy_of(path))]
         return [each for each in found if each.exists()]
 
-    def _put_away(self, old: list[Path]) -> None:
+    def _set_aside(self, old: list[Path]) -> None:
         for path in old:
             name = f"{path.name.removeprefix('.')}{_AWAY}"
             number = 1

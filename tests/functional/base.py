@@ -97,7 +97,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         # The flavors of an earlier test are no measure of this one's damage.
         self.useFixture(
             fixtures.fixtures.MockPatchObject(
-                hpc_topology_filter, "YARDSTICKS", profile.Yardsticks()
+                hpc_topology_filter, "CLOUD_PROFILES", profile.CloudProfiles()
             )
         )
         # These tests must not depend on the sysfs of the machine they run on. Functions

@@ -1,4 +1,4 @@
-"""The cloud's flavors as the yardstick of damage, from Nova's own database."""
+"""The cloud's flavors as the profile that damage is measured against, from Nova's own database."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProfileTest(test.TestCase):
         )
         # A test must not inherit what another one was told once.
         self.useFixture(fixtures.fixtures.MockPatchObject(profile, "_ONCE", profile.Once()))
-        self.yardsticks = profile.Yardsticks(self.samples)
+        self.profiles = profile.CloudProfiles(self.samples)
 
     def sell(self, name: str, vcpus: int = 8, memory_mb: int = 4096, **specs: str) -> None:
         objects.Flavor(
@@ -73,7 +73,7 @@ class ProfileTest(test.TestCase):
         ).create()
 
     def shapes(self) -> tuple[Shape, ...]:
-        return self.yardsticks.current().profile.shapes
+        return self.profiles.current().profile.shapes
 
     def test_no_flavors_with_devices(self) -> None:
         self.assertEqual(DEFAULT.shapes, self.shapes())
@@ -129,15 +129,15 @@ class ProfileTest(test.TestCase):
 
     def test_read_once_in_a_while(self) -> None:
         self.sell("one", pci_passthrough__alias="h100:1")
-        first = self.yardsticks.current()
+        first = self.profiles.current()
         self.sell("two", pci_passthrough__alias="h100:2")
-        self.assertIs(first, self.yardsticks.current())
-        self.yardsticks._until = 0
+        self.assertIs(first, self.profiles.current())
+        self.profiles._until = 0
         self.assertEqual(2, len(self.shapes()))
-        changed = self.yardsticks.current()
-        self.yardsticks._until = 0
-        # The same flavors are the same yardstick: what was found with it stays.
-        self.assertIs(changed, self.yardsticks.current())
+        changed = self.profiles.current()
+        self.profiles._until = 0
+        # The same flavors are the same profile: what was found with it stays.
+        self.assertIs(changed, self.profiles.current())
 
     def test_a_kind_of_device_that_is_seen_later(self) -> None:
         self.sell("stock", pci_passthrough__alias="fpga:1")
@@ -151,11 +151,11 @@ class ProfileTest(test.TestCase):
         with mock.patch.object(objects.FlavorList, "get_all", side_effect=OSError("no route")):
             for _ in range(2):
                 self.assertEqual(DEFAULT.shapes, self.shapes())
-                self.yardsticks._until = 0
+                self.profiles._until = 0
         lines = self.stdlog.logger.output.splitlines()
         self.assertEqual(1, sum("flavors cannot be read (OSError" in line for line in lines))
         self.assertEqual((Shape({"gpu": 1}),), self.shapes())
-        self.yardsticks._until = 0
+        self.profiles._until = 0
         with mock.patch.object(objects.FlavorList, "get_all", side_effect=OSError("no route")):
             self.assertEqual((Shape({"gpu": 1}),), self.shapes())
 

@@ -11,7 +11,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts, server
-from nova_hpc.from_nova.profile import Yardstick
+from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.placement.model import Group, Miss, Policy, Request
 from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Level
@@ -34,7 +34,7 @@ class PlaceTest(HostStates):
         task = server.read_task(asked)
         view = hosts.read_host(host, task, {})
         request = task.server.request({})
-        order = choice.Order.of(asked, task, request, Yardstick(DEFAULT))
+        order = choice.Order.of(asked, task, request, CloudProfile(DEFAULT))
         return choice.place(host, order, view)
 
     def taken(self, host) -> list[str]:
@@ -113,7 +113,7 @@ class SpreadTest(test.NoDBTestCase):
         task = server.read_task(asked)
         group = Group({"0": 1})
         wanted = Request(task.server.wants, (group,), Level.NUMA, Policy.REQUIRED)
-        return choice.Order.of(asked, task, wanted, Yardstick(DEFAULT)).turn
+        return choice.Order.of(asked, task, wanted, CloudProfile(DEFAULT)).turn
 
     def test_servers_differ(self) -> None:
         turns = [self.turn(f"server{number}") for number in range(32)]
