@@ -181,6 +181,7 @@ def explain(error: Exception, data: Any, singular: Mapping[str, str]) -> str:
 
 
 def _called(item: Any, number: int) -> str:
-    names = [item.get(key) for key in _NAMES] if isinstance(item, dict) else []
-    good = (each for each in names if isinstance(each, str) and each and each.isprintable())
-    return next(good, f"number {number}")
+    names = [item[key] for key in _NAMES if key in item] if isinstance(item, dict) else []
+    name = names[0] if names else None
+    good = isinstance(name, str) and name and name.isprintable()
+    return str(name) if good else f"number {number}"

@@ -52,6 +52,13 @@ def test_there_and_back():
     assert snapshot_document.loads(text).hosts[0].numa[0].pages == {2048: 1024}
 
 
+def test_the_order_of_sets_is_not_written():
+    taken = full()
+    one = attrs.evolve(taken.hosts[0], nvlink=taken.hosts[0].nvlink[::-1])
+    other = attrs.evolve(taken, hosts=(one, *taken.hosts[1:]))
+    assert snapshot_document.dumps(other) == snapshot_document.dumps(taken)
+
+
 def _set(path: str, value: Any) -> Any:
     """A change of the document: a path like ``hosts.0.devices.1.free``."""
 
@@ -118,9 +125,10 @@ def _set(path: str, value: Any) -> Any:
             ["host one: device 0000:40:00.0: used: function a is there twice"],
         ),
         ("hosts.0.devices.0", [], ["host one: devices number 0 is [], not an object"]),
-        ("servers.0.name", "a\x1b[2J", ["server", "name is", "cannot be printed"]),
+        ("servers.0.name", "a\x1b[2J", ["server number 0: name is", "cannot be printed"]),
         ("hosts.0.withheld", {"a": "\ud800"}, ["host one: withheld: a is", "cannot be printed"]),
         ("profile.0.weight", 0, ["profile number 0", "weight is 0"]),
+        ("profile.0.groups", 0, ["profile number 0", "groups is 0; it must be 1 to 1024"]),
         ("profile.0.level", "rack", ["profile number 0", 'level is "rack", not one of']),
         ("profile.0.counts", {"gpu": 0}, ["profile number 0", "counts: gpu is 0"]),
         ("taken", None, ["taken is null, not a text"]),
@@ -137,6 +145,7 @@ def test_damage_is_named(path, value, texts):
     _set(path, value)(document)
     with pytest.raises(SnapshotError) as error:
         snapshot_document.loads(json.dumps(document))
+    assert str(error.value).isprintable()
     for text in texts:
         assert text in str(error.value)
 
