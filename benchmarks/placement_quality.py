@@ -85,7 +85,7 @@ def _simulate(words: list[str]) -> str:
     command = Simulate(None, None)
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        status = command.take_action(command.get_parser("simulate").parse_args(words))
+        status = command.run(command.get_parser("simulate").parse_args(words))
     if status:
         raise SystemExit(status)
     return text.getvalue()

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cliff.command import Command
-
-from nova_hpc.cli import configured, include_files, node_config, values
-from nova_hpc.offer import device_spec, nvlink_sets, roles, settings
+from nova_hpc.cli import include_files, node_config
+from nova_hpc.cli.base import Answer, CommandError, Count, List
+from nova_hpc.offer import declaration, device_spec, nvlink_sets, roles, settings
 from nova_hpc.offer.configured import Loss
 from nova_hpc.offer.declaration import Declaration, DeclarationError
 from nova_hpc.topology import lstopo, sysfs
-from nova_hpc.topology.model import InventoryError, Node
+from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)
 
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
 
-
-class Configure(Command):
+class Configure(List):
     """Write the settings of Nova and Placement that this node needs.
 
     Reads the inventory of this machine (or of a capture) and prints include
@@ -35,6 +30,15 @@ class Configure(Command):
     nothing. Filters, weighers and aliases that are configured are added to;
     whatever would be lost is named, and nothing is written.
     """
+
+    errors = (
+        InventoryError,
+        include_files.IncludeError,
+        node_config.ConfigError,
+        roles.RoleError,
+        nvlink_sets.NvlinkError,
+        DeclarationError,
+    )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -135,7 +139,7 @@ class Configure(Command):
         cloud = parser.add_argument_group("the node and its cloud")
         cloud.add_argument(
             "--housekeeping-cores",
-            type=values.Count(0),
+            type=Count(0),
             default=1,
             metavar="N",
             help="physical cores of each NUMA node that stay with the host, with all of their "
@@ -143,7 +147,7 @@ class Configure(Command):
         )
         cloud.add_argument(
             "--hosts",
-            type=values.Count(1),
+            type=Count(1),
             default=1,
             metavar="N",
             help="number of hosts that can match one request: the limits of Placement become at "
@@ -189,72 +193,51 @@ class Configure(Command):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Print or write the files; 0, or 2 after a line that says what is wrong."""
-        try:
-            status = self._run(parsed_args)
-            sys.stdout.flush()
-            return status
-        except BrokenPipeError:
-            # The reader (head, less) went away: that is no error, but Python
-            # would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-        except (
-            values.UsageError,
-            InventoryError,
-            include_files.IncludeError,
-            node_config.ConfigError,
-            roles.RoleError,
-            nvlink_sets.NvlinkError,
-            DeclarationError,
-        ) as error:
-            print(f"nova-hpc configure: {error}", file=sys.stderr)
-            return _BAD_INPUT
-
-    def _run(self, args: argparse.Namespace) -> int:
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Print or write the files."""
+        args = parsed_args
         if args.dry_run and args.write is None:
-            raise values.UsageError("--dry-run needs --write: without it nothing is written anyway")
+            raise CommandError("--dry-run needs --write: without it nothing is written anyway")
         parts = [part for part in settings.PARTS if not args.part or part in args.part]
-        told = configured.read(args.config, args.write, settings.PLACEMENT in parts)
+        told = node_config.told(args.config, args.write, settings.PLACEMENT in parts)
         table = roles.strict(args.device_role or told.device_role)
         sets = nvlink_sets.strict(args.nvlink_set or told.nvlink_set)
-        declaration = Declaration(
-            whole=frozenset(values.whole(args.whole_pf)),
-            resource_classes=values.resource_classes(args.resource_class),
-            traits=values.traits(args.trait),
+        wishes = Declaration(
+            whole=frozenset(_whole(args.whole_pf)),
+            resource_classes=_resource_classes(args.resource_class),
+            traits=_traits(args.trait),
             one_time_use=frozenset(args.one_time_use),
             switches=args.offer_switches,
-            left_out=values.addresses("--leave-out", args.leave_out),
+            left_out=_addresses("--leave-out", args.leave_out),
             nvlink=sets or None,
         )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
         if not node.functions and not node.numa_nodes:
             # Never replace good settings by those of an empty directory.
-            raise values.UsageError(
+            raise CommandError(
                 f"no CPU and no PCI device found in {node.source}: name the directory that holds "
                 "sys and proc of the node"
             )
-        declaration.check(node, table)
+        wishes.check(node, table)
         # The others are only named, so wishes about single devices are not theirs.
         named = Declaration(
-            resource_classes=declaration.resource_classes,
-            traits=declaration.traits,
-            switches=declaration.switches,
+            resource_classes=wishes.resource_classes,
+            traits=wishes.traits,
+            switches=wishes.switches,
         )
-        spec = device_spec.build(node, table, declaration)
+        spec = device_spec.build(node, table, wishes)
         result = settings.render(
             node,
             spec,
             settings.Options(
                 hosts=args.hosts,
                 housekeeping_cores=args.housekeeping_cores,
-                filters=values.filters(args.enabled_filters),
+                filters=_filters(args.enabled_filters),
                 product_names=args.alias_names == "product",
                 # On one line each, however they were typed.
                 device_role=[json.dumps(json.loads(text)) for text in args.device_role or ()],
                 keep=frozenset(args.keep),
-                declaration=declaration,
+                declaration=wishes,
             ),
             others=[device_spec.build(_read(path), table, named) for path in args.also],
             before=told.configured,
@@ -268,38 +251,43 @@ class Configure(Command):
             loss for part in parts for loss in result.losses[part] if not loss.meant(args.replace)
         ]
         if losses and not args.dry_run:
-            return _refuse(losses)
+            raise _refusal(losses)
         if args.write is None:
-            _show(files)
-            return 0
-        status = _write(args.write, files, args.dry_run)
-        return _refuse(losses) if losses else status
+            return Answer(("File", "Content"), list(files.items()), show=lambda: _show(files))
+        rows = self._write(args.write, files, args.dry_run)
+        if losses:
+            raise _refusal(losses)
+        return Answer(("File", "State"), rows)
+
+    def _write(
+        self, folder: Path, files: Mapping[str, str], dry_run: bool
+    ) -> list[tuple[str, str]]:
+        """Show the differences and write; every file and what became of it."""
+        changes = include_files.compare(folder, files)
+        states = {str(folder / name): "unchanged" for name in files}
+        if not changes:
+            self.say("Nothing to do.")
+        for change in changes:
+            self.say(change.diff() or f"{change.path}: permissions become 0644\n", end="")
+            states[str(change.path)] = "would be written" if dry_run else "written"
+        if dry_run and changes:
+            self.say(f"Nothing written: --dry-run. {len(changes)} of {len(files)} files differ.")
+        if not dry_run:
+            include_files.write(changes)
+            for change in changes:
+                self.say(f"Wrote {change.path}")
+        return list(states.items())
 
 
-def _refuse(losses: Sequence[Loss]) -> int:
-    """Say what would be lost, one line each, and how it is kept or given up."""
+def _refusal(losses: Sequence[Loss]) -> CommandError:
+    """What would be lost, one line each, and how it is kept or given up."""
+    lines = []
     for loss in losses:
         cure = f"--replace {loss.name} where it is meant"
         if loss.option in settings.SINGLE:
             cure = f"--keep {loss.option} leaves it, {cure}"
-        print(f"nova-hpc configure: {loss.text}: {cure}", file=sys.stderr)
-    return _BAD_INPUT
-
-
-def _write(folder: Path, files: Mapping[str, str], dry_run: bool) -> int:
-    changes = include_files.compare(folder, files)
-    if not changes:
-        print("Nothing to do.")
-        return 0
-    for change in changes:
-        print(change.diff() or f"{change.path}: permissions become 0644\n", end="")
-    if dry_run:
-        print(f"Nothing written: --dry-run. {len(changes)} of {len(files)} files differ.")
-        return 0
-    include_files.write(changes)
-    for change in changes:
-        print(f"Wrote {change.path}")
-    return 0
+        lines.append(f"{loss.text}: {cure}")
+    return CommandError("\n".join(lines))
 
 
 def _show(files: Mapping[str, str]) -> None:
@@ -317,3 +305,58 @@ def _tell(node: Node, spec: device_spec.DeviceSpec, remarks: Sequence[str]) -> N
 
 def _read(path: Path) -> Node:
     return sysfs.read(path) if path.is_dir() else lstopo.read(path)
+
+
+# --- values of options ---------------------------------------------------------
+
+
+def _whole(values: Iterable[str]) -> Iterable[str]:
+    """Addresses of --whole-pf, normalised; or ``all``."""
+    for value in values:
+        try:
+            yield value if value == declaration.EVERY else normalise_address(value)
+        except AddressError as error:
+            raise CommandError(f"--whole-pf: {error}") from error
+
+
+def _addresses(option: str, values: Iterable[str]) -> frozenset[str]:
+    """PCI addresses, normalised."""
+    try:
+        return frozenset(map(normalise_address, values))
+    except AddressError as error:
+        raise CommandError(f"{option}: {error}") from error
+
+
+def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for value in values:
+        role, equals, name = value.partition("=")
+        if not (role and equals and name):
+            raise CommandError(f"{option}: {value!r} is not ROLE=NAME")
+        yield role, name
+
+
+def _resource_classes(values: Sequence[str]) -> dict[str, str]:
+    """Role -> resource class, of --resource-class."""
+    found: dict[str, str] = {}
+    for role, name in _pairs("--resource-class", values):
+        if found.setdefault(role, declaration.check_resource_class(name)) != name:
+            raise CommandError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
+    return found
+
+
+def _traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Role -> traits, of --trait."""
+    found: dict[str, frozenset[str]] = {}
+    for role, name in _pairs("--trait", values):
+        found[role] = found.get(role, frozenset()) | {declaration.check_trait(name)}
+    return found
+
+
+def _filters(text: str | None) -> Sequence[str] | None:
+    """Names of --enabled-filters; None without it."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(name.isidentifier() for name in names):
+        raise CommandError("--enabled-filters: write names of filters, separated by commas")
+    return names

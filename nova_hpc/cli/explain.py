@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from cliff.command import Command
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
 
-from nova_hpc.cli import cloud, explain_show, values
+from nova_hpc.cli import snapshot
+from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cloud.explain import document as explain_document
 from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Past, Question, Report
+from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Question, Report, Verdict
 from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.cloud.snapshot import Device, Node, SnapshotError
+from nova_hpc.placement.model import Request
 
 _MISS: Final = 1
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
 
 
-class Explain(Command):
+class Explain(List):
     """Explain where a server of a flavor would go, with which devices, or why nowhere.
 
     Reads what the scheduler reads (or a snapshot of it) and asks the same
     functions. The exit status is 0 if the servers fit, 1 if not, and 2 if the
-    question cannot be answered. Changes nothing.
+    question cannot be answered. Changes nothing. JSON and YAML say everything,
+    with a version; lists name the hosts, or with --server its devices.
     """
+
+    errors = (SnapshotError,)
+    old_formats = {"table": ""}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -47,46 +53,326 @@ class Explain(Command):
         )
         what.add_argument(
             "--count",
-            type=values.Count(1),
+            type=Count(1),
             metavar="N",
             help="with --flavor: so many servers, one after the other (default: 1)",
         )
         what.add_argument("--host", metavar="HOST", help="with --flavor: only this host")
-        cloud.add_arguments(parser)
-        parser.add_argument(
-            "--format",
-            choices=("table", "json"),
-            default="table",
-            help="for people or for machines (default: table)",
-        )
+        snapshot.add_arguments(parser)
         self._parser = parser
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Print the answer; 0 if it fits, 1 if not, 2 where there is no answer."""
-        if parsed_args.server is not None:
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Ask; status 0 if it fits, 1 if not."""
+        args = parsed_args
+        if args.server is not None:
             for option in ("image", "count", "host"):
-                if getattr(parsed_args, option) is not None:
+                if getattr(args, option) is not None:
                     self._parser.error(f"--{option} needs --flavor")
-        try:
-            answer = _answer(parsed_args)
-            if parsed_args.format == "json":
-                sys.stdout.write(explain_document.dumps(answer))
-            else:
-                explain_show.show(answer)
-            sys.stdout.flush()
-        except SnapshotError as error:
-            print(f"nova-hpc explain: {error}", file=sys.stderr)
-            return _BAD_INPUT
-        except BrokenPipeError:
-            # The reader (head, less) went away: that is no error, but Python
-            # would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(answer, Past) or answer.fits else _MISS
+        taken = snapshot.take(args.snapshot, args.config, args.image)
+        answer: Report | Past
+        columns: tuple[str, ...]
+        rows: list[tuple[object, ...]]
+        if args.server is not None:
+            answer = explain_server(taken, args.server)
+            columns, rows = _PAST, [_past_row(each) for each in answer.given]
+        else:
+            question = Question(args.flavor, args.image, args.count or 1, args.host)
+            answer = explain(taken, question)
+            columns, rows = _REPORT, [_report_row(each) for each in answer.verdicts]
+        return Answer(
+            columns,
+            rows,
+            status=0 if isinstance(answer, Past) or answer.fits else _MISS,
+            show=lambda: _show(answer),
+            document=lambda: explain_document.dumps(answer),
+        )
 
 
-def _answer(args: argparse.Namespace) -> Report | Past:
-    taken = cloud.read(args.snapshot, args.config, args.image)
-    if args.server is not None:
-        return explain_server(taken, args.server)
-    return explain(taken, Question(args.flavor, args.image, args.count or 1, args.host))
+# --- for programs ----------------------------------------------------------------
+
+_REPORT: Final = ("Host", "Fits", "Level", "Distance", "Devices", "Reason")
+_PAST: Final = ("Device", "Role", "Functions")
+
+
+def _report_row(verdict: Verdict) -> tuple[object, ...]:
+    devices = None if verdict.choice is None else verdict.choice.devices
+    return (
+        verdict.node.name,
+        devices is not None,
+        "" if devices is None else devices.level.word,
+        "" if devices is None else devices.distance.name,
+        "" if verdict.choice is None else _chosen(verdict.node, verdict.choice),
+        verdict.reason,
+    )
+
+
+def _past_row(given: Given) -> tuple[object, ...]:
+    return given.device.address, given.device.role or "", " ".join(given.addresses)
+
+
+def _chosen(node: Node, choice: Choice) -> str:
+    """The devices of a choice: their addresses, and how many functions of one."""
+    names = {device.provider: device.address for device in node.devices}
+    parts = [
+        names[provider] + (f" x{count}" if count > 1 else "")
+        for provider, count in choice.providers().items()
+    ]
+    return ", ".join(sorted(parts))
+
+
+# --- for people --------------------------------------------------------------------
+
+#: Hosts that one line names; the others are counted.
+_NAMED = 8
+
+#: Groups of alike hosts that are drawn; of the others only the reason is said.
+_DRAWN = 8
+
+#: Columns of output that goes to a file or a pipe.
+_WIDE = 200
+_NO_PATH: tuple[str, ...] = ()
+
+
+def _show(answer: Report | Past) -> None:
+    """Print an answer to standard output."""
+    # Where nobody's terminal is as wide as it is, a tree must not lose words.
+    width = None if sys.stdout.isatty() else _WIDE
+    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False, width=width)
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    mark = "◀" if encoding.startswith("utf") else "<-"
+    if isinstance(answer, Past):
+        _past(console, answer, mark)
+    else:
+        _report(console, answer, mark)
+
+
+def _report(console: Console, answer: Report, mark: str) -> None:
+    for problem in answer.problems:
+        console.print(Text(f"warning: {problem}", style="yellow"))
+    console.print(Text(_headline(answer), style="bold"))
+    for number, group in enumerate(_alike(answer.verdicts)):
+        _group(console, answer, group, mark, number < _DRAWN)
+    if answer.question.count > 1:
+        _placed(console, answer)
+    console.print()
+    console.print(_conclusion(answer))
+    if not answer.fits:
+        for remedy in answer.remedies:
+            console.print(
+                f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
+            )
+        if not answer.remedies:
+            console.print("  No single change that was tried makes it fit.")
+
+
+def _headline(answer: Report) -> str:
+    request = answer.request
+    devices = ", ".join(f"{want.count} {want.alias}" for want in answer.flavor.wants)
+    text = f"Flavor {answer.flavor.name}"
+    if answer.question.image:
+        text += f" with image {answer.question.image}"
+    text += f": {devices}; affinity {request.level.word} ({request.policy.value})"
+    if len(request.groups) > 1:
+        text += f"; {len(request.groups)} groups"
+    if request.cells:
+        text += f"; {len(request.cells)} guest NUMA cell{'s' if len(request.cells) > 1 else ''}"
+    return text
+
+
+def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """Hosts with the same answer together; those that fit first, best first."""
+    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[Verdict]] = {}
+    for verdict in verdicts:
+        score = () if verdict.choice is None else verdict.choice.devices.score
+        key = (verdict.choice is None, score, verdict.reason, verdict.notes)
+        groups.setdefault(key, []).append(verdict)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _group(
+    console: Console, answer: Report, group: Sequence[Verdict], mark: str, drawn: bool
+) -> None:
+    first = group[0]
+    console.print()
+    names = _names([verdict.node.name for verdict in group])
+    if first.choice is None:
+        console.print(Text.assemble((names, "bold red"), f": {first.reason}"))
+    else:
+        devices = first.choice.devices
+        title = Text.assemble(
+            (names, "bold green"),
+            f": fits at level {devices.level.word} ({devices.distance.name}): {first.reason}",
+        )
+        for cell, numa in sorted(devices.cells.items()):
+            title.append(f"; guest cell {cell} on NUMA node {numa}")
+        console.print(title)
+    for note in first.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if drawn and first.node.devices and first.node.out is None:
+        marks = _marks(answer.request, first.choice)
+        console.print(_tree(first.node, marks, answer.names, mark))
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
+    """Provider -> what is said next to the mark."""
+    if choice is None:
+        return {}
+    found: dict[str, dict[tuple[int, int | None], int]] = {}
+    for pick in choice.devices.picks:
+        counts = found.setdefault(pick.pool, {})
+        counts[pick.group, pick.cell] = counts.get((pick.group, pick.cell), 0) + 1
+    texts = {}
+    for pool, counts in found.items():
+        parts = []
+        for (group, cell), count in sorted(counts.items(), key=repr):
+            part = f"{count} " if count > 1 else ""
+            part += f"group {group}" if len(request.groups) > 1 else "chosen"
+            parts.append(part + (f" (cell {cell})" if cell is not None else ""))
+        texts[pool] = ", ".join(parts)
+    return texts
+
+
+def _tree(node: Node, marks: Mapping[str, str], names: Mapping[str, str], mark: str) -> Tree:
+    """The node's devices by NUMA node, PCIe root and switch."""
+    tree = Tree(node.name, guide_style="dim")
+    branches: dict[tuple[str, ...], Tree] = {}
+    for device in sorted(node.devices, key=_place):
+        above, path = tree, _NO_PATH
+        for label in _labels(node, device):
+            path = (*path, label)
+            if path not in branches:
+                branches[path] = above.add(Text(label, style="cyan"))
+            above = branches[path]
+        above.add(_line(device, marks.get(device.provider), names, mark))
+    return tree
+
+
+def _place(device: Device) -> tuple[object, ...]:
+    place = device.location
+    return (
+        place.numa is None,
+        place.numa or 0,
+        place.root or "",
+        place.switches,
+        device.address,
+    )
+
+
+def _labels(node: Node, device: Device) -> Iterator[str]:
+    place = device.location
+    if place.numa is None:
+        yield "NUMA node unknown"
+    else:
+        yield _numa(node, place.numa)
+    if place.root is not None:
+        yield place.root
+    elif device.used:
+        yield "PCIe root unknown while it is in use"
+    for switch in place.switches:
+        # A switch, or a root port that several functions share.
+        yield f"below {switch}"
+
+
+def _numa(node: Node, number: int) -> str:
+    text = f"NUMA node {number}"
+    for numa in node.numa:
+        if numa.id == number:
+            if numa.dedicated_cpus is not None:
+                text += f", {numa.dedicated_cpus} dedicated CPUs free"
+            for size, free in sorted((numa.pages or {}).items()):
+                # Small pages are not what a guest asks for next to devices.
+                if size > 64 and free:
+                    text += f", {free} pages of {size} KiB free"
+    return text
+
+
+def _line(device: Device, chosen: str | None, names: Mapping[str, str], mark: str) -> Text:
+    line = Text(f"{device.address} {device.role or '/'.join(sorted(device.aliases)) or 'device'}")
+    total = device.free + len(device.used)
+    if total > 1:
+        line.append(f", {device.free} of {total} free", style="dim" if not device.free else "")
+    elif device.free:
+        line.append(", free")
+    if device.unit is not None:
+        line.append(f", IOMMU unit {device.unit}")
+    owners = sorted({names.get(use.server, use.server) for use in device.used})
+    if owners:
+        text = ", ".join(owners[:2]) + (f" and {len(owners) - 2} more" if len(owners) > 2 else "")
+        line.append(f", in use by {text}", style="dim")
+    if chosen is not None:
+        line.append(f"  {mark} {chosen}", style="bold green")
+    return line
+
+
+def _placed(console: Console, answer: Report) -> None:
+    console.print()
+    count = answer.question.count
+    for number, placed in enumerate(answer.placed, 1):
+        console.print(f"Server {number} of {count}: {_where(placed)}")
+
+
+def _where(placed: Placed) -> str:
+    devices = placed.choice.devices
+    return (
+        f"{placed.before.name}, level {devices.level.word} ({devices.distance.name}): "
+        f"{_chosen(placed.before, placed.choice)}"
+    )
+
+
+def _conclusion(answer: Report) -> Text:
+    count, placed = answer.question.count, len(answer.placed)
+    fitting = sum(verdict.choice is not None for verdict in answer.verdicts)
+    total = len(answer.verdicts)
+    hosts = f"{fitting} of {total} host{'s' if total != 1 else ''}"
+    if answer.fits:
+        text = f"It fits on {hosts}."
+        if count > 1:
+            text = f"All {count} servers fit."
+        return Text(text, style="bold green")
+    if placed:
+        return Text(f"Only {placed} of {count} servers fit.", style="bold red")
+    return Text(f"It fits on none of {total} host{'s' if total != 1 else ''}.", style="bold red")
+
+
+def _past(console: Console, answer: Past, mark: str) -> None:
+    server = answer.server
+    console.print(
+        Text(
+            f"Server {server.name} ({server.uuid}), flavor {server.flavor}, on {answer.node.name}",
+            style="bold",
+        )
+    )
+    decision = answer.decision
+    if decision is not None:
+        console.print(
+            f"Decided: affinity {decision.asked.word} ({decision.policy.value}) was asked for, "
+            f"{decision.reached.word} was reached."
+        )
+    if answer.level is not None and answer.distance is not None:
+        console.print(f"Its devices sit at level {answer.level.word} ({answer.distance.name}).")
+    for note in answer.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if not answer.given:
+        console.print("It has no PCI devices.")
+        return
+    marks = {each.device.provider: _own(answer, each) for each in answer.given}
+    console.print(_tree(answer.node, marks, answer.names, mark))
+
+
+def _own(answer: Past, given: Given) -> str:
+    """What is said of a device of the server."""
+    functions = [each for each in given.addresses if each != given.device.address]
+    text = f"its {', '.join(functions)}" if functions else "its own"
+    groups = set()
+    if answer.choice is not None:
+        picks = answer.choice.devices.picks
+        groups = {pick.group for pick in picks if pick.pool == given.device.provider}
+        if len({pick.group for pick in picks}) > 1:
+            text += f" (group {', '.join(map(str, sorted(groups)))})"
+    return text

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from cliff.command import Command
+
+from nova_hpc.cli.base import Answer, Record
 
 NAME: Final = "hpc.py"
 
@@ -30,7 +31,6 @@ _OURS: Final = '"""nova-hpc:'
 
 #: Exit status of --check where the file has to be installed.
 _MISSING: Final = 1
-_IMPOSSIBLE: Final = 2
 
 #: Finding is not importing: a broken Nova is still found.
 _PROBE: Final = """
@@ -137,12 +137,14 @@ def write(target: Path, text: str) -> None:
         raise ShimError(f"cannot write {target}: {error.strerror}") from error
 
 
-class InstallShim(Command):
+class InstallShim(Record):
     """Place the one file beside Nova that makes the driver loadable.
 
     With the file in place, ``[DEFAULT]compute_driver = hpc.HpcLibvirtDriver``
     works on this node.
     """
+
+    errors = (ShimError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -162,21 +164,13 @@ class InstallShim(Command):
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Check, remove or install; 2 where neither is possible."""
-        try:
-            return self._act(parsed_args)
-        except ShimError as error:
-            self.app.stderr.write(f"nova-hpc: {error}\n")
-            return _IMPOSSIBLE
-
-    def _act(self, parsed_args: argparse.Namespace) -> int:
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Check, remove or install."""
         place = locate(parsed_args.python or interpreter())
         text = content()
         found = state(place.target, text)
         if parsed_args.check:
-            self._say(f"{place.target}: {found}")
-            return 0 if found == "installed" else _MISSING
+            return self._answer(place, found, 0 if found == "installed" else _MISSING)
         if found == "foreign":
             raise ShimError(
                 f"{place.target} is not a file of nova-hpc and is left as it is; "
@@ -184,8 +178,7 @@ class InstallShim(Command):
             )
         if parsed_args.remove:
             place.target.unlink(missing_ok=True)
-            self._say(f"{place.target}: {'was not there' if found == 'missing' else 'removed'}")
-            return 0
+            return self._answer(place, "was not there" if found == "missing" else "removed")
         if not place.complete:
             raise ShimError(
                 f"{place.python} does not find nova-hpc, which the file imports; "
@@ -193,8 +186,8 @@ class InstallShim(Command):
             )
         if found != "installed":
             write(place.target, text)
-        self._say(f"{place.target}: {'already in place' if found == 'installed' else 'installed'}")
-        return 0
+        return self._answer(place, "already in place" if found == "installed" else "installed")
 
-    def _say(self, line: str) -> None:
-        self.app.stdout.write(f"{line}\n")
+    def _answer(self, place: Place, said: str, status: int = 0) -> Answer:
+        self.say(f"{place.target}: {said}")
+        return Answer(("File", "State"), (str(place.target), said), status)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cliff.command import Command
 from rich.console import Console
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc.cli import node_config, save_node
+from nova_hpc.cli.base import Answer, List
 from nova_hpc.topology import lstopo, nccl, sysfs, text
 from nova_hpc.topology.files import Tree, show
-from nova_hpc.topology.model import InventoryError, Node
+from nova_hpc.topology.model import Function, InventoryError, Node
 from nova_hpc.wire import inventory
-
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
 
 _THEME: Final = Theme(
     {
@@ -47,12 +43,16 @@ class _Colours(RegexHighlighter):
     ]
 
 
-class Inventory(Command):
+class Inventory(List):
     """Show what a node has: NUMA nodes, PCIe trees, devices, IOMMU groups.
 
     Reads this machine, the captured sys and proc of another one, or the XML
     of lstopo, and needs no privileges; root sees more (ACS, link registers).
+    JSON and YAML say all that is known, with a version; lists name the devices.
     """
+
+    errors = (InventoryError,)
+    old_formats = {each: f"--show {each}" for each in ("tree", "device-spec", "nccl")}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -80,11 +80,11 @@ class Inventory(Command):
             "--keep-names", action="store_true", help="--save: keep the name of the host"
         )
         parser.add_argument(
-            "--format",
-            choices=("tree", "json", "device-spec", "nccl"),
+            "--show",
+            choices=("tree", "device-spec", "nccl"),
             default="tree",
-            help="tree for people, a JSON document with a version, the entries of "
-            "[pci]device_spec, or a topology file of NCCL (default: tree)",
+            help="without -f: a tree, the entries of [pci]device_spec, or a topology file of NCCL "
+            "(default: tree)",
         )
         parser.add_argument(
             "--all",
@@ -94,33 +94,45 @@ class Inventory(Command):
         node_config.add_options(parser)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Print the inventory; 0, or 2 after one line that says what is wrong."""
-        try:
-            if parsed_args.save is not None:
-                if parsed_args.xml is not None or parsed_args.archive is not None:
-                    raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
-                print(save_node.save(parsed_args.root, parsed_args.save, parsed_args.keep_names))
-                return 0
-            node = _read(parsed_args)
-            if parsed_args.format == "tree":
-                _draw(node, parsed_args.all)
-            elif parsed_args.format == "json":
-                sys.stdout.write(inventory.dumps(node))
-            elif parsed_args.format == "nccl":
-                sys.stdout.write(nccl.from_node(node, _processor(parsed_args)))
-            else:
-                for line in _device_spec(node, parsed_args.config):
-                    print(line)
-            sys.stdout.flush()
-        except InventoryError as error:
-            print(f"nova-hpc inventory: {error}", file=sys.stderr)
-            return _BAD_INPUT
-        except BrokenPipeError:
-            # The reader (head, less) went away: that is no error, but Python
-            # would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Read the node, or save it."""
+        if parsed_args.save is not None:
+            if parsed_args.xml is not None or parsed_args.archive is not None:
+                raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
+            self.say(save_node.save(parsed_args.root, parsed_args.save, parsed_args.keep_names))
+            return Answer(("File",), [(str(parsed_args.save),)])
+        node = _read(parsed_args)
+        return Answer(
+            columns=tuple(_COLUMNS),
+            rows=[tuple(say(one) for say in _COLUMNS.values()) for one in node.functions],
+            show=lambda: _show(node, parsed_args),
+            document=lambda: inventory.dumps(node),
+        )
+
+
+#: Column of a list -> what it says of a function.
+_COLUMNS: Final[Mapping[str, Callable[[Function], object]]] = {
+    "Address": lambda one: one.address,
+    "Class": lambda one: (one.class_code or "")[:4],
+    "Vendor": lambda one: one.vendor_id or "",
+    "Product": lambda one: one.product_id or "",
+    "Type": lambda one: one.dev_type,
+    "NUMA node": lambda one: "" if one.numa_node is None else one.numa_node,
+    "Root": lambda one: one.root or "",
+    "IOMMU group": lambda one: "" if one.iommu_group is None else one.iommu_group,
+    "Driver": lambda one: one.driver or "",
+    "Unknown": lambda one: one.unknown or "",
+}
+
+
+def _show(node: Node, args: argparse.Namespace) -> None:
+    if args.show == "tree":
+        _draw(node, args.all)
+    elif args.show == "nccl":
+        sys.stdout.write(nccl.from_node(node, _processor(args)))
+    else:
+        for line in _device_spec(node, args.config):
+            print(line)
 
 
 def _read(args: argparse.Namespace) -> Node:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cliff.command import Command
-from cliff.lister import Lister
-
-from nova_hpc.cli import node_config
+from nova_hpc.cli import base, node_config
+from nova_hpc.cli.base import Answer
 from nova_hpc.offer import nvlink_sets as sets
 from nova_hpc.offer import roles
 from nova_hpc.tenancy.ledger import LedgerError
@@ -27,12 +25,15 @@ from nova_hpc.topology.model import address_key
 _NEEDED: Final = ("nvlink_gpus", "nvlink_timeout", "ledger_file", "nvlink_set")
 
 _DIFFERENT: Final = 1
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
 
 
-class _Tidy(Command):
-    """Ends with one line when something is wrong."""
+class _List(base.List):
+    """About the partitions of this node."""
+
+    errors = (
+        *(BackendError, FabricError, LedgerError),
+        *(node_config.ConfigError, sets.NvlinkError, roles.RoleError),
+    )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -40,32 +41,29 @@ class _Tidy(Command):
         node_config.add_options(parser)
         return parser
 
-    def run(self, parsed_args: argparse.Namespace) -> int:
-        """Run the command; 0, 1 when something differs, 2 when it cannot be done."""
-        try:
-            self.options = node_config.read(parsed_args.config, _NEEDED).hpc
-            links = Links.from_options(self.options)
-            if links is None:
-                raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")
-            self.links = links
-            return int(super().run(parsed_args) or 0)
-        except (
-            *(BackendError, FabricError, LedgerError),
-            *(node_config.ConfigError, sets.NvlinkError, roles.RoleError),
-        ) as error:
-            print(f"nova-hpc {self.cmd_name}: {error}", file=sys.stderr)
-            return _BAD_INPUT
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Find the manager of the fabric, and do what the command is for."""
+        self.options = node_config.read(parsed_args.config, _NEEDED).hpc
+        links = Links.from_options(self.options)
+        if links is None:
+            raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")
+        self.links = links
+        return self.act()
+
+    def act(self) -> Answer:
+        """What the command is for."""
+        raise NotImplementedError
 
 
-class List(_Tidy, Lister):
+class List(_List):
     """List the partitions, which of them are active, and whose they are.
 
     Only asks: a manager of the fabric that was restarted is told nothing.
     """
 
-    def take_action(
-        self, parsed_args: argparse.Namespace
-    ) -> tuple[tuple[str, ...], Iterator[tuple[Any, ...]]]:
+    for_people = False
+
+    def act(self) -> Answer:
         """Columns and rows."""
         state = self.links.state()
         if state.lost is not None:
@@ -81,17 +79,17 @@ class List(_Tidy, Lister):
             )
             for one in partitions
         )
-        return ("Partition", "GPUs", "NVLinks", "Active", "Server"), rows
+        return Answer(("Partition", "GPUs", "NVLinks", "Active", "Server"), rows)
 
 
-class Check(_Tidy):
+class Check(_List):
     """Compare the partitions with the NVLink sets of this node.
 
     Prints what is to be written into the configuration. Exit status 1 when
     they differ: servers that get a set that is no partition are refused.
     """
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
+    def act(self) -> Answer:
         """Print the differences."""
         node = sysfs.read(Path(self.options.sysfs_root))
         table = roles.strict(self.options.device_role)
@@ -100,29 +98,30 @@ class Check(_Tidy):
         partitions = self.links.backend.partitions()
         missing, wrong = nvlink.differences(partitions, names)
         for one in wrong:
-            print(f"NVLink set {names[one]!r} is no partition: remove it from [hpc]nvlink_set")
+            self.say(f"NVLink set {names[one]!r} is no partition: remove it from [hpc]nvlink_set")
+        rows = [(names[one], " ".join(_sorted(one)), "remove") for one in wrong]
         ids = {one.gpus: one.id for one in partitions}
         for one in missing:
             entry = {"name": f"partition-{ids[one]}", "devices": _sorted(one)}
-            print(f"nvlink_set = {json.dumps(entry)}")
-        if missing or wrong:
-            return _DIFFERENT
-        print("The NVLink sets of this node are the partitions.")
-        return 0
+            self.say(f"nvlink_set = {json.dumps(entry)}")
+            rows.append((f"partition-{ids[one]}", " ".join(_sorted(one)), "add"))
+        if not rows:
+            self.say("The NVLink sets of this node are the partitions.")
+        return Answer(("Set", "Devices", "Change"), rows, _DIFFERENT if rows else 0)
 
 
-class Restore(_Tidy):
+class Restore(_List):
     """Tell a manager of the fabric that was restarted which partitions servers have.
 
     nova-compute does the same at its next periodic update and before the next
     server starts; NVIDIA's Fabric Manager waits for 60 seconds only.
     """
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
+    def act(self) -> Answer:
         """Send the list."""
         found = self.links.restore()
-        print(f"Active partitions: {', '.join(map(str, found)) or 'none'}")
-        return 0
+        self.say(f"Active partitions: {', '.join(map(str, found)) or 'none'}")
+        return Answer(("Partition",), [(each,) for each in found])
 
 
 def _sorted(gpus: Iterable[str]) -> list[str]:

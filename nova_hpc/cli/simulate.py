@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cliff.command import Command
-
-from nova_hpc.cli.values import Count
+from nova_hpc.cli.base import Answer, CommandError, Count, List
 
 if TYPE_CHECKING:
     from nova_hpc.cloud.simulate.scenario import Scenario
-
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
 
 _EPILOG: Final = """
 Policies: nova-random, nova-spread, nova-pack (stock Nova with its weighers off,
@@ -28,13 +21,15 @@ among the defaults, and ranks hosts by level and distance before damage).
 """
 
 
-class Simulate(Command):
+class Simulate(List):
     """Replay requests over nodes with several placement policies side by side.
 
     Takes nodes and requests from the openb trace, from CSV files or from a
     snapshot of a cloud, and changes nothing anywhere. Needs the extra
     nova-hpc[simulate].
     """
+
+    old_formats = {"table": ""}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -130,29 +125,42 @@ class Simulate(Command):
         )
         output = parser.add_argument_group("output")
         output.add_argument(
-            "--format", choices=("table", "json"), default="table", help="(default: table)"
-        )
-        output.add_argument(
             "--svg", type=Path, metavar="FILE", help="draw the curves into this file"
         )
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Simulate; 0, or 2 after one line that says what is wrong."""
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Simulate, and draw where that is asked for."""
+        args = parsed_args
+        _libraries(args.svg is not None)
+        from nova_hpc.cli import simulation
+        from nova_hpc.cloud.simulate import policies
+        from nova_hpc.cloud.simulate.scenario import document, summarise
+
         try:
-            _libraries(parsed_args.svg is not None)
-            return _simulate(parsed_args)
-        except _InputError as error:
-            print(f"nova-hpc simulate: {error}", file=sys.stderr)
-            return _BAD_INPUT
-        except BrokenPipeError:
-            # The reader (head, less) went away, which is no error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
-
-
-class _InputError(Exception):
-    """The text is for the user."""
+            names = dict.fromkeys(args.policy or policies.DEFAULT)
+            checked = [policies.check(name) for name in names]
+            scenario = _scenario(args)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if args.svg is not None and not args.svg.absolute().parent.is_dir():
+            raise CommandError(f"--svg {args.svg}: there is no such directory")
+        outcomes = simulation.play_all(scenario, checked, range(args.seeds), args.jobs)
+        summaries = summarise(outcomes)
+        if args.svg is not None:
+            try:
+                simulation.draw(scenario, summaries, args.svg)
+            except OSError as error:
+                raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
+        columns, rows = simulation.cells(summaries)
+        return Answer(
+            columns,
+            rows,
+            show=lambda: simulation.table(scenario, summaries, args.seeds),
+            document=lambda: (
+                f"{json.dumps(document(scenario, outcomes, _about(args)), indent=1)}\n"
+            ),
+        )
 
 
 def _libraries(drawing: bool) -> None:
@@ -163,7 +171,7 @@ def _libraries(drawing: bool) -> None:
         if drawing:
             import matplotlib  # noqa: F401
     except ImportError as error:
-        raise _InputError(
+        raise CommandError(
             f"{error.name} is not installed; install nova-hpc[simulate] ({error})"
         ) from error
 
@@ -175,36 +183,8 @@ def _percent(text: str) -> int:
     return value
 
 
-def _simulate(args: argparse.Namespace) -> int:
-    from nova_hpc.cli import simulate_output, simulate_run
-    from nova_hpc.cloud.simulate import policies
-    from nova_hpc.cloud.simulate.scenario import document, summarise
-
-    try:
-        names = [policies.check(name) for name in dict.fromkeys(args.policy or policies.DEFAULT)]
-        scenario = _scenario(args)
-    except ValueError as error:
-        raise _InputError(str(error)) from error
-    if args.svg is not None and not args.svg.absolute().parent.is_dir():
-        raise _InputError(f"--svg {args.svg}: there is no such directory")
-    outcomes = simulate_run.run(scenario, names, range(args.seeds), args.jobs)
-    summaries = summarise(outcomes)
-    if args.format == "json":
-        about = _about(args)
-        print(json.dumps(document(scenario, outcomes, about), indent=1))
-    else:
-        simulate_output.table(scenario, summaries, args.seeds)
-    sys.stdout.flush()
-    if args.svg is not None:
-        try:
-            simulate_output.draw(scenario, summaries, args.svg)
-        except OSError as error:
-            raise _InputError(f"--svg {args.svg}: {error.strerror or error}") from error
-    return 0
-
-
 def _scenario(args: argparse.Namespace) -> Scenario:
-    from nova_hpc.cli import simulate_input
+    from nova_hpc.cli import simulation
     from nova_hpc.cloud.simulate import model
     from nova_hpc.cloud.simulate.scenario import prepare
 
@@ -212,12 +192,12 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         raise ValueError("give --nodes and --requests, or --snapshot")
     if args.snapshot is not None and args.nodes is not None:
         raise ValueError("--nodes and --snapshot exclude each other: a snapshot has nodes")
-    machines, tasks = simulate_input.read(args.nodes, args.requests, args.snapshot, args.role)
+    machines, tasks = simulation.read(args.nodes, args.requests, args.snapshot, args.role)
     if args.nodes_add_type is not None and not args.nodes_add:
         raise ValueError("--nodes-add-type needs --nodes-add")
     if args.nodes_add:
         machines = model.add(machines, args.nodes_add, args.nodes_add_type)
-    machines = simulate_input.with_topology(machines, args.topology)
+    machines = simulation.with_topology(machines, args.topology)
     return prepare(
         machines,
         tasks,
@@ -229,7 +209,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
 
 
 def _about(args: argparse.Namespace) -> dict[str, Any]:
-    from nova_hpc.cli import simulate_output
+    from nova_hpc.cli import simulation
 
     inputs = {
         name: getattr(args, name).name
@@ -241,5 +221,5 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
         "seeds": list(range(args.seeds)),
         "shares": "fractions" if args.fractions else "rounded",
         "topology": [Path(text).name if "/" in text else text for text in args.topology],
-        **simulate_output.provenance(),
+        **simulation.provenance(),
     }

@@ -1,29 +1,87 @@
-"""``nova-hpc simulate snapshot``: keep a cloud as it is now in a file."""
+"""Snapshots of a cloud: where commands get one, and ``nova-hpc simulate snapshot``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from cliff.command import Command
-
-from nova_hpc.cli import cloud
-from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.cli import node_config
+from nova_hpc.cli.base import Answer, CommandError, Record
+from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 
-#: Exit status of bad input; argparse uses the same for bad options.
-_BAD_INPUT: Final = 2
+READERS: Final = "nova_hpc.readers"
+
+#: What an entry point of READERS is: --config-file=FILE and --config-dir=DIR as
+#: Nova's services take them (none: the usual ones) and an image (or None) in, a
+#: snapshot out; raises SnapshotError.
+Reader = Callable[[Sequence[str], str | None], Snapshot]
 
 
-class SaveSnapshot(Command):
+def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
+    """Declare the options that say where the cloud is read.
+
+    :param snapshot: also offer ``--snapshot``.
+    """
+    group = parser.add_argument_group("where the cloud is read")
+    one = group.add_mutually_exclusive_group() if snapshot else group
+    if snapshot:
+        one.add_argument(
+            "--snapshot",
+            type=Path,
+            metavar="FILE",
+            help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
+            "cloud itself is read, as nova-manage reads it",
+        )
+    node_config.add_options(one, "Nova's scheduler")
+
+
+def take(snapshot: Path | None, config: Sequence[str] = (), image: str | None = None) -> Snapshot:
+    """The snapshot in a file, or a fresh one of the cloud.
+
+    :raises SnapshotError: it cannot be had; the text names the cure.
+    """
+    if snapshot is not None:
+        return snapshot_document.read(snapshot)
+    return _reader()(config, image)
+
+
+def _reader() -> Reader:
+    (found, *_) = [
+        *importlib.metadata.entry_points(group=READERS, name="nova"),
+        None,
+    ]
+    if found is None:
+        raise SnapshotError(
+            "nova-hpc is not installed completely (no reader of Nova is registered); "
+            "install it again, or use --snapshot FILE"
+        )
+    try:
+        with warnings.catch_warnings():
+            # What Nova's libraries think of each other is no news to operators.
+            warnings.simplefilter("ignore")
+            return cast(Reader, found.load())
+    except ImportError as error:
+        raise SnapshotError(
+            f"Nova cannot be loaded here ({error}); run nova-hpc with the Python environment of "
+            "Nova's services, where nova-manage runs, or use --snapshot FILE"
+        ) from error
+
+
+class SaveSnapshot(Record):
     """Write what the scheduler knows of the cloud to a file.
 
     The file is JSON. It holds host names, PCI addresses, the names and UUIDs
     of servers with devices, flavors and aliases, but no secrets.
     nova-hpc explain and nova-hpc simulate read it, here or elsewhere.
     """
+
+    errors = (SnapshotError, OSError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the arguments."""
@@ -36,29 +94,32 @@ class SaveSnapshot(Command):
             metavar="IMAGE",
             help="image (name or ID) with whose properties the flavors are read, too",
         )
-        cloud.add_arguments(parser, snapshot=False)
+        add_arguments(parser, snapshot=False)
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Take and write it; 0, or 2 after one line that says what is wrong."""
-        try:
-            taken = cloud.read(None, parsed_args.config, parsed_args.image)
-            text = snapshot_document.dumps(taken)
-            # A file that nobody could read again is worth nothing.
-            snapshot_document.loads(text)
-            if str(parsed_args.file) == "-":
-                sys.stdout.write(text)
-            else:
-                parsed_args.file.write_text(text, encoding="utf-8")
-        except (SnapshotError, OSError) as error:
-            print(f"nova-hpc simulate snapshot: {error}", file=sys.stderr)
-            return _BAD_INPUT
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Take it and write it."""
+        to_stdout = str(parsed_args.file) == "-"
+        if to_stdout and parsed_args.formatter is not None:
+            raise CommandError("-f describes the file: name one instead of -")
+        taken = take(None, parsed_args.config, parsed_args.image)
+        text = snapshot_document.dumps(taken)
+        # A file that nobody could read again is worth nothing.
+        snapshot_document.loads(text)
+        if to_stdout:
+            sys.stdout.write(text)
+        else:
+            parsed_args.file.write_text(text, encoding="utf-8")
         for problem in taken.problems:
             print(f"nova-hpc simulate snapshot: warning: {problem}", file=sys.stderr)
-        if str(parsed_args.file) != "-":
-            devices = sum(len(node.devices) for node in taken.hosts)
-            print(
-                f"{parsed_args.file}: {len(taken.hosts)} hosts, {devices} devices, "
-                f"{len(taken.servers)} servers with devices, {len(taken.flavors)} flavors"
+        devices = sum(len(node.devices) for node in taken.hosts)
+        counts = (len(taken.hosts), devices, len(taken.servers), len(taken.flavors))
+        if not to_stdout:
+            self.say(
+                "{}: {} hosts, {} devices, {} servers with devices, {} flavors".format(
+                    parsed_args.file, *counts
+                )
             )
-        return 0
+        return Answer(
+            ("File", "Hosts", "Devices", "Servers", "Flavors"), (str(parsed_args.file), *counts)
+        )

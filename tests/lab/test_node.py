@@ -51,7 +51,7 @@ def test_the_clock_of_the_node_is_right(lab):
 
 
 def test_the_inventory_in_the_node_shows_every_device(lab):
-    tree = lab.inside("/opt/nova-hpc/venv/bin/nova-hpc inventory --format tree")
+    tree = lab.inside("/opt/nova-hpc/venv/bin/nova-hpc inventory --show tree")
     assert tree.count("1234:1111") == 3
     assert tree.count("VF x2 vfio-pci") == 2
 

@@ -25,7 +25,7 @@ def configure(machine, tmp_path, capsys):
         parser = command.get_parser("nova-hpc configure")
         source = [] if root is None else ["--root", str(root)]
         options = ["--config-file", str(nova_conf), *source, *map(str, args)]
-        status = command.take_action(parser.parse_args(options))
+        status = command.run(parser.parse_args(options))
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
@@ -266,7 +266,7 @@ def at_home(machine, tmp_path, monkeypatch, capsys):
             words += ["--write", str(run.folder)]
         command = Configure(None, None)
         parser = command.get_parser("nova-hpc configure")
-        status = command.take_action(parser.parse_args(words))
+        status = command.run(parser.parse_args(words))
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 

@@ -10,10 +10,8 @@ import sys
 import attrs
 import pytest
 
-from nova_hpc.cli import cloud, explain_show
+from nova_hpc.cli import snapshot
 from nova_hpc.cli.main import main
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell
 from tests.unit.cloud import clouds
@@ -170,7 +168,7 @@ def test_a_damaged_file_is_named(run, file):
     )
 
 
-def test_groups_and_cells_are_named(capsys):
+def test_groups_and_cells_are_named(tmp_path, capsys):
     node = clouds.node("one", [2, 2])
     node = attrs.evolve(node, devices=(*node.devices, clouds.vfs("one", 0), clouds.vfs("one", 1)))
     celled = clouds.flavor(
@@ -180,7 +178,9 @@ def test_groups_and_cells_are_named(capsys):
         cells=[Cell(id=0, dedicated_cpus=4)],
         numa_policy="required",
     )
-    explain_show.show(explain(clouds.cloud(node, flavors=[celled]), Question("pair")))
+    path = tmp_path / "celled.json"
+    path.write_text(snapshot_document.dumps(clouds.cloud(node, flavors=[celled])))
+    assert main(["explain", "--snapshot", str(path), "--flavor", "pair"]) == 0
     out = capsys.readouterr().out
     assert "2 groups; 1 guest NUMA cell" in out
     assert "guest cell 0 on NUMA node 0" in out
@@ -220,8 +220,8 @@ def test_without_nova_the_cure_is_named(monkeypatch, capsys):
             raise ModuleNotFoundError("No module named 'nova'")
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [Entry()])
-    with pytest.raises(cloud.SnapshotError, match="where nova-manage runs, or use --snapshot"):
-        cloud.read(None)
+    with pytest.raises(snapshot.SnapshotError, match="where nova-manage runs, or use --snapshot"):
+        snapshot.take(None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    with pytest.raises(cloud.SnapshotError, match="install it again"):
-        cloud.read(None)
+    with pytest.raises(snapshot.SnapshotError, match="install it again"):
+        snapshot.take(None)

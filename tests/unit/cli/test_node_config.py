@@ -76,5 +76,5 @@ def test_inventory_reads_the_directory_too(home, machine, capsys):
     command = Inventory(None, None)
     words = ["--root", str(machine), "--format", "device-spec"]
     parser = command.get_parser("nova-hpc inventory")
-    assert command.take_action(parser.parse_args(words)) == 0
+    assert command.run(parser.parse_args(words)) == 0
     assert '"hpc_role": "accelerator"' in capsys.readouterr().out

@@ -29,7 +29,7 @@ def files(tmp_path):
 def run(folder, *words, nodes="nodes.csv", requests="requests.csv.gz"):
     command = Simulate(None, None)
     given = ["--nodes", str(folder / nodes), "--requests", str(folder / requests), *words]
-    return command.take_action(command.get_parser("nova-hpc simulate").parse_args(given))
+    return command.run(command.get_parser("nova-hpc simulate").parse_args(given))
 
 
 def test_table(files, capsys):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nova_hpc.cli import simulate_input
+from nova_hpc.cli import simulation
 from nova_hpc.cloud.simulate.scenario import play, prepare
 
 
 def test_best_fit_is_as_published(captures):
     """Published: 95.54 to 96.03 per cent over ten seeds."""
-    machines, tasks = simulate_input.read(
+    machines, tasks = simulation.read(
         captures / "openb" / "openb_node_list_gpu_node.csv.gz",
         captures / "openb" / "openb_pod_list_multigpu50.csv.gz",
         None,

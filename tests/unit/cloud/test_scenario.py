@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.cli import simulate_run
+from nova_hpc.cli import simulation
 from nova_hpc.cloud.simulate import model
 from nova_hpc.cloud.simulate.model import Task, draw, rounded, typical, with_levels
 from nova_hpc.cloud.simulate.scenario import document, play, prepare, summarise
@@ -114,8 +114,8 @@ def test_processes_change_nothing():
     wanted = [Task(f"t{n}", shape(1 + n % 4)) for n in range(40)]
     scenario = prepare(machines, wanted, **{**OPTIONS, "levels": 0.5})
     names = ["nova-random", "random", "fgd", "nova-hpc"]
-    alone = simulate_run.run(scenario, names, range(2), 1)
-    assert alone == simulate_run.run(scenario, names, range(2), 2)
+    alone = simulation.play_all(scenario, names, range(2), 1)
+    assert alone == simulation.play_all(scenario, names, range(2), 2)
     assert [(one.policy, one.seed) for one in alone] == [(n, s) for n in names for s in (0, 1)]
     assert [one.policy for one in summarise(alone)] == names
     result = document(scenario, alone, {})

@@ -119,10 +119,10 @@ def test_command(snapshot, tmp_path, capsys):
     command = Simulate(None, None)
     parser = command.get_parser("nova-hpc simulate")
     words = ["--snapshot", str(file), "--seeds", "1", "--jobs", "1", "--policy", "nova-hpc"]
-    assert command.take_action(parser.parse_args([*words, "--nodes-add", "2"])) == 0
+    assert command.run(parser.parse_args([*words, "--nodes-add", "2"])) == 0
     assert "4 nodes, 5 free GPUs before 2 nodes are added" in capsys.readouterr().out
-    assert command.take_action(parser.parse_args([*words, "--role", "tpu"])) == 2
+    assert command.run(parser.parse_args([*words, "--role", "tpu"])) == 2
     assert "no node has a device of role 'tpu'" in capsys.readouterr().err
     file.write_text("{}")
-    assert command.take_action(parser.parse_args(words)) == 2
+    assert command.run(parser.parse_args(words)) == 2
     assert str(file) in capsys.readouterr().err

@@ -265,7 +265,7 @@ def test_the_command_writes_device_specs(virtual_node: Path, tmp_path: Path) -> 
          "device_role cannot be used"),
         (("--root", "{node}", "--format", "device-spec", "--config-file", "{tmp}/bad.conf"),
          "device_role cannot be used"),
-        (("--root", "{node}", "--format", "yaml"), "invalid choice: 'yaml'"),
+        (("--root", "{node}", "--format", "xml"), "invalid choice: 'xml'"),
         (("--root", "{node}", "--xml", "x"), "not allowed with argument"),
     ],
 )  # fmt: skip

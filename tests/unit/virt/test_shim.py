@@ -1,5 +1,6 @@
 """``nova-hpc install-shim`` beside a Nova that is only a folder."""
 
+import contextlib
 import io
 import os
 import sys
@@ -10,11 +11,6 @@ import pytest
 from nova_hpc.cli import install_shim
 
 ROOT = Path(__file__).parents[3]
-
-
-class App:
-    def __init__(self):
-        self.stdout, self.stderr = io.StringIO(), io.StringIO()
 
 
 @pytest.fixture
@@ -30,13 +26,14 @@ def nova(tmp_path, monkeypatch):
 
 
 def run(*words: str) -> tuple[int, str]:
-    app = App()
-    command = install_shim.InstallShim(app, None)
-    parsed = command.get_parser("nova-hpc install-shim").parse_args(
-        ["--python", sys.executable, *words]
-    )
-    status = command.take_action(parsed)
-    return status, app.stdout.getvalue() + app.stderr.getvalue()
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        command = install_shim.InstallShim(None, None)
+        parsed = command.get_parser("nova-hpc install-shim").parse_args(
+            ["--python", sys.executable, *words]
+        )
+        status = command.run(parsed)
+    return status, text.getvalue()
 
 
 def test_the_life_of_the_file(nova):
@@ -91,11 +88,9 @@ def test_a_nova_whose_interpreter_lacks_this_project(nova, monkeypatch):
 
 
 def test_an_interpreter_that_does_not_run(nova):
-    app = App()
-    command = install_shim.InstallShim(app, None)
-    parsed = command.get_parser("x").parse_args(["--python", "/nonexistent/python3"])
-    assert command.take_action(parsed) == 2
-    assert "/nonexistent/python3" in app.stderr.getvalue()
+    status, text = run("--python", "/nonexistent/python3")
+    assert status == 2
+    assert "/nonexistent/python3" in text
 
 
 @pytest.mark.parametrize(
