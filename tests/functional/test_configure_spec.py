@@ -11,6 +11,7 @@ import os_resource_classes
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from nova import exception, objects
 from nova.compute import pci_placement_translator
 from nova.conf import compute, pci, scheduler, workarounds
@@ -25,7 +26,7 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.offer import declaration, device_spec, roles, settings
+from nova_hpc.offer import configured, declaration, device_spec, roles, settings
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.wire import tags
 from tests.nodes.catalogue import NODES
@@ -351,3 +352,81 @@ def test_the_cpus_of_this_machine(written):
     assert dedicated
     assert not shared & dedicated
     assert shared | dedicated == machine.cpus
+
+
+# --- what is configured already, as Nova understands it ---------------------------
+
+
+def nova_aliases(lines):
+    with config_fixture.Config(CONF) as fixture:
+        fixture.config(alias=lines, group="pci")
+        fixture.config(pci_in_placement=True, group="filter_scheduler")
+        getattr(pci_request.get_alias_from_config, "cache_clear", lambda: None)()
+        try:
+            return pci_request.get_alias_from_config()
+        finally:
+            getattr(pci_request.get_alias_from_config, "cache_clear", lambda: None)()
+
+
+@pytest.mark.parametrize("policy", [{}, {"numa_policy": "preferred"}])
+def test_nova_takes_the_aliases_of_an_operator_and_ours(policy):
+    spec = device_spec.build(MACHINE, ROLES)
+    ours = settings.render(MACHINE, spec, settings.Options()).files[settings.COMMON]
+    lines = [line.removeprefix("alias = ") for line in ours.splitlines() if "alias = " in line]
+    theirs = [json.dumps({**json.loads(lines[0]), **policy})]
+    with pytest.raises(exception.PciInvalidAlias):
+        nova_aliases([*theirs, *lines])
+    before = configured.Configured(other_aliases=tuple(theirs))
+    result = settings.render(MACHINE, spec, settings.Options(), before=before)
+    text = result.files[settings.COMMON]
+    added = [line.removeprefix("alias = ") for line in text.splitlines() if "alias = " in line]
+    assert result.losses[settings.COMMON] == []
+    assert set(nova_aliases([*theirs, *added])) == {json.loads(line)["name"] for line in lines}
+
+
+cpu_ranges = st.tuples(st.integers(0, 70), st.integers(0, 9)).map(
+    lambda pair: f"{pair[0]}-{pair[0] + pair[1]}" if pair[1] else str(pair[0])
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "^", " "]), cpu_ranges), min_size=1, max_size=5))
+def test_sets_of_cpus_are_read_as_nova_does(parts):
+    # Nova takes single CPUs, no ranges, after ^.
+    text = ",".join(
+        mark + (ranges.partition("-")[0] if mark == "^" else ranges) for mark, ranges in parts
+    )
+    assert configured.parse_cpus(text) == hardware.parse_cpu_spec(text)
+
+
+ENTRIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "vendor_id": st.sampled_from(["10de", "15b3", "*"]),
+        "product_id": st.sampled_from(["2330", "1021", "101E", "*"]),
+        "address": st.one_of(
+            st.sampled_from(
+                ["0000:00:00.0", "0000:40:00.0", "*:40:*.*", "40:00.", "*:*:*.1", "0000:40:01.*"]
+            ),
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "domain": st.just("0000"),
+                    "bus": st.sampled_from(["40", "4.", "[04]0", "0[0-2]"]),
+                    "slot": st.sampled_from(["00", "0[01]", ".*"]),
+                    "function": st.sampled_from(["0", "[1-7]", "[0]"]),
+                },
+            ),
+        ),
+    },
+).filter(bool)
+
+
+@several
+@given(machines(), ENTRIES)
+def test_what_an_entry_names_is_what_nova_thinks(machine, entry):
+    """Nobody's device is taken for one that is passed through already, or the reverse."""
+    functions = readable(machine)
+    matcher = nova_whitelist(machine, [json.dumps(entry)])
+    for function in functions:
+        matched = matcher.device_assignable(nova_view(function)) is not None
+        assert configured.matches(entry, function) == matched, (entry, function.address)
