@@ -13,7 +13,7 @@ from nova_hpc.cli import base, node_config
 from nova_hpc.cli.base import Answer
 from nova_hpc.offer import nvlink_sets as sets
 from nova_hpc.offer import roles
-from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink import partitions as nvlink
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.partitions import FabricError
@@ -44,7 +44,7 @@ class _List(base.List):
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Find the manager of the fabric, and do what the command is for."""
         self.options = node_config.read(parsed_args.config, _NEEDED).hpc
-        links = Links.from_options(self.options)
+        links = Links.from_options(self.options, LedgerFile.from_options(self.options))
         if links is None:
             raise BackendError("[hpc]nvlink_backend is none: this node has no partitions")
         self.links = links

@@ -54,12 +54,15 @@ class LedgerFile:
     path: Path
     #: Where the release before kept its files, by :data:`nova_hpc.wire.ledger.BEFORE`.
     before: Mapping[str, Path] = attrs.field(factory=dict, hash=False)
+    #: This process puts these away. Only nova-compute does: as long as that of the
+    #: release before runs, it goes by them, and without them it would know of nothing.
+    takes_over: bool = False
 
     @classmethod
-    def from_options(cls, options: Any) -> LedgerFile:
+    def from_options(cls, options: Any, takes_over: bool = False) -> LedgerFile:
         """As group ``[hpc]`` of the configuration says."""
         before = {name: Path(getattr(options, f"{name}_file")) for name in wire.BEFORE}
-        return cls(Path(options.ledger_file), before)
+        return cls(Path(options.ledger_file), before, takes_over)
 
     # -- what it says ------------------------------------------------------------
 
@@ -103,16 +106,29 @@ class LedgerFile:
         """Change the file; nothing is written when nothing changes.
 
         :returns: what it says then.
-        :raises LedgerError: the file is lost, or cannot be written.
+        :raises LedgerError: the file is lost, or cannot be written; or nova-compute has
+            not taken over yet what the release before has left.
         """
         with _locked(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE):
             old = self._before()
             now = self.known()
             then = edit(now)
+            if old and not self.takes_over:
+                raise LedgerError(
+                    f"{old[0]} is of the release before: restart nova-compute of this node, which "
+                    "takes it over, first"
+                )
             if then != now or any(path.exists() for path in self.before.values()):
                 _save(self.path, then.dumps().encode())
             self._set_aside(old)
             return then
+
+    def take_over(self) -> None:
+        """Put away what the release before has left, once the ledger has it.
+
+        :raises LedgerError: one of its files is lost, or the ledger cannot be written.
+        """
+        self.change(lambda now: now)
 
     @property
     def _text(self) -> str:

@@ -6,8 +6,10 @@ import functools
 from typing import Any
 
 import nova.conf
+from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.tenancy.ledger import LedgerError
 from virt_driver_patches.driver import contract
 from virt_driver_patches.driver.reading import Source
 from virt_driver_patches.driver.tenancy import Tenancy, steps_of
@@ -15,6 +17,7 @@ from virt_driver_patches.driver.withhold import Withholder, in_use
 
 CONF = nova.conf.CONF
 hpc_conf.register(CONF)
+LOG = logging.getLogger(__name__)
 
 
 class HpcNode:
@@ -66,6 +69,10 @@ class HpcNode:
         """
         reading = self.source.read()
         contract.check_devices(reading.specs.offers(reading.node), reading.node)
+        try:
+            self.source.ledger.take_over()
+        except LedgerError as error:
+            LOG.error("PCI devices are not offered: %s", error)
         self.tenancy.begin(reading)
 
     def report(self, resources: dict[str, Any], nodename: str) -> None:

@@ -51,7 +51,7 @@ class Source:
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
             root=Path(conf.hpc.sysfs_root),
-            ledger=LedgerFile.from_options(conf.hpc),
+            ledger=LedgerFile.from_options(conf.hpc, takes_over=True),
             kinds=health.ALL - off,
         )
 

@@ -247,7 +247,7 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
     else:
         LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
     try:
-        links = Links.from_options(conf.hpc, SWITCH_ROLE)
+        links = Links.from_options(conf.hpc, source.ledger, SWITCH_ROLE)
     except BackendError as error:
         raise exception.InvalidConfiguration(str(error)) from error
     if links is not None:

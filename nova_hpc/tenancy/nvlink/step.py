@@ -106,7 +106,9 @@ class Links(Step):
     switch_role: str | None = None
 
     @classmethod
-    def from_options(cls, options: Any, switch_role: str | None = None) -> Links | None:
+    def from_options(
+        cls, options: Any, ledger: LedgerFile, switch_role: str | None = None
+    ) -> Links | None:
         """As group ``[hpc]`` of the configuration says; None where it is switched off.
 
         :raises BackendError: it cannot be used.
@@ -114,7 +116,7 @@ class Links(Step):
         backend = load(options.nvlink_backend, settings(options), run)
         if backend is None:
             return None
-        return cls(backend, LedgerFile.from_options(options), switch_role)
+        return cls(backend, ledger, switch_role)
 
     # -- the protocol ---------------------------------------------------------------
 

@@ -18,7 +18,8 @@ GPU, OTHER = "0000:41:00.0", "0000:42:00.0"
 
 @pytest.fixture
 def file(tmp_path):
-    return LedgerFile(tmp_path / "ledger.json", {each: tmp_path / each for each in BEFORE})
+    before = {each: tmp_path / each for each in BEFORE}
+    return LedgerFile(tmp_path / "ledger.json", before, takes_over=True)
 
 
 # -- quarantine --------------------------------------------------------------------
@@ -252,6 +253,20 @@ def test_one_that_comes_back_adds_to_the_ledger(file):
     assert {"quarantine.before-ledger-2", "hygiene.before-ledger-2"} <= names(file)
 
 
+def test_only_the_service_takes_them_over(file):
+    """The one of the release before may run still, and without them it knows of nothing."""
+    write_old(file)
+    before = names(file)
+    command = attrs.evolve(file, takes_over=False)
+    assert command.read() == NEW
+    with pytest.raises(LedgerError, match="restart nova-compute of this node"):
+        command.quarantine({OTHER: "x"})
+    assert names(file) == before
+    file.take_over()
+    command.quarantine({OTHER: "x"})
+    assert file.read().quarantined == {GPU: "ticket", OTHER: "x"}
+
+
 def test_a_reader_finds_everything_while_they_are_put_away(file, monkeypatch):
     """Before and after every single step of the change."""
     write_old(file)
@@ -276,7 +291,8 @@ def test_killed_while_they_are_put_away(tmp_path):
     for number in range(60):
         folder = tmp_path / str(number)
         folder.mkdir()
-        file = LedgerFile(folder / "ledger.json", {each: folder / each for each in BEFORE})
+        before = {each: folder / each for each in BEFORE}
+        file = LedgerFile(folder / "ledger.json", before, takes_over=True)
         write_old(file)
         child = os.fork()
         if child == 0:

@@ -65,9 +65,11 @@ def manager(tmp_path):
 
 @pytest.fixture
 def links(manager, options):
-    return Links.from_options(
-        options(backend="fabric-manager", address=manager.path, library=library())
-    )
+    return links_of(options(backend="fabric-manager", address=manager.path, library=library()))
+
+
+def links_of(options):
+    return Links.from_options(options, LedgerFile.from_options(options, takes_over=True))
 
 
 def restarted(links):
@@ -318,7 +320,7 @@ def test_servers_that_start_at_once_are_set_one_after_the_other(links, manager):
 
 
 def test_none_is_nobody(options):
-    assert Links.from_options(options()) is None
+    assert links_of(options()) is None
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_none_is_nobody(options):
 )
 def test_bad_settings_are_named_with_the_cure(options, values, why):
     with pytest.raises(BackendError) as caught:
-        Links.from_options(options(**{"backend": "fabric-manager", **values}))
+        links_of(options(**{"backend": "fabric-manager", **values}))
     assert why in str(caught.value)
 
 
@@ -373,7 +375,7 @@ def test_gpus_without_an_address_are_named_by_the_operator(options, tmp_path):
     manager = FabricManager(tmp_path, dict.fromkeys(GPUS, "-"))
 
     def partitions(**values):
-        return Links.from_options(
+        return links_of(
             options(backend="fabric-manager", address=manager.path, library=library(), **values)
         ).backend.partitions()
 
