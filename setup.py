@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """pbr reads setup.cfg; only the home of the one-file shim is said here.
 
 Nova resolves ``compute_driver`` below ``nova.virt`` and ``nova.virt`` is no

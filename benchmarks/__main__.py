@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks``: measure everything, print the table, write it down."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole creates in Nova's own in-process stack, with and without this project.
 
 Runs in a process of its own (``python -m benchmarks.creates``): Nova's

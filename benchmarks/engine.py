@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One host, one request: how long the engine takes to find the optimum."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user would run instead: Placement's own enumeration of 8 of 8 GPUs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's PCIe tree: how long it takes beside Nova's own writing of the domain."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hosts that are measured, in the engine's words. No Nova here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the checks of devices cost: a fresh look at the node, and the start of a server.
 
 The start is measured in Nova's functional stack, in a process of its own

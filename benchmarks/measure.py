@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measuring: interleaved sides, medians, rows of the table. Nothing else is known here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Real HostStates of Nova, real requests, and what Placement would answer for them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the tables and pictures of "How good are the placements?" in the docs.
 
 ::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table: for people, as JSON, and as the page that is committed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Filters and weigher over many hosts: ours with Nova's, against Nova's alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many steps the exact search takes, and what is left where they are too many.
 
 ::

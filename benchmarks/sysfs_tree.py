@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node's sysfs in a folder, for what reads and checks it: 16 GPUs, 16 adapters, their VFs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # plugin.sh - the nova-hpc plug-in of devstack
 #
 # Installs the project beside Nova, derives the node's settings from its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of all patches, for the contributor's page.
 
 ``PYTHONPATH=. python docs/gated_patches.py`` writes it; a test holds that it is there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The house as a picture and a table, made from the code's own imports.
 
 The documentation is built with it: ``conf.py`` calls :func:`write` first, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nova-hpc: virtual HPC clusters on OpenStack Nova.
 
 The core. It imports no Nova: the two plug-in packages (``scheduler_filters``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses devices on one host and offers them to the rest of the scheduler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks Nova's own functions whether an allocation candidate fits a host.
 
 The same functions that NUMATopologyFilter and PciPassthroughFilter call, and

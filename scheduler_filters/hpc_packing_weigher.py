@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HpcPackingWeigher: the host on which a server does least damage comes first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """HpcTopologyFilter: the right devices, or a reason.
 
 For a server with an ``hpc:`` flavor the filter chooses the devices on every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validators of the ``hpc:`` extra specs, for Nova's API.
 
 Nova loads this module through the entry point ``nova.api.extra_spec_validators``

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # The main job in one command: a real OpenStack cloud with a virtual HPC node,
 # and a server from an HPC flavor whose guest proves its devices.
 #

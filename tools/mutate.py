@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Make one fault after another in a copy of the tree, and see which the tests notice.
 
 The faults are rows of tools/faults.toml: a file, a text in it, what stands there

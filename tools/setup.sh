@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Install what the lab and the tests need on Debian 12: packages, and one
 # virtual environment in the user's cache. Idempotent; run as root.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # All tests in one command, the lab's included. Sets up what they need, and
 # prints at the end what took how long.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Run a set of tests, two jobs at a time, and say what took how long.
 
 A job is what one call of tox does: an environment of tox.ini and the words

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """What nova-compute loads: the libvirt driver subclass."""

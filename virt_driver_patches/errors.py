@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the driver raises, and what the user reads of what others raise.
 
 A message is the server's fault as its user reads it: counts, levels, the kind of thing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only root may do, for a service that is not root: by oslo.privsep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the documentation is built: ``sphinx-build -W docs/source docs/build/html``."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab as a whole: open it, bring it up, look at it, take it down."""
 
 from __future__ import annotations

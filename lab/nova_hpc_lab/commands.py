@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc lab``: a real cloud with virtual HPC nodes on one machine."""
 
 from __future__ import annotations

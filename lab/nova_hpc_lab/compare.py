@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Do request, scheduler, libvirt and guest agree on a server? Pure functions.
 
 A device is followed from one account to the next: Placement names a provider,

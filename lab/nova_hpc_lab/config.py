@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration files of the lab's services: data, and the text that oslo.config reads."""
 
 from __future__ import annotations

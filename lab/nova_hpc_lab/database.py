@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab's databases and message broker: their data, made whole or not at all."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc lab demo``: a server from an HPC flavor, and proof of what it got."""
 
 from __future__ import annotations

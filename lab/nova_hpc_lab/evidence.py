@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of one server: the flavor's wishes, each part of the cloud, the guest's report."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps that bring up the virtual nodes and what servers boot there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An ML2 mechanism driver that binds every port without an agent.
 
 Loaded by Neutron's server, and by nothing else, through the entry point

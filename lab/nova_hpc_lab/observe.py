@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Placement and Nova know of the nodes' devices; read only."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of the lab: each in a session of its own, with a pid file and a log.
 
 A pid file holds the pid together with the time the process was started (in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that run as soon as what they need is done, and how they are shown."""
 
 from __future__ import annotations

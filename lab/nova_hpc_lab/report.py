@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc lab status``: everything of a lab, as data and as tables."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve one OpenStack API with waitress: ``python -m nova_hpc_lab.serve MODULE PORT``.
 
 The services come as WSGI applications without a server of their own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of the control plane: how each is started, and how one sees that it works.
 
 A probe uses the service, and raises where that does not work.

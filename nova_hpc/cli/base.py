@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every ``nova-hpc`` command is made of: its output formats and its one error handler.
 
 A command answers with columns and rows, which ``-f json|yaml|table|csv|value``

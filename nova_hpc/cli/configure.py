@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc configure``: the settings of a node and of its cloud."""
 
 from __future__ import annotations

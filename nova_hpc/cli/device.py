@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc device``: which devices may be given, and what is wrong with the others."""
 
 from __future__ import annotations

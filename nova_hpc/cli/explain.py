@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc explain``: would it fit, where, with which devices, and why not."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration files that this project owns: compare, then write whole or not at all."""
 
 from __future__ import annotations

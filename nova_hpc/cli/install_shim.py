@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc install-shim``: make ``compute_driver = hpc...`` loadable.
 
 Nova imports drivers from below ``nova.virt`` only. The wheel places the one

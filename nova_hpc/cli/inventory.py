@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc inventory``: what a node has and where it sits."""
 
 from __future__ import annotations

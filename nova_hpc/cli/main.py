@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``nova-hpc`` command: one program, its commands found by entry points."""
 
 from __future__ import annotations

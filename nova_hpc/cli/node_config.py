@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the configuration of services as they themselves do.
 
 oslo.config looks for ``nova.conf`` and ``nova-compute.conf``, then for the

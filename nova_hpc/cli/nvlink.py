@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc nvlink``: the partitions of this node's NVLink fabric."""
 
 from __future__ import annotations

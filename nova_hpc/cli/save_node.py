@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc inventory --save`` and ``--from``: a node as an archive, for reports of bugs.
 
 The archive holds what the reader of the node looked at and nothing else. What

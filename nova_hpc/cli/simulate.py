@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc simulate``: what placement policies would do to a cloud."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots of a cloud: where commands get one, and ``nova-hpc simulate snapshot``."""
 
 from __future__ import annotations

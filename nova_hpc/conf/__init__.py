@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration options, one module a group.
 
 ``register(conf)`` is called with Nova's own ``CONF`` by the plug-ins and with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of ``[hpc]``: what virtual functions are set to around a tenancy."""
 
 from __future__ import annotations

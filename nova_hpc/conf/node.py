@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of ``[hpc]``: how a node reads, checks and cleans its devices."""
 
 from __future__ import annotations

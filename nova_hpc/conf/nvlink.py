@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of ``[hpc]``: NVLink sets, and who activates their partitions."""
 
 from __future__ import annotations

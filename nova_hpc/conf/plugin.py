@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an option names by an entry point."""
 
 from __future__ import annotations

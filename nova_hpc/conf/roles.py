@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of ``[hpc]``: which PCI functions play which role."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of ``[hpc]``: the filter and the weigher."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a scheduler process remembers between requests: results, and what it has said.
 
 Nova builds its host states anew for every request, so nothing can be kept on

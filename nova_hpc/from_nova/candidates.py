@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the allocation candidate that names the chosen devices.
 
 Placement's own candidates are cut off without regard to topology, so one of

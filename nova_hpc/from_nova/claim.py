@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nova's records in the engine's words: what is offered, what a server claims."""
 
 from __future__ import annotations

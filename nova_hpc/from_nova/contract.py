@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Nova is supported, and what has to hold in the scheduler for ``hpc:`` flavors.
 
 Nothing here matters for other flavors: a scheduler that is not set up for

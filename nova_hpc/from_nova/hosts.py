@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads Nova's host states into the words of the placement engine.
 
 The only place that knows how Nova keeps pools and NUMA cells. Hosts that have

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads one of Nova's PCI pools: the same wherever the same device sits.
 
 Nodes of one kind have the same devices at the same addresses. What a pool says,

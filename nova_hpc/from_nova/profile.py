@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cloud's own flavors as the profile that damage is measured against.
 
 Of two device sets that serve a server equally well, the better one leaves more

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Asks Placement which devices are free at this moment.
 
 The pools of a host state are what the compute node last saved. A server that

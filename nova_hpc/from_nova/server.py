@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server asks for, from whatever Nova has of it.
 
 The scheduler has a request specification, a node an instance with what it has

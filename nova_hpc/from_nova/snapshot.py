@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads a whole cloud as the scheduler does, into a snapshot.
 
 The entry point ``nova_hpc.readers``: the commands of nova-hpc find it there.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One compute node for a snapshot: what is free, and what servers have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command ``nova-hpc-guest``: what the cloud promised, and what is there.
 
 It runs in guests: Python's standard library only, Python 3.8 or newer, and

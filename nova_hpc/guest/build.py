@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pack the command for guests: a single file, or a part of cloud-init's user data.
 
 ``python3 -m nova_hpc.guest.build FILE`` writes the command itself, and with

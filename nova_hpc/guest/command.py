@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc-guest``: show, check and install what the cloud promised this machine."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The document that the cloud hands to a guest, and where it lies.
 
 The schema is described in the user guide. Within a version keys may be added;

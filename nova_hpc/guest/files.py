@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of this machine, or of a captured one below a directory.
 
 A capture's links may be absolute: they are read as text and never followed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``install`` leaves on the machine.
 
 Below ``/run``, and so never older than the boot: copies for those who are not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this machine has: PCI functions, NUMA nodes, huge pages.
 
 Nothing raises: what cannot be read is None.

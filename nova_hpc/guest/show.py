@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was promised and where it is, for people and for programs."""
 
 from __future__ import annotations

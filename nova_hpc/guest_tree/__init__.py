@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The PCIe tree that a guest gets, as a plan.
 
 Claimed devices with their places on the host go in; a tree of expanders,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a guest is told about its devices: a document, and NCCL's topology.
 
 Neither holds a name, an address or a serial number of the host: switches and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of the plan: devices, bridges, seats."""
 
 from __future__ import annotations

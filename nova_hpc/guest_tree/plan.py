@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the devices' places on the host to the guest's tree.
 
 The rule is that :func:`nova_hpc.topology.level.distance` says the same of

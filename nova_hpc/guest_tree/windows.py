@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much 64-bit address space devices need in a guest.
 
 A device's memory is mapped into a window of the port above it, and that lies

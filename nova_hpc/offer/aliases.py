@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names under which flavors ask for devices: ``[pci]alias``."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the services of a node are told already, and what new settings would take from it.
 
 Pure: texts of options in, losses out. Other people's filters, weighers and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the operator wants of a node's offer that its inventory cannot know."""
 
 from __future__ import annotations

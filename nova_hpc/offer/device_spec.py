@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the inventory of a node to its entries of ``[pci]device_spec``.
 
 One entry offers one physical device, or the virtual functions of one physical

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which GPUs of a node are linked: the entries of ``[hpc]nvlink_set``.
 
 The operator writes the sets down, because nothing in sysfs tells them; only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which PCI function plays which role: the entries of ``[hpc]device_role``.
 
 Roles come from configuration, never from ids in code. Each entry is a JSON

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of Nova and Placement that this project needs, as include files.
 
 Pure: an inventory in, texts out. The files are disjoint, so that a machine

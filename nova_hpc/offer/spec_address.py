@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How an entry of ``[pci]device_spec`` names its devices.
 
 What Nova's matcher (``nova/pci/devspec.py``) does, and what follows:

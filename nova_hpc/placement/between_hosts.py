@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts among each other: which are alike for a request, and which is best.
 
 On one host closer devices are always better. Between hosts that give what was

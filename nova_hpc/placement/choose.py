@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choose the best device sets of one host for one request.
 
 Pure and deterministic: the same input gives the same answer, in whatever

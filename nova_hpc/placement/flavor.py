@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``hpc:`` keys of flavors: their words, and the rules between them.
 
 Nova's own specs say what a server gets; the ``hpc:`` keys say only how it

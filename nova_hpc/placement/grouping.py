@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``hpc:group``: which devices belong together.
 
 ``gpu:1,vf:1`` says that one GPU and one virtual function are a unit; a server

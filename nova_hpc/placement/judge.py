@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does a set of devices that somebody else chose satisfy a request?
 
 The compute node asks this about the devices that Nova has claimed, before a

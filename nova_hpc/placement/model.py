@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the placement engine is asked, and what it answers. Data only.
 
 A *request* is a flavor in the engine's words, a *host* is what one node has

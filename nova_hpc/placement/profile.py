@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a cloud usually sells, and what a placement takes away from it.
 
 A *profile* is the mix of flavors that later servers will ask for. The *damage* of a

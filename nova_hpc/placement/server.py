@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server asks for, and which roles its devices play: the inputs of a request.
 
 The scheduler reads a request specification, a node what the server has claimed,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other devices that are exactly as good: so that racing schedulers do not collide.
 
 Schedulers that decide at the same moment see the same host, and all of them

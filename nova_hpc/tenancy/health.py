@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """May a device be given to a guest at all? Judgement of a fresh reading.
 
 Pure: a node as data in, findings out. The rules for IOMMU groups are those of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of the ledger: whole at all times, below locks, taken over from before.
 
 A file is written beside its place, flushed to the disk and renamed, and then a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to devices around a server: one protocol, and one step for each concern.
 
 A step is asked before a server starts with devices, before it starts again with

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node as data: model, readers and writers."""

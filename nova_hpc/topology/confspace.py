@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration space of a PCI function, as sysfs hands it out.
 
 Everybody may read the first 64 bytes, root 256 (conventional PCI) or 4096

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of CPUs in the notations of the kernel and of hwloc.
 
 No number is trusted: a mask or list beyond :data:`MOST` is nonsense, not an

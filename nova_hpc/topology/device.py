@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One PCI function, from its directory in sysfs.
 
 Where a capture or an unprivileged reader lacks a file, the configuration space

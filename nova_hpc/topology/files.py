@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files below a root directory: the live system, or a capture of another one.
 
 A capture keeps the symbolic links of the machine it was taken from, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a PCI function sits, and how close several of them are.
 
 The words are those of the flavor language (``hpc:affinity``) and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a node from the XML that ``lstopo`` writes (hwloc 1, 2 and 3).
 
 The XML knows less than sysfs: no drivers, IOMMU groups, reset methods or VFs,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One compute node as immutable data.
 
 Every reader of this package (sysfs, lstopo XML) makes a :class:`Node`, and

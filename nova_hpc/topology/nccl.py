@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A topology as NCCL reads it: the file that ``NCCL_TOPO_FILE`` names.
 
 NCCL puts GPUs and adapters where the

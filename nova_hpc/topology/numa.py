@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NUMA nodes, CPUs, memory and hugepages, from sysfs and procfs.
 
 Rules, which are also hwloc's, so that both see the same machine:

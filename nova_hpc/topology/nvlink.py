@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVLink sets as the tags of their members: written by nodes, read back by schedulers.
 
 A *set* is what a server may use as a whole: all GPUs of a partition of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does traffic between two devices stay below the switch that they share?
 
 A downstream port with ACS request redirect sends what a device writes to its

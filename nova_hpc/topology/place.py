@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From single functions to a tree: paths, kinds of bridges, locality, groups.
 
 A reader hands over one :class:`Raw` for each function with what its source

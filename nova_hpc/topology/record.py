@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a reading of a node looked at: recorded while it is read, and read again.
 
 A record holds exactly what the readers asked for and was there, so there is no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a node from ``/sys`` and ``/proc``, of this machine or of a capture.
 
 Nothing raises: what cannot be read or makes no sense makes one function

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node as a text tree, for people.
 
 Downstream ports of switches and empty ports are not drawn: what is below a

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every text that crosses a process or an upgrade."""

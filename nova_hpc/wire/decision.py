@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was decided for a server, as it is stored with the server.
 
 The devices themselves are Nova's PCI records and are not repeated here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node adds to Nova's own record of a PCI device: the device's tags.
 
 Nova's pools hold free devices only, so the place of a device that a server has

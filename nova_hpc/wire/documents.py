@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every wire document: its version, who writes and reads it, and where it lies.
 
 The contributor guide ("Wire documents") has the same as a table, and a test compares

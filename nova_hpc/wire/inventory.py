@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node as a JSON document with a version.
 
 The schema is described in the contributor guide (inventory-schema). Within a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger: what a node remembers of its devices between two servers.
 
 One JSON object in a file of the node, ``[hpc]ledger_file``::

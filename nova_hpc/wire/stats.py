@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``stats['hpc']``: what a node says about itself beyond its PCI pools.
 
 Nova carries the ``stats`` of ``get_available_resource`` to the scheduler's

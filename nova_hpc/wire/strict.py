@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads JSON objects into attrs classes strictly: every error says where and what.
 
 cattrs knows the classes. What it does not do by itself: it lets ``"7"`` pass for 7 and a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``hpc_*`` tags of ``[pci]device_spec``: the contract between a node's
 inventory (which writes them), Nova (which carries any extra key of a device
 specification into the PCI pools) and the scheduler (which reads them).

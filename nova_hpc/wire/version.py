@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one rule by which every wire document changes, and its readers judge it.
 
 A version is a whole number. Within one, keys may be added; none is removed and none

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recorded contract of NVIDIA Fabric Manager: a shared library, compiled for tests.
 
 It was written from NVIDIA's user guide and was not compared with the real

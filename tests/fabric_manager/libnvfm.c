@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 /*
  * A stand-in for NVIDIA Fabric Manager and its library, for tests.
  *

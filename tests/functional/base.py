@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of this project's functional tests: Nova's own stack in one process.
 
 API, conductor, scheduler, a real Placement and real compute managers with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets pytest run tests that are built on Nova's test classes.
 
 Also usable as a plug-in (``-p tests.functional.conftest``) to run Nova's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of the driver's functional tests: hosts with a sysfs of their own."""
 
 from __future__ import annotations

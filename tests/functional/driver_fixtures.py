@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small sysfs for the hosts of the driver's tests, so that the real reader runs.
 
 Nova's fake libvirt knows the PCI devices, but there is no ``/sys`` behind

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts with a given PCIe topology, for Nova's fake libvirt.
 
 A :class:`Shape` says how many GPUs and adapters sit below which switch, PCIe

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks still run. What they measure is no matter here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ``nova-hpc configure`` writes, read by Nova's and Placement's own code."""
 
 from __future__ import annotations

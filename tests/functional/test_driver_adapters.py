@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual functions are set before a server starts, and put back after it.
 
 The InfiniBand adapter is the recorded contract of NVIDIA's own driver in a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Taking devices out of a running guest, which may be slow, or never do it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """With this project's driver, explain also knows where devices in use sit."""
 
 from __future__ import annotations

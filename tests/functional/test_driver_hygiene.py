@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices are cleaned and checked between two servers, and never given dirty."""
 
 from __future__ import annotations

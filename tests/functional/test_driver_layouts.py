@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The driver loads in every layout in which Nova and this project are installed.
 
 The virtual environments are real, and so is pip; only Nova is not copied, but

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's PCIe tree, through the actions of a server's life."""
 
 from __future__ import annotations

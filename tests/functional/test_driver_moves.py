@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that restart and move: aligned, or refused before anything is touched."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's NVLink partition is active while it has its GPUs, and nobody else's."""
 
 from __future__ import annotations

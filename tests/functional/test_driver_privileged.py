@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What only root may do, through a real daemon of oslo.privsep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check before a guest starts, inside Nova's own stack."""
 
 from __future__ import annotations

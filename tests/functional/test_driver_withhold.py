@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices that must not be given are lost to Nova and Placement; those in use are not."""
 
 from __future__ import annotations

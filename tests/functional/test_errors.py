@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user reads of a failure: which kind of thing, the request, and nothing of the host."""
 
 from __future__ import annotations

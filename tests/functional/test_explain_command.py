@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc explain`` beside Nova: configurations that it cannot use."""
 
 import subprocess

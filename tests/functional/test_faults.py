@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Faults and attacks from outside: what users write, hardware and libvirt that die."""
 
 from __future__ import annotations

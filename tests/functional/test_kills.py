@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nova-compute is killed at a few steps; all of them: ``python -m tests.functional.kills``."""
 
 from __future__ import annotations

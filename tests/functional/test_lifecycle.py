@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every action of a server's life: what it keeps, or why it is refused.
 
 ``python -m tests.functional.lifecycle --write`` puts what these tests see into the

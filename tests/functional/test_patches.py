@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The wraps of Nova's functions: where they are, that the page shows them, that they are gated."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers get devices that sit together, and exactly those that were chosen."""
 
 from __future__ import annotations

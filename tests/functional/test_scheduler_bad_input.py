@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a scheduler meets that it should not have to: never a crash."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the scheduler's part relies on in Nova, without Nova promising it.
 
 A failure here after an update of Nova says which assumption no longer holds.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc explain`` says what the scheduler does, on Nova's own stack."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What else Nova's scheduler can do still holds with ``hpc:`` flavors."""
 
 from __future__ import annotations

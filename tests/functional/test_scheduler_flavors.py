@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flavors: what is refused where, and that stock flavors are left alone."""
 
 from __future__ import annotations

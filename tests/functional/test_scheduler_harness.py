@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harness itself: without the filter Nova works on our hosts as it always did."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers with ``hpc:`` flavors on the move: aligned, or refused and unharmed."""
 
 from __future__ import annotations

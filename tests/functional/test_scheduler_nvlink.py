@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole NVLink sets: from the node's tags to the scheduler, and the node's own check."""
 
 from __future__ import annotations

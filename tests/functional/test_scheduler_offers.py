@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the filter offers passes Nova's own filters, whatever the cloud looks like."""
 
 from __future__ import annotations

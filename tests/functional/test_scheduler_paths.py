@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every way in which a server reaches the scheduler."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cloud's flavors as the profile that damage is measured against, from Nova's own database."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading Nova's own objects, without services."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scheduler, node and explain read the same request from the same flavor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An upgrade loses nothing: files and servers of the release before, below the present code."""
 
 from __future__ import annotations

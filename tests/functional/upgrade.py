@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The node whose upgrade is tested: what it has, and what its servers ask for.
 
 Two switches, with two GPUs and an InfiniBand adapter of one virtual function on

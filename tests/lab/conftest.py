@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One lab for all tests here: the real cloud with one virtual node, whose shape tests choose.
 
 It has ports and a state of its own, and shares the cache of images with the

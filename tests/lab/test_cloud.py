@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lab from the outside: what a user types and reads."""
 
 import ipaddress

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several real schedulers race on a real Placement, with a MariaDB of their own.
 
 ``python -m tests.functional.concurrency`` runs the large ones.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A device whose reset fails, in the real node: quarantined, and back by the operator.
 
 The kernel lets root take a device's ways to be reset away (an empty

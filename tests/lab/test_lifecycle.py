@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each action on a running server leaves of its devices, tree and addresses.
 
 All of it on one server with the mirrored tree, in the order in which a user

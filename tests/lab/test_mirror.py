@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a guest sees of its devices, against what the host has: every pair."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual node from the inside, and what becomes of it when it freezes."""
 
 import signal

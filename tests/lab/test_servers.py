@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers as their users have them: with a port of a network, and put away for a while.
 
 The smallest flavor with devices; what counts is what the guest reports.

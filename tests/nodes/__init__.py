@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic nodes: whole machines, described in a few lines and written as sysfs.
 
 :mod:`describe` has the words of a description, :mod:`catalogue` the nodes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m tests.nodes NAME DIRECTORY``: write a synthetic node, to look at it."""
 
 from __future__ import annotations

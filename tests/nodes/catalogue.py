@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The synthetic nodes, each wired as machines of its kind are.
 
 Classes, ids, kinds of links, NUMA distances and PCI domains are those of real

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configuration spaces, byte for byte as a device would answer.
 
 Layouts: PCI Local Bus 3.0 chapter 6, PCI Express Base 5.0 chapter 7.

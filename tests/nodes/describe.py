@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words in which a synthetic node is described. Data only."""
 
 from __future__ import annotations

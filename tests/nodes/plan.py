@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a description to functions with addresses, places and IOMMU groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a synthetic node as the ``/sys`` and ``/proc`` that its kernel would show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How Hypothesis runs: how long an example takes is never a failure."""
 
 import os

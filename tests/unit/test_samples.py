@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files below ``etc`` say what the code does.
 
 ``python -m tests.unit.test_samples`` writes them anew.

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest domain: Nova's own, changed in one pass."""

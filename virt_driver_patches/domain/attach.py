@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices are taken out of a guest, all or none, and come back to their places.
 
 Nova takes passed-through devices off a guest before its memory is saved (at a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Emulator and I/O threads leave the CPUs that are pinned to vCPUs.
 
 Nova pins them to all CPUs of the guest's own cells, and so to the very CPUs of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the guest is told, put into its domain as entries of fw_cfg.
 
 Everything that is said follows from the finished domain (which device sits where in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The domain of a guest: Nova's text, parsed once, changed in one pass, written once.
 
 Each change is a function on a :class:`GuestDomain`: the PCIe tree

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's PCIe tree in its domain: controllers, places, address space, cliques.
 
 It serves ``hpc:guest_topology`` ``mirror`` and ``numa``: the plan says what is built.

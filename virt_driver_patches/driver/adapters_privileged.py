@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make settings of adapters for a service that is not root: by oslo.privsep.
 
 In the same daemon as :mod:`virt_driver_patches.privileged`, so that one entry

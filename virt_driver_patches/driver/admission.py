@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """May a server start here, with the devices that it has? The checks at each action.
 
 What is checked is in :mod:`virt_driver_patches.driver.before_start`; this is when, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check before a guest starts.
 
 Two questions. May these devices be given (health, from a fresh reading)? And

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which PCIe tree a server gets: the flavor's word, the record, the plan.
 
 The record (``hpc_guest_abi``) is made when a server starts for the first time

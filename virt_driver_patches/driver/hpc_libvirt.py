@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The libvirt driver of HPC nodes: Nova's own, with a check before each start.
 
 Thin on purpose: every override hands on to Nova, and the work is done by the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A compute node: its devices, what is done to them around a server, what it reports."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One look at the node: its topology, its quarantine, what it offers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is done to devices around a server, in Nova's words.
 
 The steps are :class:`nova_hpc.tenancy.step.Step`; here their protocol meets the

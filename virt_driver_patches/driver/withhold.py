@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leave devices that must not be given out of what the node reports.
 
 Nova's PCI tracker and Placement lose a device that is missing in

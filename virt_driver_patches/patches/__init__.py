@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wraps of single functions of Nova, each gated by release and signature."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gate in front of every function of Nova that this project wraps or overrides.
 
 A plug-in or a subclass comes before a wrap. Where Nova has no such place, the process's

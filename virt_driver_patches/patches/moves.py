@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A move claims the devices that the scheduler chose, and is checked before anything else.
 
 For a new server Nova writes the providers of the scheduler's allocation into the PCI

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What libvirt says of PCI devices reaches Nova's PCI tracker at every periodic update.
 
 Nova asks the driver for its PCI devices at every update, but hands them to its PCI

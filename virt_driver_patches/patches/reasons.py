@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reason of a refusal or a failure reaches the user, and no name of the host does.
 
 When a build fails and no other host is left, Nova's conductor replaces the reason by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An action is refused before Nova has begun it.
 
 Nova powers a server off before it asks the driver to rescue it. It takes a refused

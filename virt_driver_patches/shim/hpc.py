@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nova-hpc: lets ``[DEFAULT]compute_driver = hpc.HpcLibvirtDriver`` load.
 
 Nova looks drivers up below ``nova.virt``, which is no namespace package; this

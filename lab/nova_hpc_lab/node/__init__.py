@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The virtual HPC node: an emulated machine with two NUMA nodes, a VT-d IOMMU,
 PCIe switches, SR-IOV adapters and GPU stand-ins, real libvirt and nova-compute.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files in the cache: named by what they are made of, whole, and checked before use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The configuration disk of a node: made anew at each start, small, read-only in the node.
 
 It holds everything that changes more often than the image: the project's own

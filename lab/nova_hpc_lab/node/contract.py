@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parts of a virtual node tell each other, and the rest of the lab.
 
 The control plane of the lab (``nova_hpc_lab``) and the virtual node

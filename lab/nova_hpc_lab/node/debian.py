@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Debian part of the node's root disk: packages, and where they come from."""
 
 from __future__ import annotations

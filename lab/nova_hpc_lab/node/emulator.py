@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The QEMU that emulates the node: newer than Debian 12 and its backports have.
 
 Up to 10.0, QEMU now and then leads a processor's write to a device astray while

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tenant's guest: a Debian kernel and an initramfs that reports what it sees."""
 
 from __future__ import annotations

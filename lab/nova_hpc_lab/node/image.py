@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The root disk of the virtual node, built once and cached.
 
 Two stages, each an entry of the cache of its own: Debian's packages (minutes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small initial RAM file systems, made without tools and without root.
 
 The node and the tenant's guest boot from archives of a few megabytes that hold

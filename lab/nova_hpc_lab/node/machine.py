@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One virtual node: its files, its supervisor, its state."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python for the node, without what a compute never loads, and for the tenant's guest.
 
 A whole Python would take longer to unpack in software emulation than the guest's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a shape to QEMU's command line; a pure function.
 
 Some of what is said here was learnt the hard way. The firmware gives up with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shape of a virtual node: sockets, NUMA nodes, PCIe trees and devices, from YAML.
 
 A shape says what hardware is emulated; :mod:`nova_hpc_lab.node.qemu` turns it

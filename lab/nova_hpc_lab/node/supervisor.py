@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keeps one virtual node alive: starts QEMU, listens for signs of life, starts it again.
 
 A process of its own for each node (``python -m nova_hpc_lab.node.supervisor

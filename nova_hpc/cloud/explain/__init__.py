@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a server would get the devices that it would get, or none.
 
 Pure: a snapshot and a question in, a report out. The answer for each host is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answers of ``explain`` as JSON documents with a version.
 
 Within a version keys may be added; a key is never removed and never changes

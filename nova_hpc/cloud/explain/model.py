@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions and reports of ``explain``. Data only."""
 
 from __future__ import annotations

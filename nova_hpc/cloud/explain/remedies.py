@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What would make a server fit. Nothing is guessed: each remedy was tried.
 
 Every candidate is a changed flavor or a changed node that goes through

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of all nodes, as arrays over the nodes, and how fragmented it is.
 
 One request touches one node, so every sum that policies ask for is kept up to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes and requests from CSV, and from the snapshot of a cloud.
 
 A CSV is of the openb trace or of a simple form of our own; the header says which.

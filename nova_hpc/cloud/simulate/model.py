@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is simulated: machines, with where their GPUs sit, and tasks, with their order.
 
 Data and drawing, no state.

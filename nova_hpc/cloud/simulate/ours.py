@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our own policy: what the scheduler does, by the functions that it calls.
 
 Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every policy is, and those of stock Nova and of the literature.
 
 A policy picks a node, and then GPUs on it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One policy and one order of arrivals, replayed; and what all of them add up to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cloud at one moment, as far as placement is concerned. Data only.
 
 A snapshot is the only form in which this package knows a cloud: ``explain``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A snapshot as a JSON document with a version, and back.
 
 Reading is strict: whatever is missing, unknown, of the wrong type or absurd is

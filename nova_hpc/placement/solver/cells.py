@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which guest cell goes to which NUMA node of the host.
 
 Exact, over the nodes in order: alike cells are interchangeable, so a state is

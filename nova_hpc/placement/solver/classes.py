@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host as a tree of domains, in which equal subtrees have one class.
 
 Two subtrees are of one class if nothing but names tells them apart; the search

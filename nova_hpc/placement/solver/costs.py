@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the exact search spends: steps, and what devices cost.
 
 Costs are packed into one integer. From the left: spread, damage, groups lost,

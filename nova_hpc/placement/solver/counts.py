@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many groups each part of the host can hold, and at what cost.
 
 Devices of one domain are interchangeable, so these tables count groups in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a request needs, in counts; and when given capacities can serve it.
 
 Wants with one name are the same alias written twice and are one need here.

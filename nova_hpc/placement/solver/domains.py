@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The host as the solver sees it: usable pools in a tree of nested domains.
 
 Ranks are finer than the levels of ``hpc:affinity``: below one switch the

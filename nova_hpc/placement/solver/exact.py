@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact search: a dynamic program over the tree of domains.
 
 The table of a class maps each state (see problem.Layout) to the least cost of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bounded way to a good device set, where the exact search would take too long.
 
 Exact for the level that every group reaches and for the balance over the

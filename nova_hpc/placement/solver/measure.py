@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a finished choice is worth: its level, its distance and its score.
 
 Computed from the devices alone, by the definitions and not by the search, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything about one request on one host that the exact search looks up.
 
 States of the search are counts, packed into one integer each: adding two

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the states of the exact search back to devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sentences: what was chosen, and the nearest miss.
 
 The texts for users name counts and levels only. Those for operators may name

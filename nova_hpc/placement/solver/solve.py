@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The search in the order of the objective: levels, NVLink sets, distances, cost."""
 
 from __future__ import annotations

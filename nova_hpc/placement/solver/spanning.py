@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices of several domains that go together: NVLink sets and wide IOMMU units.
 
 No table of a domain can hold them. Which of them a server takes is chosen from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set virtual functions before a guest starts, and put them back after it.
 
 The planning is in :mod:`nova_hpc.tenancy.adapters.settings`; here the kernel is met,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which virtual function of which adapter an address is, and what can set it."""
 
 from __future__ import annotations

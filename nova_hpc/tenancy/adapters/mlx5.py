@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """InfiniBand virtual functions of mlx5 adapters, through sysfs.
 
 The files are those of NVIDIA's own driver (MLNX_OFED, DOCA-OFED)::

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ethernet virtual functions of any driver, through rtnetlink."""
 
 from __future__ import annotations

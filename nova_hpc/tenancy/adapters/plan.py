@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plan what the virtual functions of a server become: their addresses and their records.
 
 An address that no port gives is computed from the server's UUID and the number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a virtual function is set to, and in which order. Pure.
 
 The values come from the port's binding, from :mod:`nova_hpc.tenancy.adapters.plan`, or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set virtual functions of adapters: the step that sets them, and puts them back.
 
 The rules, which hold whenever the service is killed:

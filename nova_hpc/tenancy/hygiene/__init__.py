@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices between two servers: marked before, cleaned and checked after."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a device looks like when it is well, and how it differs from that now.
 
 A snapshot holds what no guest may change: identity, sizes of the BARs, the

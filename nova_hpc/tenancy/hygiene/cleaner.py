@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cleaners: how a device of one role is made ready for the next server.
 
 A cleaner resets, and checks what only it can know; that the device then looks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Look at devices: what they are now, beside what the ledger knows of them."""
 
 from __future__ import annotations

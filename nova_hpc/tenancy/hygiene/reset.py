@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reset a device without being caught in it.
 
 The kernel resets while it handles the write to ``reset``, and a device that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clean devices: the step that resets them and compares them with their baseline.
 
 The rules, which hold whenever the service is killed:

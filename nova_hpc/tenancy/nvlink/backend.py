@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a manager of an NVLink fabric is asked, whoever made it.
 
 Backends are found by the entry points of the namespace

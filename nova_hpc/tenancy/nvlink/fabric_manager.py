@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVIDIA Fabric Manager in its shared NVSwitch mode (``FABRIC_MODE=1``).
 
 The library is called by :mod:`nova_hpc.tenancy.nvlink.fabric_manager_call`, in a process of

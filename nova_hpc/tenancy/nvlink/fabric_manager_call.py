@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One call of NVIDIA Fabric Manager's library, in a process of its own.
 
 A library that waits for a manager that hangs cannot be interrupted, so the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which partitions of an NVLink fabric a server gets. Pure.
 
 A *partition* is a set of GPUs that the manager of the fabric can link to one

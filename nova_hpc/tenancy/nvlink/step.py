@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set NVLink partitions: the step that makes those of a server active, and no other.
 
 The manager of the fabric knows the partitions, Nova knows who has the GPUs,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m tests.functional.concurrency``: run the races and print the table."""
 
 from __future__ import annotations

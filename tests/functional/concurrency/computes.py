@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All compute nodes of a race in one process: Nova's own resource trackers.
 
 Each host has a real ``ResourceTracker`` that registers it (compute node, PCI

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a race is, what came out of it, and how that is counted. No Nova here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a process of a race becomes one of Nova's: configuration, logs, threads."""
 
 from __future__ import annotations

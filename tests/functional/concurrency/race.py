@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs races: starts the processes, hands out the servers, counts what came out."""
 
 from __future__ import annotations

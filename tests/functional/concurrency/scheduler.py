@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One scheduler worker: Nova's own SchedulerManager in a process of its own."""
 
 from __future__ import annotations

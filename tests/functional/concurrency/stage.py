@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stage of a race: a private MariaDB and a real Placement on this machine.
 
 Both live below a temporary folder, and end with the context. The process that

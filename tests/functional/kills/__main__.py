@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``python -m tests.functional.kills``: kill at each step and print the table."""
 
 from __future__ import annotations

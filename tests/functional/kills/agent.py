@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fault agent: names every durable step of the process, and dies at one of them.
 
 A *step* is whatever outlives the process: a commit that wrote, a request that

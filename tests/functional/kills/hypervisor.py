@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nova's fake libvirt, with domains that outlive nova-compute as real ones do.
 
 They are kept in one file, which stands for libvirtd and QEMU. It also notes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lives as another process sees them: started by a fork, ordered, killed.
 
 The process that forks has imported Nova and started none of it, so a life

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of a run as a page of the documentation has it."""
 
 from __future__ import annotations

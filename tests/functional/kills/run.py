@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The course of a run: trace a clean one, then kill at each step and recover."""
 
 from __future__ import annotations

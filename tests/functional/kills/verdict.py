@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is the node after the recovery as it was before? Pure: facts in, complaints out."""
 
 from __future__ import annotations

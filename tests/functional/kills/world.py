@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One life of the services: Nova's own stack on a world that is on the disk.
 
 A world is a folder: Nova's and Placement's databases (SQLite, in WAL mode), the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the table of the life cycle into the documentation.
 
 ``python -m tests.functional.lifecycle --write`` runs the tests, takes what they

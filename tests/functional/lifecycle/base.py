@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that are looked at before and after each action."""
 
 from __future__ import annotations

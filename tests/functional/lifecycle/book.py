@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collects what the tests see, and compares it with the committed table."""
 
 from __future__ import annotations

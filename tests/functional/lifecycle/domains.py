@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Domains of Nova's fake libvirt that keep their XML, as those of libvirt do.
 
 The fake reads a few things out of a domain's XML and writes them into a

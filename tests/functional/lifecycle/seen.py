@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a look at a server finds, and the words that two looks yield.
 
 No word is written down by hand: each is what the difference of two looks says.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of the life cycle: rows, and how the documentation has them.
 
 Nothing of Nova is imported here.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run Nova's own suites with us, without us, and with ``hpc:affinity=host``
 in every flavor; print the results side by side; fail on a difference.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plug-in that switches this project on under Nova's own tests.
 
 Nova's tests name their driver and filters by ``flags``; this plug-in answers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts and requests of Nova's own classes, for tests without services."""
 
 from __future__ import annotations

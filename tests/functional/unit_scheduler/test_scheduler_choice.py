@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The choice on one host, without a scheduler around it."""
 
 from __future__ import annotations

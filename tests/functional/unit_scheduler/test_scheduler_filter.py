@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The filter as a scheduler calls it, without a scheduler around it."""
 
 from __future__ import annotations

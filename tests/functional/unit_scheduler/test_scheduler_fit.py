@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Nova's own functions are asked of a candidate, and when they need not be."""
 
 from __future__ import annotations

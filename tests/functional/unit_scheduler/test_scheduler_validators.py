@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The validators that nova-api loads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weigher on host states that the filter has been at."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of ``nova-hpc device``, as an operator types them."""
 
 import json

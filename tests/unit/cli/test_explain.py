@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc explain`` and ``simulate snapshot`` as an operator meets them."""
 
 import importlib.metadata

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every command writes every format that users of the openstack command know."""
 
 import csv

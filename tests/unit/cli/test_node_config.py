@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands read what oslo.config reads for the services themselves."""
 
 import argparse

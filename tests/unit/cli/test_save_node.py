@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A node saved for a report reads as the node does, and names neither it nor its hardware."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small clouds for the tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small clouds as snapshots, for the tests of explain and of snapshots."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sums that are kept up to date are those of the state."""
 
 from __future__ import annotations

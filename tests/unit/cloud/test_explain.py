@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What explain says, and that what it says is so."""
 
 import json

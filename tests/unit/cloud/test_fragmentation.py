@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FGD's measure, by the paper's definition and by hand."""
 
 from __future__ import annotations

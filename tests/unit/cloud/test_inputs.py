@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading nodes and requests; every error names the file and the line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One seed of the published comparison; all of it takes minutes (see the docs)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our policy asks the scheduler's functions, and keeps their answers rightly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each policy picks among three nodes, worked out by hand."""
 
 from __future__ import annotations

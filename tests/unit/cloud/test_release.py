@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a node has free after a server came or left, in a snapshot."""
 
 from __future__ import annotations

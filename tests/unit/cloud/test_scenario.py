@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole simulations, small enough to work out by hand."""
 
 from __future__ import annotations

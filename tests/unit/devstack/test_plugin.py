@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The devstack plug-in, run against devstack's own functions.
 
 Only what would install packages is replaced; the settings come from the real

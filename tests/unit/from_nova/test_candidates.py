@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Allocation candidates are made from a template, which stays as it was."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was said is remembered, within bounds."""
 
 from __future__ import annotations

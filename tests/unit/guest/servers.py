@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers of random hosts, told and started, and the command run on them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command on the sysfs of a guest that QEMU, SeaBIOS and Linux have made."""
 
 from __future__ import annotations

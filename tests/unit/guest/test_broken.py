@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Broken documents and broken machines are answered, never a traceback."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands show and check, by hand, and as the guide shows them."""
 
 from __future__ import annotations

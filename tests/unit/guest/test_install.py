@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What install leaves, and the command as a single file."""
 
 from __future__ import annotations

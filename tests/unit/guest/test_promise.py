@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the host writes, the guest reads: on random hosts."""
 
 from __future__ import annotations

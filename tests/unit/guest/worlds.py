@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random hosts, the domains of their guests, and the guests' sysfs.
 
 The guest side is made from the domain alone, as firmware and kernel would:

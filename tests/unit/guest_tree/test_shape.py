@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest tree that shows the same distances, and the room that it needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from nova_hpc.topology.level import Distance, Location
 from nova_hpc_lab import compare
 from nova_hpc_lab.evidence import HostDevice

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading what flavor, node, libvirt and guest say."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes of a lab whose shape changes, and when one has joined the cloud."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server in front of each API: what it takes, and how it ends."""
 
 import http.client

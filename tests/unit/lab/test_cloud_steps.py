@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps run in order, in parallel, and stop on failure."""
 
 import io

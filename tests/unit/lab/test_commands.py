@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ``nova-hpc`` command and its ``lab`` commands, as a user meets them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the node's own start-up script does to an adapter, and in which order."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache: whole entries only, whatever interrupts or damages them."""
 
 import hashlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The emulator of the node, in the cache."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the guest says of itself, and the archives that the machines boot from."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the node's disks are made of."""
 
 import configparser

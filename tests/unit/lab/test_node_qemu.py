@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a shape to QEMU: the command line, and the machine that the real QEMU makes of it."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shapes: the samples, and what is said of those that make no sense."""
 
 import pytest

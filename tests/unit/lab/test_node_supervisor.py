@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The supervisor, with a stand-in for QEMU that lives, falls silent or dies on demand."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each synthetic node from its sysfs to the NCCL file of a guest, against what is known of it.
 
 The files in tests/data/nodes are written anew where NOVA_HPC_RENEW_GOLDEN is

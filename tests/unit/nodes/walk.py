@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The way of a device from sysfs to the guest's NCCL file, by the product's own commands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Machines for tests: built by hand, and any that Hypothesis can think of."""
 
 import attrs

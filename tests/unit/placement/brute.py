@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reference that the solver is measured against: every possibility, tried.
 
 Shares no code with the solver but the data model and the words for places.

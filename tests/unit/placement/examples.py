@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts and requests that people know, for the examples."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CPUs and pages that can matter to nobody make no two hosts different."""
 
 from __future__ import annotations

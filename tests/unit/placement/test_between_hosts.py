@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of several hosts is best."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: large hosts, and the bounds of the search."""
 
 from __future__ import annotations

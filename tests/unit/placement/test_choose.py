@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: what is chosen on hosts that people know."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flavors of the documentation are flavors that work."""
 
 from __future__ import annotations

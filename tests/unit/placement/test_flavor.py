@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of the ``hpc:`` keys, and the rules between them."""
 
 from __future__ import annotations

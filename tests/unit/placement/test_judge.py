@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: devices that Nova has claimed, judged before a guest starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: the sentences of the nearest miss, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The solver against the reference that tries everything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the solver is made of, piece by piece: examples with one answer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examples: what a choice leaves for others: NVLink sets, profiles, damage."""
 
 from __future__ import annotations

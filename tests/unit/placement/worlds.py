@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random hosts, requests and profiles for the property tests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters in a sysfs below a directory, for tests.
 
 The InfiniBand one has the files of NVIDIA's own driver for mlx5, as its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small sysfs whose devices can be reset, damaged and made to hang."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters behind rtnetlink, for tests: only the socket is not real."""
 
 import errno

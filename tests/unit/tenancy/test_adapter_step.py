@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Virtual functions around a server: set, kept, put back, whatever is killed."""
 
 import uuid

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Addresses of virtual functions: local, stable, never the same twice on a node."""
 
 import uuid

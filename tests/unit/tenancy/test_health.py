@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Health findings on small nodes made by hand, one rule at a time."""
 
 import attrs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between two servers: marks, cleaning, quarantine. Real files, real processes."""
 
 import os

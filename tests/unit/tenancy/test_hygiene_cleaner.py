@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cleaners: found by name, and what they do with a device of theirs."""
 
 import pytest

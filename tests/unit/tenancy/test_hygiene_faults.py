@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attackers write and what hardware does, at the files and paths of hygiene."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The service is killed at every step of what it writes; nothing is lost or given twice.
 
 A child process lives through two servers and a failing device, and kills itself

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file of the ledger: quarantine, locks, broken files, and the files before it."""
 
 import json

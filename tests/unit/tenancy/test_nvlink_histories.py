@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any history of servers, crashes and restarts: no GPU is ever linked to another server's."""
 
 import contextlib

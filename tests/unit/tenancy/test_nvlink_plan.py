@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which partitions a server gets: the rules against brute force, and the real tables."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Partitions around servers, through the library, with a manager that can be restarted."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The protocol of the steps, as the driver of a node uses it: words, and nothing else."""
 
 import threading

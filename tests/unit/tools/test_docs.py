@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pages for contributors and the rules name is there."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The picture of the house, made from the code's imports."""
 
 import importlib.util

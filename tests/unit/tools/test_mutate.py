@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/mutate.py: its table fits the tree, and it tells the dead from the living."""
 
 from __future__ import annotations

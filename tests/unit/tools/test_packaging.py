@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The core knows nothing of the lab; what Debian gives has one list."""
 
 import configparser

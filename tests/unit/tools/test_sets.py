@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tools/test_sets.py, run as a program with a tox that a test makes."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds small sysfs trees, for what no capture of a real machine has."""
 
 from __future__ import annotations

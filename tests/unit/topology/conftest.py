@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Captures of machines, unpacked once, and synthetic nodes beside them."""
 
 from __future__ import annotations

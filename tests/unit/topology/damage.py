@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways in which a file of sysfs can be broken."""
 
 from __future__ import annotations

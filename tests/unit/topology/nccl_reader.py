@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NCCL's reader of topology files, as strict as the real one.
 
 It knows no XML: one character at a time, one blank between attributes, no

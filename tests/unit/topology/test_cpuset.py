@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sets of CPUs."""
 
 from __future__ import annotations

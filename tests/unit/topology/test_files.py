@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files below a root: links stay inside, and nothing hangs or raises oddly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Broken sysfs and XML: never an exception, and only what is broken suffers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Levels, distances and the tags of device specifications."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The XML of real machines, of every version of hwloc."""
 
 from __future__ import annotations

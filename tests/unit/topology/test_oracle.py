@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inventory of a capture agrees with lstopo's: functions, places, paths.
 
 What is compared is read from lstopo's XML right here, apart from the reader of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tree, the JSON document, and the command."""
 
 from __future__ import annotations

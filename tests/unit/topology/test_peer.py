@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peer-to-peer below a switch, with and without ACS redirect."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where things sit, where sources disagree or say little: small machines with one answer."""
 
 from __future__ import annotations

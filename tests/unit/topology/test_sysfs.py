@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the sysfs reader makes of single things that captures seldom have."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real (virtual) machine: SR-IOV, IOMMU groups, ACS, reset methods, offline CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole way of a domain: Nova's text in, the text for libvirt out, byte for byte.
 
 The files were written by the code that parsed the domain anew for every change. A

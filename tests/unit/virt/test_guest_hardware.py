@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a domain gets besides the tree: memory windows, ROMs, cliques, room."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed table of the life cycle: whole, and written as it is read."""
 
 from __future__ import annotations

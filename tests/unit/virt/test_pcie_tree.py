@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guest's tree says of every pair what the host's says."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The domains of version 1, byte for byte, and the pictures in the documentation.
 
 A change here is a change of the hardware of servers that exist: make a new

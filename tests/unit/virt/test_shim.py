@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """``nova-hpc install-shim`` beside a Nova that is only a folder."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan as text: the host's part of it and the guest's side by side."""
 
 from __future__ import annotations

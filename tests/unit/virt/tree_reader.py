@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads where devices sit in a guest from its domain alone.
 
 Written apart from the code that makes domains: it follows the addresses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random hosts and their guests' domains, for the tests of the tree."""
 
 from __future__ import annotations

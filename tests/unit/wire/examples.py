@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One example of every wire document, and what today's writer makes of it.
 
 Every field of every document has a value. The golden files are what these examples

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is stored with a server, and what is read back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tags in Nova's records of devices."""
 
 import json

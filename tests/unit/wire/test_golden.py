@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every wire document against texts that lie in the tree.
 
 ``v1`` is what today's writer makes of the example; ``v1-first`` is the same example as

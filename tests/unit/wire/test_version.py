@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one rule for versions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the booted machine the HPC node that its shape describes.
 
 Runs once at each start, inside the node, with the system's Python and nothing

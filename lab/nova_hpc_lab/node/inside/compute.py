@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nova-compute, loaded while the node is still being prepared.
 
 Importing Nova is most of the time that nova-compute takes to start in an

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # First program of a tenant's guest: say again and again, on the console, what
 # hardware is there. Lines between the two markers are "key value...".
 export PATH=/bin

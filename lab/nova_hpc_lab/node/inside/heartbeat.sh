@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # Tell the supervisor on the host, every few seconds, that this node is alive and how far it is.
 exec >/run/nova-hpc/heartbeat || exit 1
 while :; do

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
 # First program of the virtual node: find the disks, and go on from there.
 export PATH=/bin
 /bin/busybox --install -s /bin

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every source file names its licence in its first lines."""
+
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[3]
+FOLDERS = (
+    *("benchmarks", "devstack", "docs", "lab", "nova_hpc", "scheduler_filters", "tests", "tools"),
+    "virt_driver_patches",
+)
+
+
+def test_every_source_file_names_its_licence():
+    files = [
+        path
+        for folder in FOLDERS
+        for pattern in ("*.py", "*.sh", "*.c")
+        for path in sorted((TOP / folder).rglob(pattern))
+        if not {"build", "data", "generated"} & set(path.relative_to(TOP).parts)
+    ]
+    assert len(files) > 300
+    without = []
+    for path in files:
+        with path.open() as stream:
+            head = stream.readline() + stream.readline()
+        if "SPDX-License-Identifier: Apache-2.0" not in head:
+            without.append(str(path.relative_to(TOP)))
+    assert without == []
