@@ -62,7 +62,7 @@ def add_options(
     """
     for option, metavar, what in (
         (_FILE, "FILE", f"configuration of {whose}"),
-        (_FOLDER, "DIR", "directory of which every *.conf is read, too"),
+        (_FOLDER, "DIR", "directory whose .conf files are read, too"),
     ):
         parser.add_argument(
             option.rstrip("="),

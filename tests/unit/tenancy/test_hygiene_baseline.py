@@ -1,0 +1,22 @@
+"""Of what is no baseline: a device that cannot be given, whatever it looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, FakeNode, make
+
+
+@pytest.fixture
+def node(tmp_path):
+    return make(tmp_path)
+
+
+def test_what_an_ill_device_looks_like_is_no_baseline(node: FakeNode) -> None:
+    offered = node.candidates(GPU, OTHER)
+    assert node.step().sweep(offered, frozenset, {GPU}) == {}
+    assert node.ledger.device(GPU).baseline is None
+    assert node.ledger.device(OTHER).baseline is not None
+    # Well again, it is recorded as it is then.
+    assert node.step().sweep(offered, frozenset) == {}
+    assert node.ledger.device(GPU).baseline is not None
