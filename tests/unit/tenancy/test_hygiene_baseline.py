@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Of what is no baseline: a device that cannot be given, whatever it looks like."""
 
 from __future__ import annotations
