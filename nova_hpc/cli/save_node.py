@@ -35,6 +35,7 @@ _MOST: Final = 1 << 18
 
 _DIGITS: Final = frozenset("0123456789abcdefABCDEF")
 _GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
+_SAYING: Final = re.compile(r"[0-9A-Za-z]")
 _GUID_FILE: Final = re.compile(r"/infiniband/[^/]+/(?:node_guid|ports/\d+/gids/\d+)")
 #: The prefix of a GID where nobody chose another one.
 _LINK_LOCAL: Final = "fe80:0000:0000:0000"
@@ -184,6 +185,9 @@ def _file(path: str, data: bytes, identities: Identities) -> bytes:
     if _guids(path, data):
         # Here an identity is one however little of it is set.
         return _GUID.sub(lambda match: _guid(match[0], identities), text).encode("ascii")
+    if _GUID_FILE.search(path) is not None:
+        # Meant as an identity, and no other file may have it: nothing of it is told.
+        text = _SAYING.sub("*", text)
     return identities.hide(text).encode("ascii")
 
 

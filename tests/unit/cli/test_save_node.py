@@ -241,6 +241,21 @@ def test_nothing_of_it_can_be_found(drawn):
     ]  # fmt: skip
 
 
+def test_a_guid_that_the_kernel_would_not_write_is_told_by_none(tmp_path):
+    guid = bytes.fromhex("0a4a363dcee82989")
+    digits = "0a4a:363d:cee8:2989"
+    card = dataclasses.replace(adapter(0, 0x17), rdma=Rdma("mlx5_0", digits))
+    roots = (Root(0, 0x16, 0, (port("01.0", 0x17, card),)),)
+    numa = (Numa(0, "0-3", 4, 0, (10,)),)
+    root = write(Machine("g00000", numa, roots, Processor({})), tmp_path / "root")
+    device = root / "sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/infiniband/mlx5_0"
+    # The only file that has it, in a notation that nobody reads.
+    (device / "node_guid").unlink()
+    (device / "ports/1/gids/0").write_bytes(guid.hex(" ").upper().encode() + b"\n")
+    names_none(save(root, tmp_path / "node.tar.xz"), {guid})
+    assert read(tmp_path / "node.tar.xz").function("0000:17:00.0").unknown is not None
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["two-socket", "ours"])
 def test_a_broken_node_is_saved_as_it_is(name, seed, synthetic, capture_of_ours, tmp_path):
