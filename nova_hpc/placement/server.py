@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from nova_hpc.placement import flavor
+from nova_hpc.placement import flavor, grouping
 from nova_hpc.placement.model import Cell, Request, Want
 
 
@@ -38,6 +38,8 @@ class ServerSpec:
         :raises nova_hpc.placement.flavor.FlavorError: for the user: the key,
             its value, and the cure.
         """
+        # First, as the scheduler does before it reads any host: all say the same.
+        grouping.check_wants(self.wants)
         return flavor.build_request(
             self.extra_specs, self.wants, self.cells, roles, self.numa_policy
         )

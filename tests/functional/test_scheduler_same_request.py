@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import attrs
 import nova.conf
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from nova import exception, objects
 from nova.pci import request as pci_request
@@ -289,6 +289,7 @@ def answers(seed: int, options: config_fixture.Config) -> tuple[Answer, Answer, 
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.integers(0, 2**32))
+@example(278)  # two faults: gpu:2000, and no hpc:affinity
 def test_all_three_build_the_same_request(nova_as_configured, seed):
     scheduled, started, explained = answers(seed, nova_as_configured)
     assert started == scheduled
