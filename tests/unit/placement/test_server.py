@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a server asks for, and the roles of its devices."""
 
 from __future__ import annotations
