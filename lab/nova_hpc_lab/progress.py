@@ -26,6 +26,8 @@ STEP_LIMIT: Final = 900.0
 #: Seconds that steps get to end after a failure or an interrupt. One that is
 #: stuck in a call that nothing ends is left behind.
 END_LIMIT: Final = 20.0
+#: Seconds after which a signal is noticed at the latest.
+_TURN: Final = 0.5
 
 
 @attrs.frozen
@@ -235,7 +237,7 @@ class _Run:
         """
         first = min(self._running.values(), key=lambda begun: begun.deadline)
         try:
-            name, error = self._ended.get(timeout=max(0.0, first.deadline - time.monotonic()))
+            name, error = self._one_that_ended(first.deadline)
         except queue.Empty:
             said = f" (last it said: {first.said})" if first.said else ""
             late = LabError(f"{first.step.title} is not done after {first.step.limit:.0f} s{said}")
@@ -244,6 +246,22 @@ class _Run:
             raise late from None
         del self._running[name]
         return name, error
+
+    def _one_that_ended(self, deadline: float) -> tuple[str, BaseException | None]:
+        """Wait for it.
+
+        In short turns: a signal that comes between Python's last look for one and the
+        wait in C is handled only when the wait is over.
+
+        :raises queue.Empty: the deadline is reached.
+        """
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._ended.get(timeout=min(max(0.0, left), _TURN))
+            except queue.Empty:
+                if left <= _TURN:
+                    raise
 
     def _wait_for_the_others(self, deadline: float) -> None:
         # An interrupt may have come before a thread was started, so there is none to wait for.

@@ -220,7 +220,8 @@ def test_the_configuration_disk_carries_the_code_that_runs_now(folder):
     for package in ("nova_hpc", "scheduler_filters", "virt_driver_patches"):
         here = Path(sys.modules["nova_hpc"].__file__).parents[1] / package / "__init__.py"
         assert read_disk(disk, f"project/{package}/__init__.py") == here.read_text()
-    assert read_disk(disk, "inside/agent.py").startswith('"""')
+    agent = Path(confdisk.__file__).parent / "inside" / "agent.py"
+    assert read_disk(disk, "inside/agent.py") == agent.read_text()
 
 
 def test_secrets_are_for_the_owner_only(folder):
