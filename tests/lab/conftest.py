@@ -56,8 +56,10 @@ class Lab:
     def has_shape(self, shape):
         """Have one node of that shape; the control plane goes on as it is."""
         if (self.state / "settings.json").exists():
-            for one in json.loads(self.openstack("server", "list", "-f", "json")):
-                self.openstack("server", "delete", "--wait", one["ID"])
+            # One that another test is deleting may be gone before it is asked for.
+            for one in self.servers():
+                self.openstack("server", "delete", "--wait", one["ID"], check=False)
+            self.until(lambda: not self.servers(), "all servers are deleted")
             self.up("--nodes", "0")
         self.up("--nodes", "1", "--shape", shape)
 
@@ -88,6 +90,10 @@ class Lab:
         )
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
+
+    def servers(self):
+        """What the user's list of servers has."""
+        return json.loads(self.openstack("server", "list", "-f", "json"))
 
     def show(self, server):
         """A server as its user sees it."""
