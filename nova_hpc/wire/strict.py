@@ -11,6 +11,7 @@ free is -1; it must be 0 to 1000000".
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final
@@ -57,12 +58,12 @@ ANY_TEXT: Final = (str, _any_text)
 
 
 def _text(value: Any, kind: Any) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value  # nearly all are
     if not _any_text(value, kind):
         raise WrongError(f"is {shown(value)}, not a text")
-    if not value.isprintable():
-        # It would end in somebody's terminal.
-        raise WrongError(f"is {shown(value)}, which cannot be printed")
-    return str(value)
+    # It would end in somebody's terminal.
+    raise WrongError(f"is {shown(value)}, which cannot be printed")
 
 
 def converter(
@@ -84,13 +85,14 @@ def converter(
         found.register_unstructure_hook(kind, write)
     found.register_structure_hook(*number())
     found.register_structure_hook(str, _text)
-    for matches, make, plain, expected in (
-        (_is_tuple, partial(_items, tuple), list, "a list"),
-        (cols.is_frozenset, partial(_items, frozenset), list, "a list"),
-        (cols.is_mapping, cols.mapping_structure_factory, dict, "an object"),
-        (attrs.has, _class(fields, left_out), dict, "an object"),
+    for matches, factory in (
+        (_is_tuple, _items(tuple)),
+        (cols.is_frozenset, _items(frozenset)),
+        (cols.is_mapping, _mapping),
+        (attrs.has, _class(fields, left_out)),
+        (_is_optional, _optional),
     ):
-        found.register_structure_hook_factory(matches, _only(plain, expected, make))
+        found.register_structure_hook_factory(matches, factory)
     found.register_unstructure_hook_func(cols.is_frozenset, sorted)
     return found
 
@@ -99,25 +101,45 @@ def _is_tuple(kind: Any) -> bool:
     return getattr(kind, "__origin__", None) is tuple and kind.__args__[1:] == (...,)
 
 
-def _items(collect: Callable[[list[Any]], Any], kind: Any, made: cattrs.Converter) -> Hook:
-    read = cols.list_structure_factory(kind, made)
-    return lambda value, _: collect(read(value, kind))
+def _is_optional(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) and kind.__args__[1:] == (types.NoneType,)
 
 
-def _only(plain: type, expected: str, make: Callable[[Any, Any], Hook]) -> Any:
-    """A factory of hooks that take values of the *plain* type alone."""
+def _optional(kind: Any, made: cattrs.Converter) -> Hook:
+    """As cattrs does it, but the hook is looked for once and not for each value."""
+    other = kind.__args__[0]
+    read = made.get_structure_hook(other)
+    return lambda value, _: None if value is None else read(value, other)
 
+
+def _items(collect: Callable[[list[Any]], Any]) -> Any:
     def factory(kind: Any, made: cattrs.Converter) -> Hook:
-        read = make(kind, made)
+        of = kind.__args__[0]
+        read = made.get_structure_hook(of)
+        explained = cols.list_structure_factory(kind, made)
 
         def hook(value: Any, _: Any) -> Any:
-            if not isinstance(value, plain):
-                raise WrongError(f"is {shown(value)}, not {expected}")
-            return read(value, kind)
+            if not isinstance(value, list):
+                raise WrongError(f"is {shown(value)}, not a list")
+            try:
+                return collect([read(each, of) for each in value])
+            except (WireError, cattrs.BaseValidationError):
+                return explained(value, kind)  # raises, and says where
 
         return hook
 
     return factory
+
+
+def _mapping(kind: Any, made: cattrs.Converter) -> Hook:
+    read = cols.mapping_structure_factory(kind, made)
+
+    def hook(value: Any, _: Any) -> Any:
+        if not isinstance(value, dict):
+            raise WrongError(f"is {shown(value)}, not an object")
+        return read(value, kind)
+
+    return hook
 
 
 def _class(
@@ -140,8 +162,10 @@ def _class(
         read = gen.make_dict_structure_fn(kind, made, **overrides)
 
         def hook(value: Any, _: Any) -> Any:
+            if not isinstance(value, dict):
+                raise WrongError(f"is {shown(value)}, not an object")
             # A default of the class is for those who make one, not for a document.
-            if not value.keys() >= names:
+            if not names <= value.keys():
                 raise WireError(f"{min(names - value.keys())} is missing")
             return read(value, kind)
 

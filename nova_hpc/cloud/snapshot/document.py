@@ -177,9 +177,8 @@ def _device(made: cattrs.Converter) -> None:
 
     def structure(value: Any, kind: Any) -> Device:
         if isinstance(value, dict):
-            rest = {key: each for key, each in value.items() if key not in _PLACE}
-            place = {key: value[key] for key in _PLACE if key in value}
-            value = {**rest, "location": place}
+            value = dict(value)
+            value["location"] = {key: value.pop(key) for key in _PLACE if key in value}
         found: Device = read(value, kind)
         return found
 
