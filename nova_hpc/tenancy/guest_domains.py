@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest domains of a node, and which PCI devices each of them has.
+
+All that libvirt knows of is read: also domains that are no servers of Nova's,
+that are shut off and that are saved, since each of those may be started at any
+time. What cannot be read is unknown, which is never the same as nothing.
+
+No libvirt is imported here: who has a connection hands in its domains, which are
+``virDomain`` of libvirt-python, or what behaves as they do.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, Protocol
+
+import attrs
+from lxml import etree
+
+from nova_hpc.topology.model import AddressError, normalise_address
+
+#: ``VIR_CONNECT_LIST_DOMAINS_ACTIVE | VIR_CONNECT_LIST_DOMAINS_INACTIVE``.
+LIST_ALL: Final = 3
+#: ``VIR_DOMAIN_XML_INACTIVE``: what the domain starts with the next time.
+_NEXT: Final = 2
+
+#: ``virDomainState`` of libvirt.
+_PAUSED: Final = (3, 7)
+_SHUT_OFF: Final = 5
+
+_LONGEST_NAME: Final = 100
+#: The devices below ``<devices>`` that QEMU reaches by VFIO -> their type.
+_PASSED: Final = {"hostdev": "pci", "interface": "hostdev"}
+
+
+class Condition(enum.Enum):
+    """What a domain does; the value is the word for operators."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    SAVED = "saved"
+    SHUT_OFF = "shut off"
+    UNKNOWN = "in an unknown state"
+
+
+@attrs.frozen
+class Passed:
+    """The host's PCI functions in one form of a domain, by normalised address."""
+
+    #: Those of aliases, and the NVMe disks that QEMU drives itself.
+    hostdevs: frozenset[str] = frozenset()
+    #: Those of direct ports.
+    interfaces: frozenset[str] = frozenset()
+    #: Why it may have others, too; None: these are all.
+    problem: str | None = None
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All that are known."""
+        return self.hostdevs | self.interfaces
+
+
+@attrs.frozen
+class GuestDomain:
+    """One domain of libvirt's."""
+
+    uuid: str
+    name: str
+    condition: Condition
+    #: What the guest has now; nothing while it is shut off or saved.
+    live: Passed = Passed()
+    #: What it starts with the next time.
+    following: Passed = Passed()
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """All that it has or will have."""
+        return self.live.all | self.following.all
+
+    @property
+    def problem(self) -> str | None:
+        """Why it may have other devices, too; None: nothing is hidden."""
+        return self.live.problem or self.following.problem
+
+    def __str__(self) -> str:
+        return f"guest domain {self.name} ({self.condition.value})"
+
+
+@attrs.frozen
+class GuestDomains:
+    """All domains of a node at one moment."""
+
+    domains: tuple[GuestDomain, ...] = ()
+    #: Why there may be others; None: these are all.
+    problem: str | None = None
+
+    def having(self, address: str) -> GuestDomain | None:
+        """The domain that has a device; one that runs before one that does not."""
+        found = [each for each in self.domains if address in each.addresses]
+        found.sort(key=lambda each: address not in each.live.all)
+        return found[0] if found else None
+
+    def of(self, uuid: str) -> GuestDomain | None:
+        """The domain of a server."""
+        return next((each for each in self.domains if each.uuid == uuid), None)
+
+    @property
+    def unknown(self) -> str | None:
+        """Why nobody can say of any device that no domain has it; None: one can."""
+        if self.problem is not None:
+            return self.problem
+        for each in self.domains:
+            if each.problem is not None:
+                return f"{each} cannot be read: {each.problem}"
+        return None
+
+
+class Handle(Protocol):
+    """What is asked of a ``virDomain``."""
+
+    def name(self) -> str:
+        """The domain's name."""
+
+    def UUIDString(self) -> str:
+        """Its UUID."""
+
+    def info(self) -> Any:
+        """Its state first."""
+
+    def hasManagedSaveImage(self, flags: int) -> int:
+        """Whether its memory is saved."""
+
+    def XMLDesc(self, flags: int) -> str:
+        """Its XML."""
+
+
+def read(
+    listing: Callable[[], Iterable[Handle]], gone: Callable[[Exception], bool]
+) -> GuestDomains:
+    """Read all domains. Never raises.
+
+    :param listing: lists all domains, as ``listAllDomains(LIST_ALL)`` does.
+    :param gone: whether an error says that the domain is no more.
+    """
+    try:
+        handles = list(listing())
+    except Exception as error:
+        return unanswered(f"{type(error).__name__}: {error}")
+    return GuestDomains(tuple(found for each in handles if (found := _domain(each, gone))))
+
+
+def unanswered(why: str) -> GuestDomains:
+    """Nothing is known of any domain."""
+    return GuestDomains(problem=f"libvirt does not say which guest domains there are ({why})")
+
+
+def _domain(handle: Handle, gone: Callable[[Exception], bool]) -> GuestDomain | None:
+    """One domain; None: it has ended meanwhile."""
+    uuid, name = "", "without a name"
+    try:
+        uuid = str(handle.UUIDString()).lower()
+        name = _printable(str(handle.name())) or name
+        state = handle.info()[0]
+        if state != _SHUT_OFF:
+            condition = Condition.PAUSED if state in _PAUSED else Condition.RUNNING
+            live = passed(handle.XMLDesc(0))
+        else:
+            saved = handle.hasManagedSaveImage(0)
+            condition = Condition.SAVED if saved else Condition.SHUT_OFF
+            live = Passed()
+        return GuestDomain(uuid, name, condition, live, passed(handle.XMLDesc(_NEXT)))
+    except Exception as error:
+        if gone(error):
+            return None
+        why = Passed(problem=_printable(f"{type(error).__name__}: {error}"))
+        return GuestDomain(uuid, name, Condition.UNKNOWN, why, why)
+
+
+def passed(xml: str) -> Passed:
+    """The PCI functions in a domain's XML. Never raises: what is broken is in ``problem``."""
+    try:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True, huge_tree=False)
+        root = etree.fromstring(xml.encode(), parser)
+    except (etree.XMLSyntaxError, ValueError, AttributeError) as error:
+        return Passed(problem=_printable(f"its XML is broken: {error}"))
+    if root.tag != "domain":
+        return Passed(problem="its XML is none of a domain")
+    found: dict[str, set[str]] = {"hostdev": set(), "interface": set()}
+    problem = None
+    for kind, source in _sources(root):
+        try:
+            found[kind].add(_address(source))
+        except (AddressError, ValueError) as error:
+            problem = _printable(f"the address of a passed-through device cannot be read: {error}")
+    return Passed(frozenset(found["hostdev"]), frozenset(found["interface"]), problem)
+
+
+def _sources(root: Any) -> Iterator[tuple[str, Any]]:
+    for kind, type_ in _PASSED.items():
+        for each in root.iterfind(f"devices/{kind}[@type='{type_}']"):
+            yield kind, each.find("source/address")
+    # QEMU drives such a disk, or what it is backed by, itself, by VFIO.
+    for each in root.iterfind("devices/disk//source[@type='pci']"):
+        yield "hostdev", each.find("address")
+
+
+def _address(source: Any) -> str:
+    """As libvirt reads it: hexadecimal or decimal numbers, and what is missing is 0.
+
+    :raises ValueError: it has none, or one that is no number.
+    :raises AddressError: they are those of no PCI device.
+    """
+    if source is None:
+        raise ValueError("there is none")
+    parts = [int(source.get(key, "0"), 0) for key in ("domain", "bus", "slot", "function")]
+    return normalise_address("{:04x}:{:02x}:{:02x}.{:x}".format(*parts))
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_NAME]
