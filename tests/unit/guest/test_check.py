@@ -67,6 +67,24 @@ def test_links_and_nodes(guest, path, text, line):
     assert line in out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("device", "0x2331", "10de:2331"),
+        ("vendor", "0x1002", "1002:2330"),
+        # The same numbers, and another kind of device.
+        ("class", "0x020700", "10de:2330"),
+    ],
+)
+def test_another_device_at_the_promised_place(guest, path, text, found):
+    (gpu_of(guest) / path).write_text(f"{text}\n")
+    status, out, _ = run(guest, "check", "--quiet")
+    assert status == 1
+    (line,) = out.splitlines()
+    assert line.startswith("WRONG device: device 0 (gpu 10de:2330): at ")
+    assert line.endswith(f" is {found} instead")
+
+
 def test_an_idle_device_is_no_fault(guest):
     (gpu_of(guest) / "current_link_speed").write_text("2.5 GT/s PCIe\n")
     status, out, _ = run(guest, "check")
