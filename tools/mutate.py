@@ -134,7 +134,7 @@ class Tree:
             "PYTHONHASHSEED": "0",
         }
 
-    def run(self, tests: Sequence[str]) -> tuple[int, str]:
+    def run(self, tests: Sequence[str], patience: float = PATIENCE) -> tuple[int, str]:
         """Exit status and output of pytest; status 1 where it never ended."""
         shutil.rmtree(self.top / ".hypothesis", ignore_errors=True)
         command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
@@ -147,10 +147,10 @@ class Tree:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                timeout=PATIENCE,
+                timeout=patience,
             )
         except subprocess.TimeoutExpired:
-            return 1, f"FAILED after {PATIENCE:.0f} s without an end"
+            return 1, f"FAILED after {patience:.0f} s without an end"
         return done.returncode, done.stdout
 
     def test(self, fault: Fault, tests: Sequence[str]) -> Result:
@@ -184,7 +184,9 @@ def run(rows: Sequence[Fault], all_tests: bool) -> Iterator[Result]:
     """
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         tree = Tree(Path(folder))
-        status, output = tree.run(sorted({name for one in rows for name in one.tests}))
+        tests = sorted({name for one in rows for name in one.tests})
+        # All of them in one go: a fault has its own few only.
+        status, output = tree.run(tests, PATIENCE * len(tests))
         if status:
             raise ValueError(f"the tests fail without any fault:\n{output[-2000:]}")
         for fault in rows:

@@ -8,6 +8,7 @@ import threading
 
 from nova import context as nova_context
 from nova import objects
+from nova.virt.libvirt.driver import LibvirtDriver
 
 from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.tenancy.step import View
@@ -72,6 +73,21 @@ class HygieneTest(_Base):
         self.update("alpha")
         self.assert_all_free("alpha")
         self.assertEqual({}, self.held("alpha"))
+        self.assertEqual(1, self.resets("alpha", FIRST))
+
+    def test_a_device_is_cleaned_when_its_guest_is_gone(self) -> None:
+        """Never under a guest that runs: it would lose it, and could write to it again."""
+        self.host("alpha", ONE)
+        server = self.boot(self.make_flavor(GPU))
+        plain, seen = LibvirtDriver.destroy, []
+
+        def destroy(*args: object, **keywords: object) -> None:
+            plain(*args, **keywords)
+            seen.append(self.resets("alpha", FIRST))
+
+        self.useFixture(fixtures.fixtures.MockPatchObject(LibvirtDriver, "destroy", destroy))
+        self._delete_server(server)
+        self.assertEqual([0], seen)
         self.assertEqual(1, self.resets("alpha", FIRST))
 
     def test_shelving(self) -> None:

@@ -88,6 +88,25 @@ class RestartTest(DriverTest):
         self._wait_for_action_fail_completion(self.server, "resume", "compute_resume_instance")
         self.assertEqual("SUSPENDED", self.status())
 
+    def test_a_snapshot_that_would_fail_leaves_no_image(self) -> None:
+        # For which Nova suspends the guest, and has to give its devices back.
+        self.flags(disable_libvirt_livesnapshot=True, group="workarounds")
+        self.sysfs["alpha"].vanish(self.addresses()[0])
+        deleted = []
+        self.useFixture(
+            fixtures.fixtures.MockPatch(
+                "nova.compute.utils.delete_image",
+                side_effect=lambda context, instance, api, image, **_: deleted.append(image),
+            )
+        )
+        self.refused_action(self.server, {"createImage": {"name": "cold"}})
+        self._wait_for_action_fail_completion(
+            self.server, "createImage", "compute_snapshot_instance"
+        )
+        (image,) = deleted
+        self.assertEqual("cold", self.glance.show(None, image)["name"])
+        self.assertEqual("ACTIVE", self.status())
+
 
 class MoveTest(DriverTest):
     """Cold migration and resize, without the filter, so that sets are misaligned."""
@@ -121,6 +140,8 @@ class MoveTest(DriverTest):
         self.assertEqual("alpha", self.host_of(server))
         self.assertEqual(before, self.devices_of(server))
         self.assertEqual({"available"}, set(self.tracked("beta").values()))
+        # A rebuild goes by it: it would be taken for an evacuation.
+        self.assertIsNone(self.instance(server).migration_context)
 
     def test_a_cold_migration_to_scattered_devices_is_refused(self) -> None:
         self.host("alpha", TOGETHER)
@@ -206,10 +227,19 @@ class EvacuateTest(DriverTest):
             expected_migration_status="failed",
         )
         self.assertIn("hpc:affinity=switch", self.fault_messages(server)[0])
+        # What is said of it afterwards was decided there, not here.
+        instance = self.instance(server)
+        del instance.system_metadata["hpc_decision"]
+        instance.save()
         self.host("gamma", FOUR)
         self.restart_scheduler(with_filter=True)
         self._evacuate_server(server, expected_host="gamma", expected_state="SHUTOFF")
         self.assertEqual("switch", self.decision(server).reached.word)
+        # Given there, as to a new server.
+        tracked, devices = self.tracked("gamma"), self.ledger("gamma").devices
+        mine = {each for each, status in tracked.items() if status == "allocated"}
+        self.assertEqual(2, len(mine))
+        self.assertEqual(mine, {each for each in devices if devices[each].server == server["id"]})
 
     def test_unshelve(self) -> None:
         self.host("alpha", TOGETHER)

@@ -42,6 +42,8 @@ class AlignmentTest(DriverTest):
         # The host is well: the scheduler must not be told to avoid it.
         self.assertEqual(0, self.failed_builds("alpha"))
         self.assert_all_free("alpha")
+        # Nothing was done to the devices: they were judged first.
+        self.assertEqual({None}, {each.server for each in self.ledger("alpha").devices.values()})
         # The operator reads which devices it was.
         self.assertTrue(self.log_lines(r"0000:40:00\.0, 0000:41:00\.0.*do not satisfy"))
 

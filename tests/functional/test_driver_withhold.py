@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from unittest import mock
 
-from nova import exception
+import nova.conf
+from nova import context as nova_context
+from nova import exception, objects
 from nova.virt.libvirt import driver as libvirt_driver
+from oslo_serialization import jsonutils
 
 from nova_hpc.tenancy.ledger import copy_of
 from nova_hpc.wire import stats
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
+from virt_driver_patches.driver import contract
+from virt_driver_patches.driver.withhold import in_use
 
 GPU = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"}
 STOCK = {"pci_passthrough:alias": "gpu:1"}
@@ -83,6 +88,17 @@ class WithholdTest(DriverTest):
         self.assertEqual({}, self.tracked("alpha"))
         self.assertEqual({}, self.in_placement("alpha"))
 
+    def test_a_device_that_is_only_claimed_is_in_use(self) -> None:
+        """An update between the claim and the start must not take it away."""
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1),)))
+        self.boot(self.make_flavor(GPU))
+        context = nova_context.get_admin_context()
+        node = objects.ComputeNode.get_by_host_and_nodename(context, "alpha", "alpha")
+        (record,) = objects.PciDeviceList.get_by_compute_node(context, node.id)
+        record.status = objects.fields.PciDeviceStatus.CLAIMED
+        record.save()
+        self.assertEqual({FIRST}, in_use("alpha", "alpha"))
+
     def test_the_reading_is_fresh(self) -> None:
         """Nova 34 reads PCI devices once in the life of the service."""
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
@@ -146,6 +162,18 @@ class ContractTest(DriverTest):
     def test_pci_in_placement(self) -> None:
         self.flags(report_in_placement=False, group="pci")
         self.assert_refused("[pci]report_in_placement", "true")
+
+    def test_the_hypervisor(self) -> None:
+        """Checked before libvirt is asked for anything."""
+        self.flags(
+            device_spec=[jsonutils.dumps(each) for each in self.SHAPE.device_spec()], group="pci"
+        )
+        for kind in ("lxc", "parallels"):
+            self.flags(virt_type=kind, group="libvirt")
+            error = self.assertRaises(
+                exception.InvalidConfiguration, contract.check_config, nova.conf.CONF
+            )
+            self.assertIn(f"[libvirt]virt_type is {kind}", str(error))
 
     def test_the_release_of_nova(self) -> None:
         with mock.patch("nova.version.version_string", return_value="31.0.1"):

@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import attrs
 import nova.version
 import pytest
 from nova import exception
 from nova.compute import manager as compute_manager
+from nova.compute import resource_tracker
+from oslo_serialization import jsonutils
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from docs import gated_patches as page
 from nova_hpc.from_nova.contract import SUPPORTED, release
+from tests.functional import fixtures
+from tests.functional.unit_scheduler.states import HostStates, pci_request, pool
 from virt_driver_patches import patches
-from virt_driver_patches.patches import gate, refuse_early
+from virt_driver_patches.patches import gate, moves, pci_devices, reasons, refuse_early
 
 
 @pytest.mark.parametrize("patch", patches.ALL, ids=lambda patch: patch.name)
@@ -84,3 +90,102 @@ def test_a_call_has_its_arguments_by_name_and_can_change_them() -> None:
         (("c", "i", None), {"reboot_type": "HARD"}),
         (("c", "i", None, "SOFT"), {}),
     ]
+
+
+def _manager() -> compute_manager.ComputeManager:
+    manager = compute_manager.ComputeManager.__new__(compute_manager.ComputeManager)
+    manager.rt = _tracker()
+    return manager
+
+
+def _tracker() -> resource_tracker.ResourceTracker:
+    return resource_tracker.ResourceTracker.__new__(resource_tracker.ResourceTracker)
+
+
+def test_one_function_that_is_not_known_leaves_nova_as_it_is(monkeypatch) -> None:
+    """The last of all is looked at before the first is wrapped."""
+    *others, last = patches.ALL
+    changed = attrs.evolve(last, parameters=("no_such_parameter",))
+    monkeypatch.setattr(patches, "ALL", (*others, changed))
+    # Of the class itself: put back whatever happens.
+    monkeypatch.setattr(moves, "bind_claims", lambda: None)
+    manager = _manager()
+    with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc knows it"):
+        patches.install(SimpleNamespace(_compute=manager), lambda *_: None, {})
+    assert vars(manager) == {"rt": manager.rt}
+    assert vars(manager.rt) == {}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "retries"),
+    [
+        ([], False),
+        ([{"service_host": "another"}], True),
+        # Nova does not say whether there is another: it may try.
+        (None, True),
+    ],
+)
+def test_only_the_last_host_keeps_the_reason(hosts, retries) -> None:
+    manager, seen = _manager(), []
+    function = reasons.LAST_HOST.function()
+    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
+    manager._do_build_and_run_instance = lambda *args: seen.append(
+        dict(zip(parameters, args, strict=True))
+    )
+    gate.wrap(manager, reasons.LAST_HOST, reasons._stay_at_last_host)
+    given = dict.fromkeys(parameters)
+    given["instance"] = SimpleNamespace(
+        flavor=SimpleNamespace(extra_specs={"hpc:affinity": "host"})
+    )
+    given["filter_properties"] = {"retry": {"num_attempts": 1}}
+    given["host_list"] = hosts
+    manager._do_build_and_run_instance(*given.values())
+    assert [("retry" in each["filter_properties"]) for each in seen] == [retries]
+
+
+class Devices:
+    """Stands for Nova's PCI tracker."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def update_devices_from_hypervisor_resources(self, text: str) -> None:
+        self.told.append(text)
+
+
+def test_the_pci_tracker_hears_of_devices_when_they_have_changed() -> None:
+    tracker = _tracker()
+    tracker.pci_tracker = Devices()
+    tracker._setup_pci_tracker = lambda *args: None
+    pci_devices.follow(tracker)
+    one, other = {"address": "0000:40:00.0"}, {"address": "0000:41:00.0"}
+
+    def update(*devices: dict[str, object]) -> int:
+        resources = {"pci_passthrough_devices": jsonutils.dumps(devices)}
+        tracker._setup_pci_tracker("context", "node", resources)
+        return len(tracker.pci_tracker.told)
+
+    assert update(one, other) == 1
+    assert update(one, other) == 1
+    assert update(other, one) == 1  # libvirt lists them in any order
+    assert update(other) == 2
+    assert update(other, one) == 3
+
+
+class BindTest(HostStates):
+    """The requests of a move, and what the scheduler has allocated."""
+
+    def bound(self, amount: int, *counts: int) -> list[str]:
+        """What requests for so many devices become, of one provider with four."""
+        requests = [pci_request(count) for count in counts]
+        allocations = {uuids.gpu1: {"resources": {fixtures.GPU_CLASS: amount}}}
+        moves.bind(requests, self.host(pool(1, count=4)).pci_stats, allocations)
+        return [each["rp_uuids"] for request in requests for each in request.spec]
+
+    def test_each_takes_its_own(self) -> None:
+        mine = str(uuids.gpu1)
+        self.assertEqual([mine, f"{mine},{mine}"], self.bound(3, 1, 2))
+
+    def test_what_one_has_taken_the_next_does_not_get(self) -> None:
+        for amount, counts in ((2, (3,)), (2, (1, 2)), (1, (1, 1))):
+            self.assertRaises(exception.ComputeResourcesUnavailable, self.bound, amount, *counts)

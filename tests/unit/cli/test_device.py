@@ -118,6 +118,28 @@ def test_a_device_of_a_server_is_left_alone(node, ask):
     assert not node.resets(GPU)
 
 
+def test_a_quarantined_device_of_a_server_is_not_only_in_use(node, ask):
+    node.step().give(SERVER, node.candidates(GPU))
+    assert ask("quarantine", GPU, "--reason", "loses its NVLink")[0] == 0
+    row = listed(ask)[GPU]
+    assert (row["State"], row["Server"]) == ("quarantined", SERVER)
+    assert row["Reason"] == "loses its NVLink"
+
+
+def test_a_device_that_is_ill_stays_in_quarantine(node, ask):
+    """Its baseline says nothing of where the node has it."""
+    (node.devices / GPU / "iommu_group").unlink()
+    (node.root / "sys/kernel/iommu_groups/0/devices" / GPU).unlink()
+    status, out, _ = ask("check", GPU)
+    assert (status, out.startswith(f"{GPU}: in no IOMMU group: ")) == (1, True)
+    assert ask("quarantine", GPU, "--reason", "x")[0] == 0
+    status, _, err = ask("release", GPU)
+    assert status == 1
+    assert err.startswith(f"{GPU}: stays in quarantine: in no IOMMU group: ")
+    assert not node.resets(GPU)
+    assert listed(ask)[GPU]["State"] == "quarantined"
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

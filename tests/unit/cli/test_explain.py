@@ -215,6 +215,21 @@ def test_ascii_terminals(file):
     assert done.stdout.isascii()
 
 
+def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
+    asked = []
+
+    def read(config, image):
+        asked.append((list(config), image))
+        return a_cloud()
+
+    monkeypatch.setattr(snapshot, "_reader", lambda: read)
+    words = ["--flavor", "pair", "--image", "rocky", "--config-file", "nova.conf"]
+    # The reader of this cloud knows no image, so the question has no answer.
+    assert main(["explain", *words]) == 2
+    assert "rocky" in capsys.readouterr().err
+    assert asked == [(["--config-file=nova.conf"], "rocky")]
+
+
 def test_without_nova_the_cure_is_named(monkeypatch, capsys):
     class Entry:
         def load(self):

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the driver by themselves, without services."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nova.compute import task_states
+from oslo_utils.fixture import uuidsentinel as uuids
+
+from nova_hpc.from_nova.claim import Specs
+from nova_hpc.guest_tree import Abi, Mode
+from nova_hpc.tenancy import health
+from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.step import Step
+from nova_hpc.wire import guest_abi
+from virt_driver_patches.driver import guest_topology, reading
+from virt_driver_patches.driver.tenancy import Tenancy
+
+
+class Noted(Step):
+    """A step that only notes what it is told."""
+
+    def __init__(self, name: str, told: list[tuple[str, str]]) -> None:
+        self.name, self.told = name, told
+
+    def before_start(self, tenant, view):
+        raise NotImplementedError
+
+    before_restart = withhold = before_start
+
+    def after_end(self, server, look):
+        self.told.append(("end", self.name))
+        return ()
+
+    def after_move(self, server, look):
+        self.told.append(("move", self.name))
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        (task_states.DELETING, "end"),
+        (task_states.SHELVING_OFFLOADING, "end"),
+        (task_states.SPAWNING, "move"),
+        (task_states.RESIZE_REVERTING, "move"),
+        # It starts again with what it has.
+        (task_states.REBUILDING, None),
+        (task_states.REBOOTING_HARD, None),
+        (None, None),
+    ],
+)
+def test_the_last_step_is_taken_back_first(task, what) -> None:
+    told: list[tuple[str, str]] = []
+    steps = tuple(Noted(name, told) for name in ("cleaning", "links", "adapters"))
+    instance = SimpleNamespace(task_state=task, uuid=uuids.instance)
+    Tenancy(steps).take_back(instance, None)
+    order = ("adapters", "links", "cleaning") if what else ()
+    assert told == [(what, name) for name in order]
+
+
+def test_a_reading_serves_for_some_seconds_only(tmp_path: Path, monkeypatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now))
+    source = reading.Source(Specs.parse([]), tmp_path, LedgerFile(tmp_path / "x"), health.ALL)
+    first = source.lately()
+    now += reading._LATELY - 1
+    assert source.lately() is first
+    now += 2
+    second = source.lately()
+    assert second is not first
+    now -= 10  # a clock that went back tells nothing
+    assert source.lately() is not second
+
+
+@pytest.mark.parametrize("clique", [False, True])
+def test_a_server_keeps_its_hardware_whatever_the_option_says(clique) -> None:
+    specs = {"hpc:affinity": "host", "hpc:guest_topology": "mirror"}
+    new = SimpleNamespace(system_metadata={}, uuid=uuids.instance)
+    assert guest_topology.wanted(new, specs, clique) == Abi(Mode.MIRROR, clique)
+    text = Abi(Mode.FLAT, not clique).dumps()
+    old = SimpleNamespace(system_metadata={guest_abi.KEY: text}, uuid=uuids.instance)
+    assert guest_topology.wanted(old, specs, clique) == Abi(Mode.MIRROR, not clique)
