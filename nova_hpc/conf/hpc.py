@@ -7,7 +7,7 @@ from typing import Final
 
 from oslo_config import cfg
 
-from nova_hpc.conf import adapters, node, nvlink, roles, scheduler
+from nova_hpc.conf import adapters, node, nvlink, roles, scheduler, servers
 
 GROUP: Final = cfg.OptGroup(
     "hpc",
@@ -21,7 +21,9 @@ effect.
 )
 
 OPTS: Final[list[cfg.Opt]] = [
-    option for concern in (roles, scheduler, node, nvlink, adapters) for option in concern.OPTS
+    option
+    for concern in (roles, scheduler, node, servers, nvlink, adapters)
+    for option in concern.OPTS
 ]
 
 

@@ -57,6 +57,14 @@ GUEST_ABI: Final = Document(
     key="v",
     limit=_METADATA,
 )
+UNPLUG: Final = Document(
+    name="unplug mark",
+    lives="system_metadata['hpc_unplug'] of the server",
+    writer="nova_hpc.wire.unplug:Unplug.dumps",
+    readers=("nova_hpc.wire.unplug:loads",),
+    key="v",
+    limit=_METADATA,
+)
 GUEST_DOCUMENT: Final = Document(
     name="guest document",
     lives="opt/org.nova-hpc/guest.json of the guest's firmware",
@@ -111,6 +119,7 @@ ALL: Final = (
     STATS,
     DECISION,
     GUEST_ABI,
+    UNPLUG,
     GUEST_DOCUMENT,
     NCCL_TOPOLOGY,
     SNAPSHOT,

@@ -93,10 +93,15 @@ class InPlaceTest(LifecycleTest):
         self.check("Hard reboot", REBOOT)
         self.around("Stop, start", {"os-stop": None}, "SHUTOFF", {"os-start": None})
         self.never_refused("Pause, unpause", self.server, self._pause)
-        self.around("Suspend, resume", {"suspend": None}, "SUSPENDED", {"resume": None})
+        self.always_refused("Suspend", ALWAYS, self.server, self.ask({"suspend": None}))
+        with self.allowed():
+            action = "Suspend (allowed), resume"
+            self.around(action, {"suspend": None}, "SUSPENDED", {"resume": None})
         self.never_refused("Snapshot, live", self.server, self.do(SNAPSHOT))
         with self.cold():
-            self.check("Snapshot, cold", SNAPSHOT)
+            self.always_refused("Snapshot, cold", ALWAYS, self.server, self.ask(SNAPSHOT))
+            with self.allowed():
+                self.check("Snapshot, cold (allowed)", SNAPSHOT)
         self.never_refused("Shelve", self.server, self.do({"shelve": None}, "SHELVED"))
         self.check("Unshelve", {"unshelve": None})
         self.check("Rescue", {"rescue": {"adminPass": "secret"}}, status="RESCUE")
@@ -114,6 +119,13 @@ class InPlaceTest(LifecycleTest):
         self.flags(disable_libvirt_livesnapshot=True, group="workarounds")
         yield
         self.flags(disable_libvirt_livesnapshot=False, group="workarounds")
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Suspends on a node whose operator allows them."""
+        self.flags(suspend_with_devices=True, group="hpc")
+        yield
+        self.flags(suspend_with_devices=False, group="hpc")
 
     def test_plugging_and_restarts(self) -> None:
         self.never_refused("Attach, detach a volume", self.server, self._volume)
@@ -168,11 +180,12 @@ class InPlaceTest(LifecycleTest):
             with_port = "Hard reboot with a direct port"
             self.refused(with_port, ILL, self.server, self.ask(REBOOT))
         self.keeps(with_port, self.server, self.do(REBOOT))
-        suspend = self.ask({"suspend": None})
-        self.always_refused("Suspend with a direct port", ALWAYS, self.server, suspend)
-        with self.cold():
-            snapshot = self.ask(SNAPSHOT)
-            self.always_refused("Snapshot, cold, with a direct port", ALWAYS, self.server, snapshot)
+        with self.allowed():
+            action = "Suspend (allowed) with a direct port"
+            self.always_refused(action, ALWAYS, self.server, self.ask({"suspend": None}))
+        with self.allowed(), self.cold():
+            action = "Snapshot, cold (allowed), with a direct port"
+            self.always_refused(action, ALWAYS, self.server, self.ask(SNAPSHOT))
         self.never_refused("Detach a direct port", self.server, lambda: self._detach(port))
         self.act(self.server, REBOOT, "ACTIVE")
 

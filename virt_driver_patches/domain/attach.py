@@ -27,6 +27,18 @@ LOG = logging.getLogger(__name__)
 _PAUSE = 1.0
 
 
+class NotLetGo(exception.PciDeviceDetachFailed):
+    """A guest was asked for devices and has not answered: QEMU keeps the requests."""
+
+    def __init__(self, left: int, total: int, limit: float) -> None:
+        super().__init__(
+            dev=f"{left} of {total} devices",
+            reason=f"the guest did not let go of them within {limit:.0f} s; has it booted?",
+        )
+        #: How many it still has.
+        self.left = left
+
+
 class Placed:
     """A device to attach, as Nova's ``Guest.attach_device`` wants it."""
 
@@ -115,32 +127,38 @@ def detach(guest: Any, devices: Mapping[str, Any], limit: float) -> None:
     :param guest: Nova's ``Guest``.
     :param devices: host address -> device, as Nova's ``Guest.detach_device`` wants it.
     :param limit: seconds that the guest has for all of them together.
-    :raises nova.exception.PciDeviceDetachFailed: it did not let go of one; those
-        that it let go of are given back.
+    :raises NotLetGo: it did not let go of one; those that it let go of are given back.
     """
-    devices = {address: devices[address] for address in devices.keys() & _present(guest)}
+    devices = {address: devices[address] for address in devices.keys() & present(guest)}
     for config in devices.values():
         guest.detach_device(config, live=True)
     deadline = time.monotonic() + limit
-    while left := devices.keys() & _present(guest):
+    while left := devices.keys() & present(guest):
         if time.monotonic() >= deadline:
-            _give_back(guest, devices.keys() - left)
-            raise exception.PciDeviceDetachFailed(
-                dev=f"{len(left)} of {len(devices)} devices",
-                reason=f"the guest did not let go of them within {limit:.0f} s; has it booted?",
-            )
+            give_back(guest, devices.keys() - left)
+            raise NotLetGo(len(left), len(devices), limit)
         time.sleep(_PAUSE)
 
 
-def _present(guest: Any) -> set[str]:
+def present(guest: Any) -> set[str]:
     """Host addresses of the devices that the running guest has."""
     return {address for address, _ in GuestDomain(guest.get_xml_desc()).passed_through()}
 
 
-def _give_back(guest: Any, addresses: Iterable[str]) -> None:
-    placed = definition(guest).placed()
+def give_back(guest: Any, addresses: Iterable[str]) -> set[str]:
+    """Attach devices to a running guest where its definition has them. Never raises.
+
+    Libvirt keeps an address in the guest for every device of a definition, also for one
+    that has no place of this project's.
+
+    :returns: host addresses of those that are back.
+    """
+    back = set()
+    places = dict(definition(guest).passed_through())
     for address in sorted(addresses):
         try:
-            guest.attach_device(Placed(placed[address]), live=True)
+            guest.attach_device(Placed(places[address]), live=True)
+            back.add(address)
         except Exception:
             LOG.exception("PCI device %s could not be given back to its guest", address)
+    return back

@@ -20,7 +20,7 @@ from typing import Any
 import nova.conf
 from nova import context as nova_context
 from nova import exception, objects
-from nova.compute import power_state, task_states
+from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.virt import hardware
 from nova.virt.libvirt.driver import LibvirtDriver
@@ -31,7 +31,7 @@ from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import guest_topology
+from virt_driver_patches.driver import guest_topology, suspend
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
@@ -108,20 +108,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         }
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
-        """Refuse a snapshot for which Nova would suspend a guest that must not be.
-
-        The conditions are those of ``snapshot`` and ``_needs_suspend_resume_for_snapshot``.
-        """
-        cold = (
-            CONF.libvirt.images_type == "lvm"
-            or CONF.ephemeral_storage_encryption.enabled
-            or CONF.workarounds.disable_libvirt_livesnapshot
-        )
-        if not cold or not has_hpc_keys(instance):
+        """Refuse a snapshot for which Nova would suspend a guest that must not be."""
+        if not suspend.concerns(instance, self.hpc_node.active):
             return
         guest = self._host.get_guest(instance)
-        if guest.get_power_state(self._host) in (power_state.RUNNING, power_state.PAUSED):
-            attach.check_suspend(attach.definition(guest))
+        if suspend.suspends(guest, self._host):
+            suspend.check(instance, guest)
             self.hpc_admission.restart(instance)  # the devices have to come back
 
     # -- a server starts --------------------------------------------------------
@@ -211,25 +203,26 @@ class HpcLibvirtDriver(LibvirtDriver):
             super().resume(context, instance, *args, **kwargs)
 
     def suspend(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
-        """Refuse where the guest's devices could not come back as they were."""
-        if has_hpc_keys(instance):
-            definition = attach.definition(self._host.get_guest(instance))
-            try:
-                attach.check_suspend(definition)
-            except exception.NovaException as error:
-                raise rollback(error) from error
+        """Refuse before anything is asked of a guest that may not give it up, or not now."""
+        if not suspend.concerns(instance, self.hpc_node.active):
+            super().suspend(context, instance)
+            return
+        try:
+            suspend.check(instance, self._host.get_guest(instance))
+        except exception.NovaException as error:
+            raise rollback(error) from error
         try:
             super().suspend(context, instance)
         except exception.PciDeviceDetachFailed as error:
-            raise rollback(error) from error  # it runs on as before
+            raise rollback(suspend.left_asked(instance, error)) from error
 
     def _detach_pci_devices(self, guest: Any, pci_devs: Any) -> None:
-        """A guest with places of this project's gets the time that it needs.
+        """A guest gets the time that it needs, and gives up all of its devices or none.
 
         Nova gives up after its own wait for libvirt; ``[libvirt]device_detach_timeout``
         and ``device_detach_attempts`` are for volumes and ports alone.
         """
-        if not attach.definition(guest).placed():
+        if not (self.hpc_node.active or attach.definition(guest).placed()):
             super()._detach_pci_devices(guest, pci_devs)
             return
         devices = {
@@ -345,6 +338,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> str:
         """Nova's domain, with what the flavor's ``hpc:`` keys change in it."""
         xml: str = super()._get_guest_xml(context, instance, *args, **kwargs)
+        suspend.forget(instance)
         if not has_hpc_keys(instance):
             return xml
         domain = GuestDomain(xml)

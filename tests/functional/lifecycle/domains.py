@@ -74,6 +74,9 @@ class Definition:
         if named:
             self._name(device)
 
+    def has(self, wanted: Element) -> bool:
+        return any(key_of(each) == key_of(wanted) for each in self.devices.findall(wanted.tag))
+
     def unplug(self, wanted: Element) -> str | None:
         """The name of the device that is gone; None: there is none like it."""
         for device in self.devices.findall(wanted.tag):
@@ -158,6 +161,21 @@ class FaithfulDomains(fixtures.Fixture):
     def __init__(self, removed: Removed) -> None:
         super().__init__()
         self._removed = removed
+        #: The guests do not answer, or not for some devices: these go when the guest is
+        #: reset, as QEMU does it.
+        self.busy: bool | Callable[[Element], bool] = False
+
+    def reset(self, domain: Any) -> None:
+        """The guest resets itself: QEMU completes every unplug that it was asked for."""
+        asked, domain.hpc_asked = domain.hpc_asked, []
+        for xml in asked:
+            self._gone(domain, xml)
+
+    def _gone(self, domain: Any, xml: str) -> None:
+        alias = domain.hpc_live.unplug(etree.fromstring(xml))
+        if alias is not None:
+            domain.detachDevice(xml)
+            self._removed(domain._connection, domain.UUIDString(), alias)
 
     def _setUp(self) -> None:
         for name in (
@@ -189,6 +207,7 @@ class FaithfulDomains(fixtures.Fixture):
         text = xml if isinstance(xml, str) else xml.decode()
         domain.hpc_definition = Definition(text)
         domain.hpc_live = domain.hpc_saved = None
+        domain.hpc_asked = []
         plain(domain, connection, xml, *rest, **kw)
 
     def createWithFlags(self, plain: Any, domain: Any, flags: int) -> None:
@@ -199,11 +218,11 @@ class FaithfulDomains(fixtures.Fixture):
             domain._state = fakelibvirt.VIR_DOMAIN_PAUSED
 
     def destroy(self, plain: Any, domain: Any) -> None:
-        domain.hpc_live = None
+        domain.hpc_live, domain.hpc_asked = None, []
         plain(domain)
 
     def shutdown(self, plain: Any, domain: Any) -> None:
-        domain.hpc_live = None
+        domain.hpc_live, domain.hpc_asked = None, []
         plain(domain)
         domain._state = fakelibvirt.VIR_DOMAIN_SHUTOFF
 
@@ -248,6 +267,10 @@ class FaithfulDomains(fixtures.Fixture):
     def detachDeviceFlags(self, plain: Any, domain: Any, xml: str, flags: int) -> None:
         device = etree.fromstring(xml)
         for target in self._targets(domain, flags):
+            busy = self.busy(device) if callable(self.busy) else self.busy
+            if busy and target is domain.hpc_live and target.has(device):
+                domain.hpc_asked.append(xml)
+                continue
             alias = target.unplug(device)
             if alias is None:
                 raise fakelibvirt.make_libvirtError(
@@ -275,6 +298,7 @@ class FaithfulDomains(fixtures.Fixture):
         domain = plain(connection, xml)
         if before is not None:
             domain.hpc_live, domain.hpc_saved = before.hpc_live, before.hpc_saved
+            domain.hpc_asked = before.hpc_asked
             domain._state, domain._id = before._state, before._id
             domain._has_saved_state = before._has_saved_state
             for number, running in connection._running_vms.items():

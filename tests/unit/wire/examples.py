@@ -42,6 +42,7 @@ from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
+from nova_hpc.wire.unplug import Unplug
 
 FOLDER: Final = Path(__file__).parents[2] / "data/golden/wire"
 
@@ -163,6 +164,7 @@ STATS: Final = StatsDocument(
     left_out=3,
 )
 ABI: Final = Abi(Mode.MIRROR, clique=True)
+UNPLUG: Final = Unplug(asked=16)
 GUEST: Final = documents(
     NODE,
     "mirror",
@@ -280,6 +282,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "stats/v1.json": STATS.dumps,
     "decision/v1.json": DECISION.dumps,
     "guest-abi/v1.json": ABI.dumps,
+    "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
     "snapshot/v1.json": lambda: snapshot_document.dumps(SNAPSHOT),

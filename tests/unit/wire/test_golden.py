@@ -28,7 +28,7 @@ from nova_hpc.guest import install
 from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
 from nova_hpc.topology.nccl import VERSION as NCCL_VERSION
-from nova_hpc.wire import decision, device_record, documents, guest_abi, ledger, stats, tags
+from nova_hpc.wire import decision, device_record, documents, guest_abi, ledger, stats, tags, unplug
 from nova_hpc.wire.version import Document, WireError
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import examples
@@ -60,6 +60,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "stats": stats.read,
     "decision": read_decision,
     "guest-abi": guest_abi.loads,
+    "unplug-mark": unplug.loads,
     "guest-document": lambda text: guest.parse(text.encode("utf-8", "surrogatepass")),
     "snapshot": snapshot_document.loads,
     "ledger": ledger.loads,
@@ -71,6 +72,7 @@ MEANING: dict[str, object] = {
     "stats": examples.STATS,
     "decision": examples.DECISION,
     "guest-abi": examples.ABI,
+    "unplug-mark": examples.UNPLUG,
     "snapshot": examples.SNAPSHOT,
     "ledger": examples.LEDGER,
 }
@@ -270,7 +272,7 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
     assert (known.schema, known.reads) == (guest.SCHEMA, guest.READS)
 
 
-@pytest.mark.parametrize("key", [decision.KEY, guest_abi.KEY])
+@pytest.mark.parametrize("key", [decision.KEY, guest_abi.KEY, unplug.KEY])
 def test_a_key_is_written_down_once(key: str) -> None:
     packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
     places = [

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of ``[hpc]``: what may be done to servers that have devices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oslo_config import cfg
+
+OPTS: Final[list[cfg.Opt]] = [
+    cfg.BoolOpt(
+        "suspend_with_devices",
+        default=False,
+        help="""
+Whether a server with passed-through PCI devices may be suspended on this compute
+node, or be snapshot in a way that suspends it.
+
+A guest has to give up its devices before its memory can be saved. One whose
+driver is busy, or that has not booted, does not answer; the request cannot be
+taken back, and the guest's next reset completes it, perhaps days later: the
+server goes on without the devices that it pays for. So nothing is asked of a
+guest by default, and the refusal names what does the same job: shelve and stop.
+
+Set it where the guests are known to answer. If one does not, the server runs on and
+is marked. What it gives up later is put back where it was, at the event or at the
+next periodic update; what cannot be put back is named in the log and in the
+node's statistics, and a hard reboot brings it back.
+
+Related options:
+
+* ``[libvirt]device_detach_timeout``
+* ``[libvirt]device_detach_attempts``
+""",
+    ),
+]

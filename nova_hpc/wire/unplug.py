@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mark of a server whose guest was asked to give up devices and did not answer.
+
+QEMU keeps such a request, and the guest's next reset completes it. The mark says so
+until the guest is started anew. Which devices are gone is read from the guest, and which
+ones it has to have from Nova: the mark only says who has asked.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import attrs
+
+from nova_hpc.wire.documents import UNPLUG
+
+#: The key in the server's ``system_metadata``.
+KEY: Final = "hpc_unplug"
+
+
+@attrs.frozen
+class Unplug:
+    """Requests that QEMU may still keep."""
+
+    #: How many devices the guest was asked for and did not give up.
+    asked: int
+
+    def dumps(self) -> str:
+        """The text to store: ASCII, within the limit of :data:`UNPLUG`."""
+        body = {UNPLUG.key: UNPLUG.version, "asked": self.asked}
+        return json.dumps(body, separators=(",", ":"))
+
+
+def loads(text: object) -> Unplug | None:
+    """Read a stored text; None: there is none, and nobody has asked the guest.
+
+    :raises nova_hpc.wire.version.WireError: it cannot be read: nobody knows who asked.
+    """
+    if text is None:
+        return None
+    asked = UNPLUG.load(text).get("asked")
+    if type(asked) is not int or asked < 0:
+        raise UNPLUG.broken("does not count what was asked for")
+    return Unplug(asked)
