@@ -20,6 +20,7 @@ from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -29,7 +30,7 @@ from nova_hpc.wire.ledger import Ledger
 _NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
-_KINDS: Final = health.ALL - {Kind.QUARANTINE, Kind.DRIVER, Kind.UNIT}
+_KINDS: Final = health.FRESH - {Kind.DRIVER, Kind.UNIT}
 
 _FAILED: Final = 1
 
@@ -117,7 +118,9 @@ class Place:
             reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, self.file.locks),
             need_reset=Kind.RESET.value in hpc.health_checks,
         )
-        return Hygiene(root, self.file, cleaner.load(hpc.cleaners, tools), hpc.reset_timeout)
+        cleaners = cleaner.load(hpc.cleaners, tools)
+        rules = Rules.from_options(hpc)
+        return Hygiene(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
 
     def candidate(self, address: str) -> Candidate:
         """The device at *address*.

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.model import Function, Node
-from nova_hpc.wire.ledger import Ledger
+from nova_hpc.wire.ledger import Ledger, State
 
 
 class Kind(enum.Enum):
@@ -28,6 +28,8 @@ class Kind(enum.Enum):
     DRIVER = "driver"
     LINK = "link"
     RESET = "reset"
+    #: It was ill lately and is tried again; see nova_hpc.tenancy.policy.
+    SUSPECT = "suspect"
     #: What was found between two servers; see nova_hpc.tenancy.hygiene.step.
     HYGIENE = "hygiene"
     #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
@@ -74,11 +76,15 @@ _USER: Final[Mapping[Kind, str]] = {
     Kind.DRIVER: "is in use by the host",
     Kind.LINK: "has a degraded link",
     Kind.RESET: "cannot be reset",
+    Kind.SUSPECT: "is being checked",
     Kind.HYGIENE: "did not pass the check between two servers",
     Kind.NVLINK: "cannot be linked by NVLink now",
 }
 
 ALL: Final = frozenset(Kind)
+
+#: What is seen at the node itself, whatever is remembered of it.
+FRESH: Final = ALL - {Kind.QUARANTINE, Kind.SUSPECT}
 
 
 def judge(
@@ -125,6 +131,7 @@ class _Checks:
             (Kind.DRIVER, self._driver),
             (Kind.LINK, self._link),
             (Kind.RESET, self._reset),
+            (Kind.SUSPECT, self._suspect),
         )
         for kind, check in checks:
             reason = check(function, offer) if kind in kinds else None
@@ -139,6 +146,10 @@ class _Checks:
     def _quarantine(self, function: Function, offer: Offer) -> str | None:
         why = self.ledger.why(function.address, function.physical_function)
         return None if why is None else f"in quarantine: {why}"
+
+    def _suspect(self, function: Function, offer: Offer) -> str | None:
+        found = self.ledger.device(function.address)
+        return f"suspect: {found.reason}" if found.state is State.SUSPECT else None
 
     def _iommu(self, function: Function, offer: Offer) -> str | None:
         if function.iommu_group is None:
@@ -190,6 +201,9 @@ class _Checks:
         return f"bound to {bound} and not to vfio-pci, and device_spec says managed=no"
 
     def _link(self, function: Function, offer: Offer) -> str | None:
+        trial = self.ledger.device(function.address).trial
+        if trial is not None and trial.spared:
+            return None  # too many others are withheld for such a thing
         # A virtual function has no link of its own.
         place = function
         if function.physical_function is not None:

@@ -28,8 +28,9 @@ import fasteners
 
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
+from nova_hpc.wire import ledger_before
 from nova_hpc.wire.documents import LEDGER
-from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc.wire.ledger import Ledger, State, Trial
 from nova_hpc.wire.version import LaterError, WireError
 
 _WHAT: Final = "ledger"
@@ -80,7 +81,7 @@ class LedgerFile:
             except WireError as error:
                 return Ledger(problems=(str(error),), lost=True)
         for name, text in old.items():
-            fold = functools.partial(wire.fold, ledger, name)
+            fold = functools.partial(ledger_before.fold, ledger, name)
             try:
                 ledger = text.parse(f"{name} file {self.before[name]}", fold, problems)
             except WireError as error:
@@ -166,9 +167,9 @@ class LedgerFile:
             self.change(lambda now: quarantined(now, more, anew))
 
     def release(self, address: str) -> bool:
-        """End the quarantine of a device.
+        """Offer a device again, and forget what was wrong with it.
 
-        :returns: False when it was in none.
+        :returns: False when it was neither suspect nor in quarantine.
         :raises LedgerError: the file is lost or cannot be written.
         :raises nova_hpc.topology.model.AddressError: *address* is no PCI address.
         """
@@ -177,10 +178,11 @@ class LedgerFile:
 
         def edit(now: Ledger) -> Ledger:
             found = now.device(address)
-            if found.state is not State.QUARANTINED:
+            if found.state is State.OFFERED:
                 return now
             was.append(address)
-            return now.put({address: attrs.evolve(found, state=State.OFFERED, reason="")})
+            free = attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
+            return now.put({address: free})
 
         self.change(edit)
         return bool(was)
@@ -220,9 +222,10 @@ class LedgerFile:
 def quarantined(ledger: Ledger, reasons: Mapping[str, str], anew: bool = False) -> Ledger:
     """The ledger with more devices in quarantine; see :meth:`LedgerFile.quarantine`."""
     known = ledger.quarantined
+    now = Trial(since=time.time())
     return ledger.put(
         {
-            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=why)
+            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=why, trial=now)
             for each, why in reasons.items()
             if anew or each not in known
         }

@@ -76,8 +76,9 @@ class View:
     roles: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
     #: Address -> tag of the offered devices that are in NVLink sets.
     sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
-    #: Offered devices that cannot be given anyway; known to :meth:`Step.withhold` only.
-    ill: frozenset[str] = frozenset()
+    #: Address -> why an offered device cannot be given anyway, as the node looks now;
+    #: known to :meth:`Step.withhold` only.
+    ill: Mapping[str, Finding] = attrs.field(factory=dict, hash=False)
 
     def candidate(self, address: str) -> Candidate | None:
         """The device at *address*; None: it is not there."""
@@ -102,6 +103,8 @@ class Withheld:
     findings: Mapping[str, Finding] = attrs.field(factory=dict, hash=False)
     #: One sentence each, for the log.
     notes: tuple[str, ...] = ()
+    #: The same, for whoever watches the node: nothing more is done by itself.
+    alarms: tuple[str, ...] = ()
 
 
 class Step(abc.ABC):

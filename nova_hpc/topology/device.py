@@ -35,6 +35,8 @@ DEVICES: Final = "/sys/bus/pci/devices"
 _ROOT: Final = re.compile(r"pci([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2})", re.ASCII)
 _RESOURCE: Final = re.compile(r"0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})\s+0x([0-9a-f]{1,16})")
 _SPEED: Final = re.compile(r"(\d{1,3}(?:\.\d)?) GT/s.*", re.ASCII)
+#: Why a function is unknown that answers with ones only.
+SILENT: Final = "config: all ones, so the device does not answer"
 _VIRTUAL: Final = re.compile(r"virtfn\d{1,5}", re.ASCII)
 #: Kernel classes whose devices tell people what a function is.
 _CLASSES: Final = ("net", "infiniband", "nvme", "drm", "accel", "dma", "ve")
@@ -241,7 +243,7 @@ class _Device(_Attributes):
             if value is None:
                 self.reason(f"{what}: not known")
         if config.silent:
-            self.reason("config: all ones, so the device does not answer")
+            self.reason(SILENT)
         is_bridge = (class_code or "").startswith(BRIDGE_CLASS) and config.header_type in (1, None)
         return Raw(
             function=function,

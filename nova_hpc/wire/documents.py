@@ -92,7 +92,7 @@ LEDGER: Final = Document(
     name="ledger",
     lives="[hpc]ledger_file of the node, and a copy beside it",
     writer="nova_hpc.wire.ledger:Ledger.dumps",
-    # And what the release before it kept in four files, by nova_hpc.wire.ledger:fold.
+    # And what the release before it kept in four files, by nova_hpc.wire.ledger_before:fold.
     readers=("nova_hpc.wire.ledger:loads",),
     key="v",
     # A thousand devices need about 1 MiB.

@@ -8,11 +8,16 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
        "0000:41:00.0": {
          "hardware": "serial:0123456789abcdef",
          "state": "quarantined", "reason": "2 new uncorrected fatal errors (AER)",
+         "health": {"sign": "errors", "since": 1767225600.0, "tries": 8,
+                    "tried": 86400.5, "boot": "<uuid>"},
          "counts": {"cleaned": 12, "failed": 1},
-         "server": "<uuid>",
+         "server": "<uuid>", "last_server": "<uuid>",
          "unreported": true,
          "baseline": {...},
          "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}}}},
+     "absent": {"serial:...": {as above}},
+     "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
+     "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
      "nvlink": {"gpus": ["0000:41:00.0", ...],
                 "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}}}
 
@@ -20,26 +25,27 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
 device was found clean. ``baseline`` and ``adapter`` belong to the steps that
 write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
 :mod:`nova_hpc.tenancy.adapters.settings`) and are carried here as they are.
+``absent`` is what was known of hardware that is not in the node any more.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
 ``nova-hpc nvlink``. The version before the first one was four files, one of each
-step, which :func:`fold` turns into this one. A broken entry makes its device one
-that nobody may have. Keys that this release does not know are written again as
-they were read.
+step, which :func:`nova_hpc.wire.ledger_before.fold` turns into this one. A broken
+entry makes its device one that nobody may have. Keys that this release does not know
+are written again as they were read.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
 from nova_hpc.wire.documents import LEDGER
-from nova_hpc.wire.version import WireError
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
@@ -50,6 +56,8 @@ BEFORE: Final = ("quarantine", "hygiene", "adapters", "nvlink")
 _DAMAGED: Final = "its entry in the ledger is damaged"
 _LONGEST_SERVER: Final = 64
 _LONGEST_REASON: Final = 1000
+#: Changes that stay accepted; the oldest go first.
+_MOST_ACCEPTED: Final = 64
 
 _T = TypeVar("_T")
 
@@ -69,6 +77,59 @@ def _short(text: str) -> str:
 
 
 @attrs.frozen
+class Trial:
+    """How a device came to its state, and how often it was tried."""
+
+    #: What was wrong, a value of :class:`nova_hpc.tenancy.policy.Sign`; "": nothing is.
+    sign: str = ""
+    #: When the present state began, Unix time in seconds.
+    since: float = 0.0
+    #: How often it was found ill.
+    tries: int = 0
+    #: Seconds from the boot to the last try.
+    tried: float = 0.0
+    #: Which boot that was; None: nobody knows.
+    boot: str | None = None
+    #: Something is wrong, and it is offered all the same: too many others are suspect.
+    spared: bool = False
+
+    def dumps(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        body = attrs.asdict(self)
+        return {key: value for key, value in body.items() if value not in ("", None, False)}
+
+
+@attrs.frozen
+class Maintenance:
+    """A time in which devices may change, as an operator has announced."""
+
+    start: float  # Unix time, seconds
+    end: float
+    reason: str = attrs.field(default="", converter=_short)
+    #: Models that it is about, ``vendor:product``; (): all.
+    models: tuple[str, ...] = ()
+
+    def covers(self, moment: float, model: str | None) -> bool:
+        """Whether a device of *model* may change at that time."""
+        return self.start <= moment < self.end and (
+            not self.models or any(_is_model(each, model) for each in self.models)
+        )
+
+
+@attrs.frozen
+class Accepted:
+    """A change of a model that an operator has accepted."""
+
+    model: str
+    change: str
+    reason: str = attrs.field(default="", converter=_short)
+
+
+def _is_model(wanted: str, model: str | None) -> bool:
+    return model is not None and (model == wanted or model.startswith(f"{wanted}:"))
+
+
+@attrs.frozen
 class Device:
     """What is known of the device at one address."""
 
@@ -77,11 +138,17 @@ class Device:
     hardware: str | None = None
     state: State = State.OFFERED
     reason: str = attrs.field(default="", converter=_short)
+    #: Since when, and how often it was tried; None: nothing was ever wrong.
+    trial: Trial | None = None
     #: Who has had it since it was last found clean; None: nobody.
     server: str | None = None
+    #: Who has had it last before it was found clean; None: nobody knows.
+    last_server: str | None = None
     #: It was found clean after a server, and Placement has yet to hear of it.
     unreported: bool = False
     baseline: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
+    #: Seconds from the boot to when the baseline's counters of errors were read.
+    counted: float | None = None
     #: What its virtual function was set to, and goes back to.
     adapter: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How often it was found clean after a server, and how often it was not.
@@ -97,12 +164,18 @@ class Device:
             body["hardware"] = self.hardware
         if self.reason:
             body["reason"] = self.reason
+        if self.trial is not None:
+            body["health"] = self.trial.dumps()
         if self.server is not None:
             body["server"] = self.server[:_LONGEST_SERVER]
+        if self.last_server is not None:
+            body["last_server"] = self.last_server[:_LONGEST_SERVER]
         if self.unreported:
             body["unreported"] = True
         if self.baseline is not None:
             body["baseline"] = dict(self.baseline)
+        if self.counted is not None:
+            body["counted"] = self.counted
         if self.adapter is not None:
             body["adapter"] = dict(self.adapter)
         if self.cleaned or self.failed:
@@ -113,7 +186,9 @@ class Device:
 _NOTHING: Final = Device()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
+    | {"health", "last_server", "counted"}
 )
+_TOP: Final = frozenset({LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"})
 
 
 @attrs.frozen
@@ -122,6 +197,10 @@ class Tenancy:
 
     server: str
     gpus: frozenset[str]
+
+
+def _latest(changes: tuple[Accepted, ...]) -> tuple[Accepted, ...]:
+    return changes[-_MOST_ACCEPTED:]
 
 
 @attrs.frozen
@@ -134,6 +213,12 @@ class Ledger:
     partitions: Mapping[int, Tenancy] | None = attrs.field(factory=dict, hash=False)
     #: Every GPU that the manager of the NVLink fabric has ever shown.
     gpus: frozenset[str] = frozenset()
+    #: Hardware that was in the node, and is not found -> what is known of it.
+    absent: Mapping[str, Device] = attrs.field(factory=dict, hash=False)
+    #: When devices may change; None: no time is announced.
+    maintenance: Maintenance | None = None
+    #: Changes of a model that are right, the latest last.
+    accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest)
     #: Entries under a key that is no address. They are kept as they are.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     #: Keys of a later release.
@@ -170,6 +255,15 @@ class Ledger:
             if found.state is State.QUARANTINED
         }
 
+    @property
+    def suspect(self) -> dict[str, str]:
+        """Address -> reason of the devices that are suspect."""
+        return {
+            each: found.reason or "no reason given"
+            for each, found in self.devices.items()
+            if found.state is State.SUSPECT
+        }
+
     def why(self, *addresses: str | None) -> str | None:
         """The reason why any of *addresses* is in quarantine; None: none is.
 
@@ -204,6 +298,12 @@ class Ledger:
             "devices": {**self.unread, **devices},
             "nvlink": nvlink,
         }
+        if self.absent:
+            body["absent"] = {each: self.absent[each].dumps() for each in sorted(self.absent)}
+        if self.maintenance is not None:
+            body["maintenance"] = attrs.asdict(self.maintenance)
+        if self.accepted:
+            body["accepted"] = [attrs.asdict(each) for each in self.accepted]
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
@@ -235,9 +335,77 @@ def loads(text: str) -> Ledger:
         except (AttributeError, KeyError, TypeError, ValueError):
             problems.append(f"{address}: {_DAMAGED}")
             found[address] = Device(state=State.QUARANTINED, reason=_DAMAGED, server=SOMEBODY)
-    partitions, gpus = _nvlink(body.get("nvlink"), "gpus")
-    more = {key: body[key] for key in body.keys() - {LEDGER.key, "devices", "nvlink"}}
-    return Ledger(found, partitions, gpus, unread, more, tuple(problems))
+    partitions, gpus = nvlink(body.get("nvlink"), "gpus")
+    return Ledger(
+        found,
+        partitions,
+        gpus,
+        absent=_absent(body.get("absent", {}), problems),
+        maintenance=_maintenance(body.get("maintenance"), problems),
+        accepted=_accepted(body.get("accepted", []), problems),
+        unread=unread,
+        more={key: body[key] for key in body.keys() - _TOP},
+        problems=tuple(problems),
+    )
+
+
+def _absent(body: Any, problems: list[str]) -> dict[str, Device]:
+    found = {}
+    for number, (key, value) in enumerate(body.items() if isinstance(body, dict) else ()):
+        try:
+            found[_expect(key, str)] = _device(value)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            # Hardware that comes back without an entry is one that nobody knows: its
+            # serial number is not for a log.
+            problems.append(f"absent hardware number {number}: {_DAMAGED}")
+    return found
+
+
+def _maintenance(body: Any, problems: list[str]) -> Maintenance | None:
+    if body is None:
+        return None
+    try:
+        return Maintenance(
+            start=_real(body["start"]),
+            end=_real(body["end"]),
+            reason=_expect(body.get("reason", ""), str),
+            models=tuple(_expect(each, str) for each in body.get("models", ())),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        problems.append("the maintenance in the ledger is damaged: none is announced")
+        return None
+
+
+def _accepted(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
+    try:
+        return tuple(
+            Accepted(*(_expect(each[key], str) for key in ("model", "change", "reason")))
+            for each in body
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        problems.append("the accepted changes in the ledger are damaged: none counts")
+        return ()
+
+
+def _real(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError
+    return float(value)
+
+
+def _trial(body: Any) -> Trial | None:
+    """A damaged one is none: the device is tried again at once."""
+    try:
+        return Trial(
+            sign=_expect(body.get("sign", ""), str),
+            since=_real(body.get("since", 0.0)),
+            tries=max(0, _expect(body.get("tries", 0), int)),
+            tried=_real(body.get("tried", 0.0)),
+            boot=_optional(body.get("boot"), str),
+            spared=body.get("spared") is True,
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _device(body: Any) -> Device:
@@ -246,17 +414,20 @@ def _device(body: Any) -> Device:
         hardware=_optional(body.get("hardware"), str),
         state=State(body["state"]),
         reason=_expect(body.get("reason", ""), str),
+        trial=None if "health" not in body else _trial(body["health"]),
         server=_optional(body.get("server"), str) or None,
+        last_server=_optional(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
-        baseline=_part(body.get("baseline")),
-        adapter=_part(body.get("adapter")),
+        baseline=part(body.get("baseline")),
+        counted=None if body.get("counted") is None else _real(body["counted"]),
+        adapter=part(body.get("adapter")),
         cleaned=_expect(counts.get("cleaned", 0), int),
         failed=_expect(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},
     )
 
 
-def _part(value: Any) -> Mapping[str, Any] | None:
+def part(value: Any) -> Mapping[str, Any] | None:
     """What belongs to a step; what is none is left to it as something that it cannot read."""
     return value if isinstance(value, dict) or value is None else {"": ""}
 
@@ -271,7 +442,7 @@ def _optional(value: Any, kind: type[_T]) -> _T | None:
     return None if value is None else _expect(value, kind)
 
 
-def _nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[str]]:
+def nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[str]]:
     """Partitions and GPUs; None in place of partitions: nobody knows."""
     try:
         partitions = {
@@ -283,103 +454,3 @@ def _nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[s
         return partitions, frozenset(map(normalise_address, body[key]))
     except (AddressError, AttributeError, KeyError, TypeError, ValueError):
         return None, frozenset()
-
-
-# -- the files before the ledger -------------------------------------------------
-
-
-def fold(ledger: Ledger, name: str, text: str) -> Ledger:
-    """Add what a file of the release before says.
-
-    Such a file is there once, before it is put away, or because that release
-    was in use again: what it says is newer. A device that either has in
-    quarantine stays there.
-
-    :param name: one of :data:`BEFORE`.
-    :raises nova_hpc.wire.version.WireError: it cannot be read.
-    """
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"it is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise WireError("it is no JSON object")
-    return _FOLDS[name](ledger, body)
-
-
-def _addressed(ledger: Ledger, entries: Mapping[str, Any]) -> tuple[Ledger, dict[str, Any]]:
-    """Entries by normalised address; the others go to those that nobody can read."""
-    found, unread, problems = {}, {}, []
-    for key, value in entries.items():
-        try:
-            found[normalise_address(key)] = value
-        except AddressError as error:
-            unread[key] = value
-            problems.append(str(error))
-    return attrs.evolve(
-        ledger,
-        unread={**ledger.unread, **unread},
-        problems=(*ledger.problems, *problems),
-    ), found
-
-
-def _fold_quarantine(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, body)
-    return ledger.put(
-        {
-            each: attrs.evolve(ledger.device(each), state=State.QUARANTINED, reason=str(reason))
-            for each, reason in found.items()
-        }
-    )
-
-
-def _entries(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    if not body:
-        return {}
-    entries = body.get(key)
-    if type(body.get("v")) is not int or body["v"] != 1 or not isinstance(entries, dict):
-        raise WireError("it is not of version 1")
-    return entries
-
-
-def _fold_hygiene(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, _entries(body, "devices"))
-    changes = {}
-    for each, value in found.items():
-        now = ledger.device(each)
-        if not isinstance(value, dict):
-            changes[each] = attrs.evolve(now, server=SOMEBODY)
-            continue
-        server, known = value.get("server"), value.get("baseline", now.baseline)
-        if not (server is None or isinstance(server, str)):
-            server = SOMEBODY
-        changes[each] = attrs.evolve(
-            now,
-            server=server or None,
-            unreported=value.get("owed") is True,
-            baseline=_part(known),
-        )
-    return ledger.put(changes)
-
-
-def _fold_adapters(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    ledger, found = _addressed(ledger, _entries(body, "functions"))
-    return ledger.put(
-        {
-            each: attrs.evolve(ledger.device(each), adapter=_part(value) or {"": ""})
-            for each, value in found.items()
-        }
-    )
-
-
-def _fold_nvlink(ledger: Ledger, body: Mapping[str, Any]) -> Ledger:
-    partitions, gpus = _nvlink({"partitions": {}, "known": [], **body}, "known")
-    return attrs.evolve(ledger, partitions=partitions, gpus=ledger.gpus | gpus)
-
-
-_FOLDS: Final[Mapping[str, Callable[[Ledger, Mapping[str, Any]], Ledger]]] = {
-    "quarantine": _fold_quarantine,
-    "hygiene": _fold_hygiene,
-    "adapters": _fold_adapters,
-    "nvlink": _fold_nvlink,
-}

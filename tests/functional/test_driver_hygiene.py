@@ -227,10 +227,16 @@ class HygieneTest(_Base):
         refused = self.refusal(server)
         self.assertIn("1 did not pass the check", refused)
         self.assert_no_secrets(refused)
-        self.assertEqual({FIRST: "2 new uncorrected fatal errors (AER)"}, self.held("alpha"))
         self.update("alpha")
         self.assert_lost("alpha", FIRST)
+        reason = "suspect: 2 new uncorrected fatal errors (AER)"
+        self.assertEqual({FIRST: reason}, self.stats_of("alpha").withheld)
+        self.assertEqual({}, self.held("alpha"))
         self.assertEqual("beta", self.host_of(self.boot(self.make_flavor(GPU))))
+        # No more of them: it is offered again at the next update.
+        self.update("alpha")
+        self.assert_all_free("alpha")
+        self.assertEqual("alpha", self.host_of(self.boot(self.make_flavor(GPU))))
 
     def test_a_lost_state_file_gives_nothing_and_lives(self) -> None:
         self.host("alpha", ONE)

@@ -85,7 +85,8 @@ class HpcNode:
             return
         taken = functools.partial(in_use, self._host, nodename)
         reading = self.source.read()
-        more = self.tenancy.sweep(reading, taken)
+        more, alarms = self.tenancy.sweep(reading, taken)
+        reading = self.source.renewed(reading, alarms)
         self._withholder.edit(resources, reading, taken, more)
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:

@@ -81,6 +81,17 @@ class Source:
         self._kept.last = (now, reading)
         return reading
 
+    def renewed(self, reading: Reading, problems: tuple[str, ...]) -> Reading:
+        """The same reading after the ledger was changed.
+
+        :param problems: what was found out meanwhile.
+        """
+        again = attrs.evolve(
+            reading, ledger=self.ledger.read(), problems=(*reading.problems, *problems)
+        )
+        again.keep_offers(reading)
+        return again
+
 
 @attrs.frozen
 class Reading:
@@ -99,6 +110,10 @@ class Reading:
         if not self._offers:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
+
+    def keep_offers(self, other: Reading) -> None:
+        """Take what another reading of the same devices has matched."""
+        self._offers[:] = other._offers
 
     def judge(
         self,

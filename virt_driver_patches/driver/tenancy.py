@@ -25,6 +25,7 @@ from nova_hpc.from_nova.claim import Claim
 from nova_hpc.offer.nvlink_sets import SWITCH_ROLE
 from nova_hpc.placement import flavor
 from nova_hpc.placement.model import Nvlink
+from nova_hpc.tenancy import health
 from nova_hpc.tenancy.adapters import step as adapters
 from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
 from nova_hpc.tenancy.health import Finding, Kind
@@ -34,6 +35,7 @@ from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
@@ -66,7 +68,9 @@ class _Said:
         self._lock = threading.Lock()
         self._texts: dict[str, frozenset[str]] = {}
 
-    def say(self, topic: str, texts: Collection[str], forget: bool) -> None:
+    def say(
+        self, topic: str, texts: Collection[str], forget: bool, level: int = logging.WARNING
+    ) -> None:
         """Log new texts.
 
         :param forget: a text that is missing this time is new when it comes again.
@@ -76,7 +80,7 @@ class _Said:
             self._texts[topic] = frozenset(texts) if forget else known | frozenset(texts)
         for text in dict.fromkeys(texts):
             if text not in known:
-                LOG.warning("%s", text)
+                LOG.log(level, "%s", text)
 
 
 @attrs.frozen
@@ -182,16 +186,25 @@ class Tenancy:
         for note in tell(instance.uuid, lambda: _view(source.read())):
             LOG.error("%s", note, instance=instance)
 
-    def sweep(self, reading: Reading, taken: Callable[[], frozenset[str]]) -> dict[str, Finding]:
-        """Put free devices in order; address -> why one must not be offered."""
+    def sweep(
+        self, reading: Reading, taken: Callable[[], frozenset[str]]
+    ) -> tuple[dict[str, Finding], tuple[str, ...]]:
+        """Put free devices in order.
+
+        :returns: address -> why one must not be offered; and alarms, one sentence each.
+        """
         found: dict[str, Finding] = {}
+        alarms: list[str] = []
         if self.steps:
-            view = attrs.evolve(_view(reading), ill=frozenset(reading.judge(reading.offers())))
+            ill = reading.judge(reading.offers(), health.FRESH)
+            view = attrs.evolve(_view(reading), ill=ill)
             for step in reversed(self.steps):
                 withheld = step.withhold(view, taken)
                 self._said.say(f"{step.name} looks", withheld.notes, True)
                 found.update(withheld.findings)
-        return found
+                alarms += withheld.alarms
+        self._said.say("alarms", alarms, True, logging.ERROR)
+        return found, tuple(alarms)
 
     def unreserve(self, tree: provider_tree.ProviderTree, nodename: str) -> None:
         """Let Placement give clean one-time-use devices again. Never raises.
@@ -277,7 +290,8 @@ def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:
     if read_config is not None:
         # Without it every device would end in quarantine after its first server.
         _expect(lambda: read_config([]), "reset PCI devices", "clean_devices = False")
-    return Hygiene(sysfs, ledger, cleaners, timeout, read_config)
+    rules = Rules.from_options(conf.hpc)
+    return Hygiene(sysfs, ledger, cleaners, timeout, read_config, rules)
 
 
 def _adapters(conf: Any, source: Source, root: bool) -> adapters.Adapters | None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.tenancy.policy import Sign, Symptom
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
@@ -30,15 +31,6 @@ _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 _LONGEST: Final = 64
 _VPD_READ_ONLY: Final = 0x90
 _MOST_VPD: Final = 4096
-
-
-@attrs.frozen
-class Difference:
-    """One way in which a device is not as it was recorded."""
-
-    text: str
-    #: It cannot come right by itself: the device goes into quarantine.
-    lasting: bool = True
 
 
 @attrs.frozen
@@ -273,63 +265,75 @@ def _unset(config: bytes, function: Function) -> Iterator[int]:
             yield bar.index
 
 
-def compare(recorded: Snapshot, now: Snapshot) -> list[Difference]:
-    """How a device differs from its record; [] when it does not."""
-    return [*_lasting(recorded, now), *_passing(recorded, now)]
+def compare(recorded: Snapshot, now: Snapshot) -> list[Symptom]:
+    """How a device differs from its record, the worst first; errors are not looked at.
+
+    The speed of the link is not compared: an idle device lowers it to save power, and
+    one without its driver cannot be asked to work.
+    """
+    return [*_changed(recorded, now), *_passing(recorded, now)]
 
 
-def wrong(now: Snapshot, idle: bool = True) -> list[Difference]:
+def wrong(now: Snapshot, idle: bool = True) -> list[Symptom]:
     """What no device that nobody has may look like, whatever was recorded.
 
     :param idle: it is bound to no driver of the host, which may use it itself.
     """
     if now.silent:
-        return [Difference("it does not answer: its configuration space is all ones")]
+        text = "it does not answer: its configuration space is all ones"
+        return [Symptom(Sign.SILENT, text)]
     found = [
-        Difference(f"BAR {index} has lost its address, as after a reset that went wrong")
+        Symptom(Sign.LOST, f"BAR {index} has lost its address, as after a reset that went wrong")
         for index in now.unset
     ]
     if now.master and idle:
-        found.append(Difference("bus mastering is on although nobody has it", lasting=False))
+        found.append(Symptom(Sign.MASTER, "bus mastering is on although nobody has it"))
     return found
 
 
-def _lasting(recorded: Snapshot, now: Snapshot) -> Iterator[Difference]:
+def errors_since(recorded: Snapshot, now: Snapshot) -> dict[str, int]:
+    """Kind -> new uncorrected errors since the record was made, in the same boot."""
+    if recorded.boot != now.boot:
+        return {}
+    pairs = {
+        "fatal": (recorded.fatal, now.fatal),
+        "nonfatal": (recorded.nonfatal, now.nonfatal),
+    }
+    return {
+        kind: new - old
+        for kind, (old, new) in pairs.items()
+        if old is not None and new is not None and new > old
+    }
+
+
+def _changed(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
+    if now.silent:
+        return  # it says nothing of itself
     for what, before, after in (
         ("by the kernel", recorded.identity, now.identity),
         ("by its own answer", recorded.answers, now.answers),
     ):
         for name in sorted((before or {}).keys() & (after or {}).keys()):
             if before and after and before[name] != after[name]:
-                yield Difference(f"its {name} is {after[name]} {what}, and was {before[name]}")
+                text = f"its {name} is {after[name]} {what}, and was {before[name]}"
+                yield Symptom(Sign.CHANGED, text)
     if recorded.bars and recorded.bars != now.bars:
-        yield Difference(f"its BARs are {_show(now.bars)}, and were {_show(recorded.bars)}")
+        text = f"its BARs are {_show(now.bars)}, and were {_show(recorded.bars)}"
+        yield Symptom(Sign.CHANGED, text)
     if recorded.capabilities is not None and now.capabilities is not None:
         gone = [each for each in recorded.capabilities if each not in now.capabilities]
         more = [each for each in now.capabilities if each not in recorded.capabilities]
         if gone or more:
-            yield Difference(
-                f"its capabilities have changed: {_show(gone)} gone, {_show(more)} new"
-            )
-    if recorded.boot == now.boot:
-        for kind, old, new in (
-            ("fatal", recorded.fatal, now.fatal),
-            ("nonfatal", recorded.nonfatal, now.nonfatal),
-        ):
-            if old is not None and new is not None and new > old:
-                yield Difference(f"{new - old} new uncorrected {kind} errors (AER)")
+            text = f"its capabilities have changed: {_show(gone)} gone, {_show(more)} new"
+            yield Symptom(Sign.CHANGED, text)
 
 
-def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Difference]:
+def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
+    if recorded.width and now.width and now.width < recorded.width:
+        yield Symptom(Sign.LINK, f"its link is x{now.width}, and was x{recorded.width}")
     if recorded.vfs is not None and now.vfs is not None and recorded.vfs != now.vfs:
         text = f"{now.vfs} virtual functions are on, and there were {recorded.vfs}"
-        yield Difference(text, lasting=False)
-    if recorded.width and now.width and now.width < recorded.width:
-        text = f"its link is x{now.width}, and was x{recorded.width}"
-        yield Difference(text, lasting=False)
-    if recorded.speed and now.speed and now.speed < recorded.speed:
-        text = f"its link runs at {now.speed:g} GT/s, and ran at {recorded.speed:g}"
-        yield Difference(text, lasting=False)
+        yield Symptom(Sign.FUNCTIONS, text)
 
 
 def _show(values: tuple[str, ...] | list[str]) -> str:
@@ -340,3 +344,12 @@ def _show(values: tuple[str, ...] | list[str]) -> str:
 def counters_of(recorded: Snapshot, now: Snapshot) -> Snapshot:
     """The record with the counters of errors of another boot."""
     return attrs.evolve(recorded, fatal=now.fatal, nonfatal=now.nonfatal, boot=now.boot)
+
+
+def model_of(recorded: Snapshot) -> str | None:
+    """``vendor:product``, and the subsystem's where there is one; None: not known."""
+    names = ("vendor_id", "product_id", "subsystem_vendor_id", "subsystem_id")
+    words = [recorded.identity.get(name) for name in names]
+    if None in words[:2]:
+        return None
+    return ":".join(each for each in words if each is not None)

@@ -17,31 +17,51 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
 import attrs
 
+from nova_hpc.tenancy import identity, policy
 from nova_hpc.tenancy.health import Finding, Kind
-from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.tenancy.hygiene import baseline, judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaner import CleanError, Cleaners
+from nova_hpc.tenancy.hygiene.judgement import Judgement
 from nova_hpc.tenancy.hygiene.looks import (
     Looker,
     baseline_of,
+    counted,
     differences_of,
+    errors_of,
     idle,
     seen,
     whole,
 )
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, quarantined
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.policy import CAPPED, Moment, Rules, Sign, Symptom
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
 
 _MOST_AT_ONCE: Final = 32
+
+
+def _clock() -> tuple[float, float]:
+    return time.time(), time.monotonic()
+
+
+@attrs.frozen
+class Swept:
+    """What a look from time to time comes to."""
+
+    #: Address -> why a free device must not be offered.
+    reasons: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
+    alarms: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -57,6 +77,9 @@ class Hygiene(Step):
     timeout: float
     #: Reads configuration spaces where this process may not read all of them.
     read_config: Callable[[Sequence[str]], Mapping[str, bytes]] | None = None
+    rules: Rules = attrs.field(factory=Rules)
+    #: Seconds of the clock of the day, and of one that counts from the boot.
+    clock: Callable[[], tuple[float, float]] = _clock
 
     @property
     def _looker(self) -> Looker:
@@ -106,13 +129,20 @@ class Hygiene(Step):
 
     def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
         """Clean and check free devices."""
-        notes: tuple[str, ...] = ()
         try:
-            reasons = self.sweep(view.candidates(view.roles), taken, view.ill)
+            known = self._known()
+            # What is no longer there is in no list of what is offered.
+            gone = {
+                each: Finding(Kind.PRESENT, "the device is not there")
+                for each, found in known.devices.items()
+                if found.baseline is not None and view.node.function(each) is None
+            }
+            swept = self.look(view.candidates(view.roles), taken, {**gone, **view.ill}, view.roles)
         except LedgerError as error:
-            notes = (f"PCI devices are not offered: {error}",)
-            reasons = dict.fromkeys(view.roles, str(error))
-        return Withheld({each: Finding(Kind.HYGIENE, why) for each, why in reasons.items()}, notes)
+            note = f"PCI devices are not offered: {error}"
+            swept = Swept(dict.fromkeys(view.roles, str(error)), (note,))
+        findings = {each: Finding(Kind.HYGIENE, why) for each, why in swept.reasons.items()}
+        return Withheld(findings, swept.notes, swept.alarms)
 
     def unreported(self) -> frozenset[str]:
         """See :meth:`Step.unreported`."""
@@ -139,7 +169,10 @@ class Hygiene(Step):
         if now.device(address).server is not None:
             return []  # a server may do with it what it likes
         look = self._looker.look([device])[address]
-        return [each.text for each in differences_of(now.device(address), look, device.function)]
+        entry = now.device(address)
+        found = differences_of(entry, look, device.function)
+        found += errors_of(entry, look, self._moment(), self.rules)
+        return [each.text for each in found]
 
     def accept(self, device: Candidate) -> None:
         """Record a device as it is now."""
@@ -149,12 +182,13 @@ class Hygiene(Step):
             look = self._looker.look([device])[address]
             for difference in baseline.wrong(look, idle(device.function)):
                 raise LedgerError(f"{address}: {difference.text}")
-            hardware = self._looker.hardware(device.function, look)
+            ids = self._looker.identify([device], {address: look})
+            hardware = ids.get(address, f"slot:{address}")
+            moment = self._moment()
             self._change(
                 lambda now: {
                     address: attrs.evolve(
-                        now.device(address),
-                        baseline=look.dumps(),
+                        judgement.renewed(now.device(address), look, moment),
                         hardware=hardware,
                         unreported=False,
                     )
@@ -205,6 +239,9 @@ class Hygiene(Step):
                 for each, found in wanted.items()
                 if (why := now.why(each, found.function.physical_function)) is not None
             }
+            for each in wanted.keys() - refused.keys():
+                if now.device(each).state is State.SUSPECT:
+                    refused[each] = f"suspect: {now.device(each).reason}"
             left = {
                 each
                 for each in wanted
@@ -215,7 +252,7 @@ class Hygiene(Step):
             looks = self._looker.look(
                 wanted[each] for each in wanted if each not in left | set(refused)
             )
-            refused |= self._judge(now, looks, wanted)
+            refused |= self._wrong(now, looks, wanted)
             if not refused:
                 hardware = self._new_hardware(now, looks, wanted)
                 self._change(
@@ -272,15 +309,26 @@ class Hygiene(Step):
         self,
         offered: Mapping[str, Candidate],
         taken: Callable[[], frozenset[str]],
-        ill: Collection[str] = (),
+        ill: Mapping[str, Finding] | None = None,
+        roles: Mapping[str, str | None] | None = None,
     ) -> dict[str, str]:
+        """As :meth:`look`, and only address -> why a device must not be offered."""
+        return dict(self.look(offered, taken, ill or {}, roles).reasons)
+
+    def look(
+        self,
+        offered: Mapping[str, Candidate],
+        taken: Callable[[], frozenset[str]],
+        ill: Mapping[str, Finding],
+        roles: Mapping[str, str | None] | None = None,
+    ) -> Swept:
         """Bring everything in order that the last look has left, or not seen.
 
         :param offered: address -> device, as it was just read.
         :param taken: asks for the devices that servers have now.
-        :param ill: those of *offered* that cannot be given anyway: what they
-            look like now is no baseline.
-        :returns: address -> why it must not be offered.
+        :param ill: those that cannot be given anyway, as the node looks now: what
+            they look like is no baseline.
+        :param roles: of everything that the node offers; None: of *offered*.
         :raises LedgerError: nothing is known, or can be remembered.
         """
         # Who gives a device to a server tells Nova first, and writes the mark
@@ -296,25 +344,97 @@ class Hygiene(Step):
                     if now.device(each).server is None
                 }
             )
+        well = {each: found for each, found in offered.items() if each not in ill}
+        looks = self._looker.look(well[each] for each in well if each not in used)
+        now, notes = self._follow(now, well, looks, used)
+        before = now
         reasons = self._sweep_marks(now, offered, used, taken)
         held = self._known()
         free = {
-            each: found
-            for each, found in offered.items()
-            if each not in used
-            and each not in reasons
-            and each not in ill
-            and held.why(each, found.function.physical_function) is None
+            each
+            for each in {*well, *ill} - used
+            if each not in reasons
+            and (found := held.device(each)).state is not State.QUARANTINED
+            and (found.server is None or each in ill)
         }
-        looks = self._looker.look(free.values())
+        cleaned = [each for each in free & looks.keys() if before.device(each).server]
+        looks = {each: looks[each] for each in free & looks.keys()}
+        looks |= self._looker.look(well[each] for each in cleaned)
         now = self._remember(looks, used, offered)
-        for each, look in looks.items():
-            differences = differences_of(now.device(each), look, free[each].function)
-            if any(difference.lasting for difference in differences):
-                reasons |= self._look_again(each, free[each], taken)
-            elif differences:
-                reasons[each] = differences[0].text
-        return reasons
+        roles = roles or {each: found.role for each, found in offered.items()}
+        judged = judgement.judge(
+            now,
+            looks,
+            offered,
+            {each: ill[each] for each in free & ill.keys()},
+            roles,
+            self._moment(),
+            self.rules,
+        )
+        lost = self._settle(now, judged, taken)
+        reasons |= {each: why for each, why in judged.reasons.items() if each not in lost}
+        for each in ill:
+            reasons.pop(each, None)  # why it is ill stands elsewhere
+        return Swept(reasons, (*notes, *judged.notes), judged.alarms)
+
+    def _settle(
+        self, seen: Ledger, found: Judgement, taken: Callable[[], frozenset[str]]
+    ) -> frozenset[str]:
+        """Write what a look comes to.
+
+        :param seen: the ledger that was judged.
+        :returns: devices that somebody got, or changed, meanwhile: the next look
+            judges them.
+        """
+        if not found.entries:
+            return frozenset()
+        gone = taken()
+        lost: set[str] = set()
+
+        def edit(now: Ledger) -> Mapping[str, Device]:
+            lost.clear()
+            lost.update(
+                each
+                for each in found.entries
+                if each in gone or now.device(each) != seen.device(each)
+            )
+            return {each: one for each, one in found.entries.items() if each not in lost}
+
+        self._change(edit)
+        return frozenset(lost)
+
+    def _follow(
+        self,
+        now: Ledger,
+        offered: Mapping[str, Candidate],
+        looks: Mapping[str, Snapshot],
+        used: frozenset[str],
+    ) -> tuple[Ledger, tuple[str, ...]]:
+        """Let entries follow their hardware to other addresses."""
+        boot = baseline.boot_of(Tree(self.root))
+        doubtful = [each for each in offered if _doubtful(now.device(each), looks.get(each), boot)]
+        if not doubtful:
+            return now, ()
+        running = self._looker.look(offered[each] for each in doubtful if each in used)
+        ids = self._identify(doubtful, offered, {**looks, **running})
+        if identity.follow(now, ids).ledger == now:
+            return now, ()
+        # One reading may lie, and much depends on it.
+        again = self._looker.look(offered[each] for each in doubtful)
+        sure = self._identify(doubtful, offered, again)
+        ids = {each: hardware for each, hardware in ids.items() if sure.get(each) == hardware}
+        moved = identity.follow(now, ids)
+        self.ledger.change(lambda now: identity.follow(whole(now), ids).ledger)
+        return self._known(), moved.notes
+
+    def _identify(
+        self,
+        addresses: Iterable[str],
+        offered: Mapping[str, Candidate],
+        looks: Mapping[str, Snapshot],
+    ) -> dict[str, str]:
+        found = self._looker.identify((offered[each] for each in addresses), looks)
+        return identity.unique(found)
 
     def _sweep_marks(
         self,
@@ -337,6 +457,12 @@ class Hygiene(Step):
                 return reasons
             now, gone = self._known(), taken()
             mine = [each for each in mine if each in now.marked and each not in gone]
+            moment = self._moment()
+            for each in [*mine]:
+                found = now.device(each)
+                if found.state is State.SUSPECT and not policy.due(found.trial, moment, self.rules):
+                    reasons[each] = found.reason
+                    mine.remove(each)
             # An operator will have it cleaned before it is released.
             kept = {each for each in mine if now.device(each).state is State.QUARANTINED}
             if kept:
@@ -349,7 +475,7 @@ class Hygiene(Step):
                 if each not in kept
             }
             _, dirty = self._clean(roles)
-            return reasons | {each: f"in quarantine: {why}" for each, why in dirty.items()}
+            return reasons | dirty
 
     def _remember(
         self, looks: Mapping[str, Snapshot], used: frozenset[str], offered: Mapping[str, Candidate]
@@ -364,6 +490,7 @@ class Hygiene(Step):
         ]
         running = self._looker.look(offered[each] for each in old)
         hardware = self._new_hardware(now, looks, offered)
+        moment = self._moment()
 
         def edit(now: Ledger) -> dict[str, Device]:
             found = {}
@@ -372,32 +499,17 @@ class Hygiene(Step):
                 known = baseline_of(device)
                 if known is None and device.server is None:
                     if not baseline.wrong(look, idle(offered[each].function)):
-                        found[each] = seen(device, look, hardware.get(each))
+                        device = seen(device, look, hardware.get(each))
+                        found[each] = attrs.evolve(device, counted=moment.up)
                 elif known is not None:
                     if known.boot != look.boot:
-                        known = baseline.counters_of(known, look)
+                        device = counted(device, look, moment)
                     found[each] = attrs.evolve(
-                        device,
-                        baseline=known.dumps(),
-                        hardware=device.hardware or hardware.get(each),
+                        device, hardware=device.hardware or hardware.get(each)
                     )
             return found
 
         return self._change(edit)
-
-    def _look_again(
-        self, address: str, candidate: Candidate, taken: Callable[[], frozenset[str]]
-    ) -> dict[str, str]:
-        """Quarantine a free device that has changed, if it is still free."""
-        try:
-            with self.ledger.locked(address, 0):
-                now = self._known()
-                if address in now.marked or address in taken():
-                    return {}
-                look = self._looker.look([candidate])[address]
-                return self._judge(now, {address: look}, {address: candidate})
-        except LedgerError as error:
-            return {address: str(error)}
 
     # -- one device ---------------------------------------------------------------
 
@@ -413,6 +525,10 @@ class Hygiene(Step):
             for each in sorted(addresses):
                 stack.enter_context(self.ledger.locked(each, patience))
             yield
+
+    def _moment(self) -> Moment:
+        wall, up = self.clock()
+        return Moment(wall, up, baseline.boot_of(Tree(self.root)))
 
     def _known(self) -> Ledger:
         return whole(self.ledger.known())
@@ -430,33 +546,36 @@ class Hygiene(Step):
         self, now: Ledger, looks: Mapping[str, Snapshot], candidates: Mapping[str, Candidate]
     ) -> dict[str, str]:
         """Which hardware they are, of devices of which that is not recorded."""
-        return {
-            each: self._looker.hardware(candidates[each].function, look)
-            for each, look in looks.items()
-            if now.device(each).hardware is None
-        }
+        new = [each for each in looks if now.device(each).hardware is None]
+        ids = self._identify(new, candidates, looks)
+        return {each: ids.get(each, f"slot:{each}") for each in new}
 
-    def _judge(
+    def _wrong(
         self,
         now: Ledger,
         looks: Mapping[str, Snapshot],
         candidates: Mapping[str, Candidate],
     ) -> dict[str, str]:
-        """Reasons by address; what is lasting is put in quarantine."""
+        """Why devices must not be given at this moment; the next update settles their states."""
+        moment = self._moment()
         reasons: dict[str, str] = {}
-        lasting: dict[str, str] = {}
         for each, look in looks.items():
-            for found in differences_of(now.device(each), look, candidates[each].function):
-                reasons.setdefault(each, found.text)
-                if found.lasting:
-                    lasting.setdefault(each, found.text)
-        self.ledger.quarantine(lasting, anew=False)
-        return reasons | lasting
+            device = now.device(each)
+            found = [
+                *differences_of(device, look, candidates[each].function),
+                *errors_of(device, look, moment, self.rules),
+            ]
+            if device.trial is not None and device.trial.spared:
+                found = [one for one in found if one.sign not in CAPPED]
+            if found:
+                reasons[each] = found[0].text
+        return reasons
 
     def _clean(self, roles: Mapping[str, str | None]) -> tuple[Ledger, dict[str, str]]:
-        """Clean devices side by side; those that fail go into quarantine.
+        """Clean devices side by side; those that fail are not offered.
 
-        Call it below their locks.
+        One that does not look well after its reset keeps its mark: it is cleaned
+        again when it is tried again. Call it below their locks.
         """
         now = self._known()
         if not roles:
@@ -470,42 +589,86 @@ class Hygiene(Step):
                     strict=True,
                 )
             )
-        dirty = {each: why for each, why in results.items() if isinstance(why, str)}
+        dirty = {each: found[0].text for each, found in results.items() if isinstance(found, tuple)}
+        moment = self._moment()
 
         def edit(now: Ledger) -> Mapping[str, Device]:
-            found, held = {}, quarantined(now, dirty)
-            for each, result in results.items():
-                device = attrs.evolve(held.device(each), server=None)
-                if isinstance(result, Snapshot):
-                    device = attrs.evolve(
-                        seen(device, result, None), unreported=True, cleaned=device.cleaned + 1
-                    )
-                else:
-                    device = attrs.evolve(device, failed=device.failed + 1)
-                found[each] = device
-            return found
+            return {
+                each: self._cleaned(now.device(each), result, moment)
+                for each, result in results.items()
+            }
 
         return self._change(edit), dirty
 
-    def _clean_one(self, address: str, role: str | None, now: Ledger) -> Snapshot | str:
+    def _cleaned(
+        self, device: Device, result: Snapshot | tuple[Symptom, ...], moment: Moment
+    ) -> Device:
+        """The entry of a device after it was cleaned, or was not."""
+        server, last = device.server, device.server or device.last_server
+        if isinstance(result, Snapshot):
+            found = policy.step(device, (), moment, self.rules)
+            found = attrs.evolve(
+                seen(found, result, None),
+                server=None,
+                last_server=last,
+                unreported=True,
+                cleaned=device.cleaned + 1,
+            )
+            # Errors that are judged are judged at the next look, with those of others.
+            judged = errors_of(device, result, moment, self.rules)
+            return found if judged else counted(found, result, moment)
+        found = policy.step(device, result, moment, self.rules)
+        return attrs.evolve(
+            found,
+            server=server if found.state is State.SUSPECT else None,
+            last_server=last,
+            failed=device.failed + 1,
+        )
+
+    def _clean_one(
+        self, address: str, role: str | None, now: Ledger
+    ) -> Snapshot | tuple[Symptom, ...]:
         """The device after it was cleaned, or why it is not clean. Never raises."""
         try:
             before = self._looker.find(address, role)
             if before is None:
-                return "it has disappeared"
+                return (Symptom(Sign.ABSENT, "it has disappeared"),)
             self.cleaners.of(role).clean(before.function)
             after = self._looker.find(address, role)
             if after is None:
-                return "it has disappeared in its reset"
+                return (Symptom(Sign.ABSENT, "it has disappeared in its reset"),)
             look = self._looker.look([after])[address]
-            differences = differences_of(now.device(address), look, after.function)
-        except (CleanError, ResetError, FileError) as error:
-            return str(error)
+            device = now.device(address)
+            differences = differences_of(device, look, after.function)
+        except FileError as error:
+            return (Symptom(Sign.ABSENT, str(error)),)
+        except (CleanError, ResetError) as error:
+            return (Symptom(Sign.FAILED, str(error)),)
         except Exception as error:
             # A cleaner may be anybody's: whatever it did, the device is not known clean.
-            return f"its cleaner failed: {type(error).__name__}: {error}"
-        # With its last server gone nothing excuses bus mastering; links may rest.
-        bad = [each.text for each in differences if each.lasting]
+            text = f"its cleaner failed: {type(error).__name__}: {error}"
+            return (Symptom(Sign.FAILED, text),)
+        # With its last server gone nothing excuses bus mastering.
         if look.master and idle(after.function):
-            bad.append("bus mastering is still on after its reset")
-        return "; ".join(bad) if bad else look
+            return (Symptom(Sign.FAILED, "bus mastering is still on after its reset"),)
+        if judgement.expected(now, address, tuple(differences), self._moment()) is not None:
+            return look  # the next look records it
+        # A narrow link harms nobody, and is judged with those of other devices.
+        return tuple(each for each in differences if each.sign not in CAPPED) or look
+
+
+def _doubtful(device: Device, look: Snapshot | None, boot: str | None) -> bool:
+    """Whether to ask a device which hardware it is.
+
+    What stands in its configuration space is read anyway; the vital product data is
+    slow, and boards change only while the machine is down or the device is away.
+    """
+    if look is not None and look.serial is not None:
+        return device.hardware != f"serial:{look.serial}"
+    known = baseline_of(device)
+    return (
+        known is None
+        or known.boot != boot
+        or device.hardware is None
+        or device.state is not State.OFFERED
+    )

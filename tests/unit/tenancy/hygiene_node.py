@@ -18,8 +18,15 @@ GPU, OTHER, PF, VF = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0", "0000:43:00
 BAR = 0x10
 
 
-def config(vendor=0x10DE, device=0x2330, master=False, capabilities=(0x01, 0x10), bar=0x80000000):
-    """4096 bytes: a header, a chain of capabilities, one extended capability (AER)."""
+def config(
+    vendor=0x10DE,
+    device=0x2330,
+    master=False,
+    capabilities=(0x01, 0x10),
+    bar=0x80000000,
+    serial=None,
+):
+    """4096 bytes: a header, a chain of capabilities, AER and, where it has one, a serial number."""
     data = bytearray(4096)
     struct.pack_into("<HHHH", data, 0, vendor, device, 4 * master, 0x10)
     struct.pack_into("<I", data, 8, 0x030200A1)
@@ -30,7 +37,9 @@ def config(vendor=0x10DE, device=0x2330, master=False, capabilities=(0x01, 0x10)
         data[offset] = place
         data[place] = kind
         offset = place + 1
-    struct.pack_into("<I", data, 0x100, 0x00020001)
+    struct.pack_into("<I", data, 0x100, 0x00020001 | (0x140 << 20 if serial is not None else 0))
+    if serial is not None:
+        struct.pack_into("<IQ", data, 0x140, 0x00010003, serial)
     return bytes(data)
 
 
@@ -39,6 +48,12 @@ class FakeNode:
     """``sys`` below *root*, and the ledger beside it."""
 
     root: Path
+    #: The time of day, and the seconds since the boot.
+    now: list[float] = attrs.field(factory=lambda: [1_800_000_000.0, 1000.0], eq=False)
+
+    def later(self, seconds: float) -> None:
+        """Time goes by."""
+        self.now[:] = [each + seconds for each in self.now]
 
     @property
     def devices(self):
@@ -110,7 +125,7 @@ class FakeNode:
     def candidates(self, *addresses):
         return View(sysfs.read(self.root), dict.fromkeys(addresses, "gpu")).candidates(addresses)
 
-    def step(self, timeout=20.0, reset=None, cleaners=None):
+    def step(self, timeout=20.0, reset=None, cleaners=None, rules=None):
         folder = self.file.locks
         tools = cleaner.Tools(
             root=self.root,
@@ -122,6 +137,8 @@ class FakeNode:
             ledger=self.file,
             cleaners=cleaners or cleaner.load({}, tools),
             timeout=timeout,
+            clock=lambda: (self.now[0], self.now[1]),
+            **({} if rules is None else {"rules": rules}),
         )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nova_hpc.tenancy import ledger
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.policy import Rules
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import ADDRESS, AddressError, normalise_address
 from nova_hpc.wire import tags
@@ -159,6 +160,7 @@ def test_a_storm_of_events(tmp_path):
     # When it is over, the other is in order, or it waits for an operator.
     step.sweep(node.candidates(GPU, OTHER), frozenset)
     held = node.ledger.why(OTHER)
+    node.later(Rules().suspect_retry_most)
     again = step.sweep(node.candidates(GPU, OTHER), frozenset)
     assert again == {}
     given = step.give("last", node.candidates(GPU, OTHER))

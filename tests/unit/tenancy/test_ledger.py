@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 
 import attrs
 import pytest
@@ -43,7 +44,10 @@ def test_quarantine_and_release(file):
     assert file.read().why(GPU) == "another"
     assert file.release(GPU)
     assert not file.release(GPU)
-    assert file.read().devices == {OTHER: Device(state=State.QUARANTINED)}
+    left = file.read().device(OTHER)
+    assert attrs.evolve(left, trial=None) == Device(state=State.QUARANTINED)
+    assert abs(left.trial.since - time.time()) < 600
+    assert file.read().devices.keys() == {OTHER}
     names = {file.path.name, f".{file.path.name}.copy", f".{file.path.name}.lock"}
     assert {each.name for each in file.path.parent.iterdir()} == names
 
@@ -336,13 +340,13 @@ def test_keys_of_a_later_release_stay(file):
     file.quarantine({GPU: "x"})
     body = json.loads(file.path.read_text())
     body["fabric"] = {"leaf": 3}
-    body["devices"][GPU]["health"] = {"score": 7}
+    body["devices"][GPU]["score"] = {"worth": 7}
     file.path.write_text(json.dumps(body))
     file.quarantine({OTHER: "y"})
     file.release(GPU)
     body = json.loads(file.path.read_text())
     assert body["fabric"] == {"leaf": 3}
-    assert body["devices"][GPU] == {"state": "offered", "health": {"score": 7}}
+    assert body["devices"][GPU] == {"state": "offered", "score": {"worth": 7}}
 
 
 def test_a_later_version_is_not_replaced_by_its_copy(file):
