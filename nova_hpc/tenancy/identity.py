@@ -11,14 +11,16 @@ and an entry stays where it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import attrs
 
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger
 
-_SLOT: Final = "slot:"
+#: How hardware begins that is known by its place alone.
+SLOT: Final = "slot:"
+_NOTHING: Final = Device()
 
 
 @attrs.frozen
@@ -32,92 +34,80 @@ class Moved:
 
 def is_known(hardware: str | None) -> bool:
     """Whether it names a piece of hardware, and not only a place."""
-    return hardware is not None and not hardware.startswith(_SLOT)
+    return hardware is not None and not hardware.startswith(SLOT)
 
 
 def unique(seen: Mapping[str, str]) -> dict[str, str]:
     """What every device says it is; the slot where several say the same."""
     counts = Counter(seen.values())
     return {
-        each: hardware if counts[hardware] == 1 or not is_known(hardware) else f"{_SLOT}{each}"
+        each: hardware if counts[hardware] == 1 or not is_known(hardware) else f"{SLOT}{each}"
         for each, hardware in seen.items()
     }
 
 
-def follow(ledger: Ledger, seen: Mapping[str, str]) -> Moved:
+def follow(ledger: Ledger, seen: Mapping[str, str], unsure: Collection[str] = ()) -> Moved:
     """Put each entry to the address at which its hardware is.
 
-    :param seen: address -> hardware, of the devices that were identified now. All
-        others stay where they are.
+    :param seen: address -> what a device says that it is now.
+    :param unsure: addresses of devices that are there and were not asked: what is
+        recorded of them may still hold.
     """
-    now = unique(seen)
-    twice = {each for each, count in Counter(seen.values()).items() if count > 1}
-    strong = {each: hardware for each, hardware in now.items() if is_known(hardware)}
-    recorded = Counter(
-        found.hardware for found in ledger.devices.values() if is_known(found.hardware)
-    )
-    # Where each piece was; one that is recorded twice was never told apart.
+    counts = Counter(found.hardware for found in ledger.devices.values())
+    # Where each piece was, by the ledger; one that is there twice was never told apart.
     was = {
         found.hardware: each
         for each, found in ledger.devices.items()
-        if is_known(found.hardware) and recorded[found.hardware] == 1
+        if found.hardware is not None and is_known(found.hardware) and counts[found.hardware] == 1
     }
-    away = dict(ledger.absent)
-    devices = dict(ledger.devices)
-    notes: list[str] = []
-    moving = {
+    now = {
         each: hardware
-        for each, hardware in strong.items()
-        if _is_other(ledger.device(each), hardware, twice, recorded)
-        or (was.get(hardware, each) != each)
-        or (hardware in away and not is_known(ledger.device(each).hardware))
+        for each, hardware in unique(seen).items()
+        if is_known(hardware) and (was.get(hardware, each) == each or was[hardware] not in unsure)
     }
+    said = set(seen.values())
+    moving = {each: one for each, one in now.items() if _moves(ledger, each, one, was, said)}
+    places = {*moving, *(was[one] for one in moving.values() if one in was)}
+    left = {each: ledger.devices[each] for each in places if each in ledger.devices}
     # All leave before any comes: two may change places.
-    left: dict[str, Device] = {}
-    for each, hardware in moving.items():
-        for place in {each, was.get(hardware, each)}:
-            found = devices.pop(place, None)
-            if found is not None:
-                left[place] = found
-    known = {found.hardware: found for found in left.values() if found.hardware is not None}
-    for each, hardware in moving.items():
+    devices = {each: found for each, found in ledger.devices.items() if each not in left}
+    known = {found.hardware: found for found in left.values() if is_known(found.hardware)}
+    away = dict(ledger.absent)
+    notes = []
+    for each, hardware in sorted(moving.items()):
+        found, note = known.pop(hardware, None), "what is known of it has come with it"
+        if found is None:
+            found, note = away.pop(hardware, None), "it was away: what is known of it counts again"
+        if found is None:
+            found, note = _NOTHING, "it is new, and other hardware was in its place"
         old = left.get(each)
-        found = known.pop(hardware, None) or away.pop(hardware, None)
-        if found is None and old is not None and not is_known(old.hardware):
+        if old is not None and old.server and not found.server:
+            # Nova may have the place for the server's; it is nobody's only when proved.
+            found = attrs.evolve(found, server=SOMEBODY)
+        devices[each] = attrs.evolve(found, hardware=hardware)
+        notes.append(f"PCI device {each} is other hardware than before: {note}")
+    away |= {one: found for one, found in known.items() if one is not None and one not in said}
+    for each, hardware in now.items():
+        if each not in moving and hardware != devices.get(each, _NOTHING).hardware:
             # It could not be told apart before: it is taken for what was here.
-            found = old
-        elif found is not None:
-            source = was.get(hardware)
-            whence = f"was at {source} before" if source else "was away"
-            notes.append(f"PCI device {each} {whence}: what is known of it has come with it")
-        else:
-            notes.append(f"PCI device {each} is new hardware in a place where other was")
-        entry = found or Device()
-        if old is not None and old is not found and old.server and not entry.server:
-            # Nova may have it for the server's; it is nobody's only when that is proved.
-            entry = attrs.evolve(entry, server=SOMEBODY)
-        devices[each] = attrs.evolve(entry, hardware=hardware)
-    away |= {
-        hardware: found
-        for hardware, found in known.items()
-        if is_known(hardware) and hardware not in strong.values()
-    }
-    for each, hardware in strong.items():
-        if each not in moving and devices.get(each, _NOTHING).hardware != hardware:
             devices[each] = attrs.evolve(devices.get(each, _NOTHING), hardware=hardware)
     if devices == ledger.devices and away == ledger.absent:
         return Moved(ledger)
     return Moved(attrs.evolve(ledger, devices=devices, absent=away), tuple(notes))
 
 
-_NOTHING: Final = Device()
-
-
-def _is_other(
-    entry: Device, hardware: str, twice: set[str], recorded: Mapping[str | None, int]
+def _moves(
+    ledger: Ledger, address: str, hardware: str, was: Mapping[str, str], said: Collection[str]
 ) -> bool:
-    """Whether an entry is about other hardware than is there now."""
-    if not is_known(entry.hardware) or entry.hardware == hardware:
+    """Whether the hardware that is at an address now is not the one that was."""
+    entry = ledger.device(address)
+    if was.get(hardware, address) != address:
+        return True  # it comes from elsewhere
+    if entry.hardware == hardware:
         return False
-    # A serial number that several have says nothing.
-    return entry.hardware not in twice and recorded[entry.hardware] == 1
+    if not is_known(entry.hardware):
+        return hardware in ledger.absent
+    if hardware.startswith(f"{entry.hardware}/"):
+        return False  # as an earlier release wrote it
+    # What is recorded here may be a number that several have.
+    return entry.hardware in was or entry.hardware not in said

@@ -229,12 +229,24 @@ def hardware(tree: Tree, function: Function, look: Snapshot) -> str:
 
     A virtual function has no serial number of its own.
     """
-    if look.serial is not None:
-        return f"serial:{look.serial}"
+    said = serial_of(function, look)
+    if said is not None:
+        return said
     vpd = None
     if function.physical_function is None:
         vpd = _vpd_serial(_attempt(tree, "vpd", function, _MOST_VPD))
-    return f"slot:{function.address}" if vpd is None else f"vpd:{vpd}"
+    return f"slot:{function.address}" if vpd is None else f"vpd:{vpd}{_port(function)}"
+
+
+def serial_of(function: Function, look: Snapshot) -> str | None:
+    """The hardware, by the serial number in its configuration space; None: it has none there."""
+    return None if look.serial is None else f"serial:{look.serial}{_port(function)}"
+
+
+def _port(function: Function) -> str:
+    """The ports of an adapter are functions of one board, which has one serial number."""
+    number = function.address.rpartition(".")[2]
+    return "" if number == "0" else f"/fn{number}"
 
 
 def _vpd_serial(data: bytes) -> str | None:

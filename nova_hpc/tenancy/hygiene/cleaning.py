@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clean devices side by side, and write what came of it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy import policy
+from nova_hpc.tenancy.hygiene import judgement
+from nova_hpc.tenancy.hygiene.baseline import Snapshot
+from nova_hpc.tenancy.hygiene.cleaner import CleanError, Cleaners
+from nova_hpc.tenancy.hygiene.looks import counted, differences_of, errors_of, idle, seen
+from nova_hpc.tenancy.hygiene.records import Records
+from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.tenancy.policy import CAPPED, Moment, Sign, Symptom
+from nova_hpc.topology.files import FileError
+from nova_hpc.wire.ledger import Device, Ledger, State
+
+_MOST_AT_ONCE: Final = 32
+
+
+@attrs.frozen
+class Cleaning:
+    """Cleans devices that nobody has; who calls it has their locks."""
+
+    records: Records
+    cleaners: Cleaners
+
+    def clean(self, roles: Mapping[str, str | None]) -> tuple[Ledger, dict[str, str]]:
+        """Clean devices side by side; those that fail are not offered.
+
+        One that does not look well after its reset keeps its mark: it is cleaned
+        again when it is tried again. Call it below their locks.
+        """
+        now = self.records.known()
+        if not roles:
+            return now, {}
+        workers = min(len(roles), _MOST_AT_ONCE)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            results = dict(
+                zip(
+                    roles,
+                    pool.map(lambda each: self._clean_one(each, roles[each], now), roles),
+                    strict=True,
+                )
+            )
+        dirty = {each: found[0].text for each, found in results.items() if isinstance(found, tuple)}
+        moment = self.records.moment()
+
+        def edit(now: Ledger) -> Mapping[str, Device]:
+            return {
+                each: self._cleaned(now.device(each), result, moment)
+                for each, result in results.items()
+            }
+
+        return self.records.change(edit), dirty
+
+    def _cleaned(
+        self, device: Device, result: Snapshot | tuple[Symptom, ...], moment: Moment
+    ) -> Device:
+        """The entry of a device after it was cleaned, or was not."""
+        server, last = device.server, device.server or device.last_server
+        if isinstance(result, Snapshot):
+            found = policy.step(device, (), moment, self.records.rules)
+            found = attrs.evolve(
+                seen(found, result, None),
+                server=None,
+                last_server=last,
+                unreported=True,
+                cleaned=device.cleaned + 1,
+            )
+            # Errors that are judged are judged at the next look, with those of others.
+            judged = errors_of(device, result, moment, self.records.rules)
+            return found if judged else counted(found, result, moment)
+        found = policy.step(device, result, moment, self.records.rules)
+        return attrs.evolve(
+            found,
+            server=server if found.state is State.SUSPECT else None,
+            last_server=last,
+            failed=device.failed + 1,
+        )
+
+    def _clean_one(
+        self, address: str, role: str | None, now: Ledger
+    ) -> Snapshot | tuple[Symptom, ...]:
+        """The device after it was cleaned, or why it is not clean. Never raises."""
+        try:
+            before = self.records.looker.find(address, role)
+            if before is None:
+                return (Symptom(Sign.ABSENT, "it has disappeared"),)
+            self.cleaners.of(role).clean(before.function)
+            after = self.records.looker.find(address, role)
+            if after is None:
+                return (Symptom(Sign.ABSENT, "it has disappeared in its reset"),)
+            look = self.records.looker.look([after])[address]
+            device = now.device(address)
+            differences = differences_of(device, look, after.function)
+        except FileError as error:
+            return (Symptom(Sign.ABSENT, str(error)),)
+        except (CleanError, ResetError) as error:
+            return (Symptom(Sign.FAILED, str(error)),)
+        except Exception as error:
+            # A cleaner may be anybody's: whatever it did, the device is not known clean.
+            text = f"its cleaner failed: {type(error).__name__}: {error}"
+            return (Symptom(Sign.FAILED, text),)
+        # With its last server gone nothing excuses bus mastering.
+        if look.master and idle(after.function):
+            return (Symptom(Sign.FAILED, "bus mastering is still on after its reset"),)
+        if judgement.expected(now, address, tuple(differences), self.records.moment()) is not None:
+            return look  # the next look records it
+        # A narrow link harms nobody, and is judged with those of other devices.
+        return tuple(each for each in differences if each.sign not in CAPPED) or look
