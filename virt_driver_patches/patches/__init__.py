@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from virt_driver_patches.patches import gate, moves, pci_devices, reasons, refuse_early
+from virt_driver_patches.patches import gate, healing, moves, pci_devices, reasons, refuse_early
 from virt_driver_patches.patches.gate import Patch
 
 
@@ -28,6 +28,8 @@ ALL: Final[tuple[Patch, ...]] = (
     moves.RESIZE,
     moves.REBUILD,
     moves.DROP,
+    healing.HEAL,
+    healing.OWNERS,
     reasons.LAST_HOST,
     reasons.BUILD,
     reasons.ATTACH,
@@ -79,3 +81,4 @@ def install(virtapi: Any, check_move: moves.Check, early: Mapping[str, refuse_ea
     reasons.keep(manager)
     refuse_early.install(manager, early)
     moves.bind_claims()
+    healing.leave_moves()

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves of servers with devices, on one host and on two: nothing stays allocated.
+
+Nova's own tests of a resize on one host run alone. Here other things happen to the node
+while the server is between its two sets of devices: the periodic update, and claims and
+reverts of other servers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from nova.compute import manager as compute_manager
+
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+#: Six GPUs: two servers, each with its former and its new one, and a third.
+HOST = fixtures.Shape((fixtures.Switch(gpus=6),), cores=3)
+CPUS = "1-5,7-11"
+#: Flavors without and with a key of this project's; a dedicated CPU each.
+STOCK = {"pci_passthrough:alias": "gpu:1", "hw:cpu_policy": "dedicated"}
+OURS = {**STOCK, "hw:pci_numa_affinity_policy": "preferred", "hpc:affinity": "host"}
+OVER = "reverted", "confirmed", "error", "failed"
+
+
+class MovesTest(DriverTest):
+    """Servers whose moves are disturbed."""
+
+    CAST_AS_CALL = False
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.flags(allow_resize_to_same_host=True)
+        self.useFixture(
+            fixtures.fixtures.MockPatch(
+                "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off",
+                return_value="{}",
+            )
+        )
+        self.place("alpha")
+
+    def place(self, name: str) -> None:
+        self.host(name, HOST, cpu_dedicated_set=CPUS)
+
+    def allocated(self, consumer: str) -> dict[str, Any]:
+        return dict(self.placement.get(f"/allocations/{consumer}").body["allocations"])
+
+    def held(self, server: dict[str, Any]) -> dict[str, int]:
+        """Resource class -> amount that a server has, of all hosts."""
+        found: dict[str, int] = {}
+        for each in self.allocated(server["id"]).values():
+            for name, amount in each["resources"].items():
+                found[name] = found.get(name, 0) + amount
+        return found
+
+    def migrations(self) -> list[dict[str, Any]]:
+        return list(self.api.api_get("/os-migrations").body["migrations"])
+
+    def left(self) -> dict[str, Any]:
+        """Migration -> what it holds in Placement."""
+        found = {each["uuid"]: self.allocated(each["uuid"]) for each in self.migrations()}
+        return {uuid: each for uuid, each in found.items() if each}
+
+    def body(self, specs: dict[str, str]) -> dict[str, Any]:
+        return {"resize": {"flavorRef": self.make_flavor(specs, memory_mb=128)}}
+
+    def act(self, server: dict[str, Any], body: dict[str, Any], status: str) -> None:
+        self.api.post_server_action(server["id"], body)
+        idle = {"OS-EXT-STS:task_state": None, "status": status}
+        self._wait_for_server_parameter(server, idle)
+
+    def before(self, name: str, disturb: Callable[[], None]) -> None:
+        """Let something happen just before one of the compute manager's methods, once."""
+        plain = getattr(compute_manager.ComputeManager, name)
+        todo = [disturb]
+
+        @functools.wraps(plain)
+        def late(manager: Any, *args: Any, **keywords: Any) -> Any:
+            while todo:
+                todo.pop()()
+            return plain(manager, *args, **keywords)
+
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch(f"{compute_manager.__name__}.ComputeManager.{name}", late)
+        )
+
+    def clean(self, *servers: dict[str, Any]) -> None:
+        """The servers have what their flavors say, then they are deleted, and all is free."""
+        # A confirm ends after the server is ACTIVE.
+        self.eventually(lambda: self.assertEqual({}, self.left()))
+        for server in servers:
+            found = self.held(server)
+            self.assertEqual((1, 1), (found["CUSTOM_HPC_GPU"], found["PCPU"]), found)
+            self._delete_server(server)
+        self.update("alpha")
+        self.assert_all_free("alpha")
+        self.assertEqual({}, self.left())
+
+
+class SameHostTest(MovesTest):
+    """A resize on one host, with updates in its gaps."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.errors: list[str] = []
+
+    def look(self) -> None:
+        """The periodic update."""
+        try:
+            self.update("alpha")
+        except Exception as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+    def reverted(self, specs: dict[str, str]) -> None:
+        server = self.boot(self.make_flavor(specs))
+        devices = self.devices_of(server)
+        self.before("_prep_resize", self.look)
+        self.act(server, self.body(specs), "VERIFY_RESIZE")
+        self.before("_revert_allocation", self.look)
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        self.assertEqual([], self.errors)
+        self.assertEqual(
+            [each.address for each in devices], [each.address for each in self.devices_of(server)]
+        )
+        self.clean(server)
+
+    def test_updates_around_a_revert_stock(self) -> None:
+        self.reverted(STOCK)
+
+    def test_updates_around_a_revert_ours(self) -> None:
+        self.reverted(OURS)
+
+    def test_updates_around_a_confirm(self) -> None:
+        server = self.boot(self.make_flavor(STOCK))
+        self.before("_prep_resize", self.look)
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        self.before("_delete_allocation_after_move", self.look)
+        self.act(server, {"confirmResize": None}, "ACTIVE")
+        self.assertEqual([], self.errors)
+        self.clean(server)
+
+    def test_a_server_is_created_in_the_gap(self) -> None:
+        server = self.boot(self.make_flavor(STOCK))
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        others: list[dict[str, Any]] = []
+        flavor = self.make_flavor({"hw:cpu_policy": "dedicated"})
+
+        def create() -> None:
+            asked = self._build_server(flavor_id=flavor, networks="none")
+            other = self.api.post_server({"server": asked})
+            self.eventually(lambda: self.assertNotEqual("BUILD", self._status(other)))
+            others.append(self.api.get_server(other["id"]))
+
+        self.before("_revert_allocation", create)
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        self.assertEqual(["ACTIVE"], [each["status"] for each in others])
+        self.clean(server)
+
+    def _status(self, server: dict[str, Any]) -> str:
+        return str(self.api.get_server(server["id"])["status"])
+
+    def test_another_server_is_reverted_in_the_gap(self) -> None:
+        first, second = (self.boot(self.make_flavor(STOCK)) for _ in range(2))
+        for each in (first, second):
+            self.act(each, self.body(STOCK), "VERIFY_RESIZE")
+        revert = {"revertResize": None}
+        self.before("_revert_allocation", lambda: self._revert_now(second))
+        self.act(first, revert, "ACTIVE")
+        self._wait_for_server_parameter(second, {"OS-EXT-STS:task_state": None})
+        self.assertEqual("ACTIVE", self._status(second))
+        self.clean(first, second)
+
+    def _revert_now(self, server: dict[str, Any]) -> None:
+        self.api.post_server_action(server["id"], {"revertResize": None})
+        self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
