@@ -19,8 +19,10 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
      "nvlink": {"gpus": ["0000:41:00.0", ...],
-                "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}}}
+                "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}},
+     "providers": {"0000:41:00.0": {...}}}
 
+``providers`` says what is reserved in Placement (:mod:`nova_hpc.wire.reservation`).
 ``server`` is written before a server starts and taken away only after the
 device was found clean. ``baseline`` and ``adapter`` belong to the steps that
 write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
@@ -45,7 +47,9 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
+from nova_hpc.wire import reservation
 from nova_hpc.wire.documents import LEDGER
+from nova_hpc.wire.reservation import Provider
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
@@ -188,7 +192,9 @@ _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
     | {"health", "last_server", "counted"}
 )
-_TOP: Final = frozenset({LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted"})
+_TOP: Final = frozenset(
+    {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted", "providers"}
+)
 
 
 @attrs.frozen
@@ -219,6 +225,8 @@ class Ledger:
     maintenance: Maintenance | None = None
     #: Changes of a model that are right, the latest last.
     accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest)
+    #: Normalised PCI address -> what is reserved of the provider that is named after it.
+    providers: Mapping[str, Provider] = attrs.field(factory=dict, hash=False)
     #: Entries under a key that is no address. They are kept as they are.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     #: Keys of a later release.
@@ -304,6 +312,8 @@ class Ledger:
             body["maintenance"] = attrs.asdict(self.maintenance)
         if self.accepted:
             body["accepted"] = [attrs.asdict(each) for each in self.accepted]
+        if self.providers:
+            body["providers"] = reservation.dumps(self.providers)
         return json.dumps(body, indent=1, sort_keys=True) + "\n"
 
 
@@ -343,6 +353,7 @@ def loads(text: str) -> Ledger:
         absent=_absent(body.get("absent", {}), problems),
         maintenance=_maintenance(body.get("maintenance"), problems),
         accepted=_accepted(body.get("accepted", []), problems),
+        providers=reservation.loads(body.get("providers"), problems),
         unread=unread,
         more={key: body[key] for key in body.keys() - _TOP},
         problems=tuple(problems),

@@ -120,6 +120,19 @@ class DriverTest(base.HpcServersTest):
 
     def in_placement(self, name: str) -> dict[str, int]:
         """PCI address -> devices in the inventory of its provider in Placement."""
+        return self._inventories(name, "total")
+
+    def given_by_placement(self, name: str) -> dict[str, int]:
+        """PCI address -> devices of its provider that are not reserved, where there are any."""
+        reserved = self.reserved_in_placement(name)
+        left = {each: total - reserved[each] for each, total in self.in_placement(name).items()}
+        return {each: count for each, count in left.items() if count}
+
+    def reserved_in_placement(self, name: str) -> dict[str, int]:
+        """PCI address -> devices that are reserved of its provider in Placement."""
+        return self._inventories(name, "reserved")
+
+    def _inventories(self, name: str, field: str) -> dict[str, int]:
         found = {}
         body = self.placement.get("/resource_providers", version="1.14").body
         for provider in body["resource_providers"]:
@@ -127,7 +140,7 @@ class DriverTest(base.HpcServersTest):
             if host == name and address:
                 url = f"/resource_providers/{provider['uuid']}/inventories"
                 inventories = self.placement.get(url).body["inventories"]
-                found[address] = sum(each["total"] for each in inventories.values())
+                found[address] = sum(each[field] for each in inventories.values())
         return found
 
     def assert_all_free(self, name: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that must not be given are lost to Nova and Placement; those in use are not."""
+"""Devices that must not be given are lost to Nova's tracker and reserved in Placement."""
 
 from __future__ import annotations
 
@@ -49,16 +49,19 @@ class WithholdTest(DriverTest):
             self._delete_server(server)
 
     def test_one_function_of_many(self) -> None:
-        """A VF that is gone takes one from its provider's inventory."""
+        """A VF that must not be given takes one from what its provider gives."""
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),)))
         self.assertEqual({FIRST: 1, PF: 4}, self.in_placement("alpha"))
         self.sysfs["alpha"].bind(VFS[2], "mlx5_core")
         self.update("alpha")
-        self.assertEqual({FIRST: 1, PF: 3}, self.in_placement("alpha"))
+        # Its provider keeps its total; one is reserved.
+        self.assertEqual({FIRST: 1, PF: 4}, self.in_placement("alpha"))
+        self.assertEqual({FIRST: 0, PF: 1}, self.reserved_in_placement("alpha"))
         self.assertEqual([VFS[2]], list(self.stats_of("alpha").withheld))
         self.sysfs["alpha"].bind(VFS[2], "vfio-pci")
         self.update("alpha")
         self.assertEqual({FIRST: 1, PF: 4}, self.in_placement("alpha"))
+        self.assertEqual({FIRST: 0, PF: 0}, self.reserved_in_placement("alpha"))
         self.assertEqual(stats.StatsDocument(), self.stats_of("alpha"))
         self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is not offered")))
         self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is well again")))
@@ -73,7 +76,8 @@ class WithholdTest(DriverTest):
         for _ in range(2):
             self.update("alpha")
             self.assertEqual({mine: "allocated"}, self.tracked("alpha"))
-            self.assertEqual({mine: 1}, self.in_placement("alpha"))
+            self.assertEqual({mine: 1, other: 1}, self.in_placement("alpha"))
+            self.assertEqual({mine: 0, other: 1}, self.reserved_in_placement("alpha"))
             document = self.stats_of("alpha")
             self.assertEqual({other: "in quarantine: overheats"}, document.withheld)
             self.assertEqual({mine: "in quarantine: overheats"}, document.in_use)
@@ -86,7 +90,7 @@ class WithholdTest(DriverTest):
         self._delete_server(server)
         self.update("alpha")
         self.assertEqual({}, self.tracked("alpha"))
-        self.assertEqual({}, self.in_placement("alpha"))
+        self.assertEqual({mine: 1, other: 1}, self.reserved_in_placement("alpha"))
 
     def test_a_device_that_is_only_claimed_is_in_use(self) -> None:
         """An update between the claim and the start must not take it away."""

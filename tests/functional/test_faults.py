@@ -157,7 +157,7 @@ class StartTest(DriverTest):
             self.update("alpha")
         # The one that is left is clean and offered; the other is not.
         self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
-        self.assertEqual({SECOND: 1}, self.in_placement("alpha"))
+        self.assertEqual({SECOND: 1}, self.given_by_placement("alpha"))
         held = self.ledger("alpha")
         self.assertEqual({}, held.quarantined)
         self.assertEqual([FIRST], list(held.suspect))

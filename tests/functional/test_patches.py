@@ -62,12 +62,12 @@ def test_an_unknown_function_is_refused() -> None:
 def test_an_unknown_release_installs_nothing(monkeypatch, version):
     monkeypatch.setattr(nova.version, "version_string", lambda: version)
     with pytest.raises(exception.InvalidConfiguration, match="supports Nova 32, 33, 34"):
-        patches.install(None, lambda *_: None, {})
+        patches.install(None, lambda *_: None, {}, None)
 
 
 def test_a_process_without_a_compute_manager_is_refused() -> None:
     with pytest.raises(exception.InvalidConfiguration, match="has no ResourceTracker"):
-        patches.install(None, lambda *_: None, {})
+        patches.install(None, lambda *_: None, {}, None)
 
 
 def test_a_call_has_its_arguments_by_name_and_can_change_them() -> None:
@@ -111,7 +111,7 @@ def test_one_function_that_is_not_known_leaves_nova_as_it_is(monkeypatch) -> Non
     monkeypatch.setattr(moves, "bind_claims", lambda: None)
     manager = _manager()
     with pytest.raises(exception.InvalidConfiguration, match="is not as nova-hpc knows it"):
-        patches.install(SimpleNamespace(_compute=manager), lambda *_: None, {})
+        patches.install(SimpleNamespace(_compute=manager), lambda *_: None, {}, None)
     assert vars(manager) == {"rt": manager.rt}
     assert vars(manager.rt) == {}
 

@@ -73,7 +73,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         active = self.hpc_node.check_options(host)
         super().init_host(host)
         if active:
-            patches.install(self.virtapi, self.hpc_admission.claim, self._hpc_early_checks())
+            patches.install(
+                self.virtapi,
+                self.hpc_admission.claim,
+                self._hpc_early_checks(),
+                self.hpc_node.providers,
+            )
             self.hpc_node.begin()
 
     def _get_pci_passthrough_devices(self) -> str:
@@ -91,7 +96,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     def update_provider_tree(
         self, provider_tree: Any, nodename: str, allocations: Any = None
     ) -> None:
-        """Nova's answer, and clean one-time-use devices are free again."""
+        """Nova's answer, and what is reserved of this project's that need not be."""
         super().update_provider_tree(provider_tree, nodename, allocations=allocations)
         self.hpc_node.report_providers(provider_tree, nodename)
 

@@ -12,7 +12,8 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.tenancy.ledger import LedgerError
 from virt_driver_patches.driver import contract
-from virt_driver_patches.driver.reading import Source
+from virt_driver_patches.driver.providers import Providers
+from virt_driver_patches.driver.reading import Offers, Reading, Source
 from virt_driver_patches.driver.tenancy import Tenancy, steps_of
 from virt_driver_patches.driver.withhold import Withholder, in_use
 
@@ -44,6 +45,11 @@ class HpcNode:
         :raises nova.exception.InvalidConfiguration: it cannot be done.
         """
         return Tenancy(tuple(steps_of(CONF, self.source)) if self.active else (), self._host)
+
+    @functools.cached_property
+    def providers(self) -> Providers:
+        """What Placement is told of this node's devices."""
+        return Providers.of(self.source.ledger)
 
     @property
     def active(self) -> bool:
@@ -87,8 +93,19 @@ class HpcNode:
         reading = self.source.read()
         more, alarms = self.tenancy.sweep(reading, taken)
         reading = self.source.renewed(reading, alarms)
-        self._withholder.edit(resources, reading, taken, more)
+        self._withholder.edit(resources, reading, taken, more, self._look)
+
+    def _look(self, reading: Reading, offers: Offers, reported: Any, withheld: Any) -> Any:
+        entries = {each: entry for each, (_, entry) in offers.items()}
+        return self.providers.look(reading.node, entries, reported, withheld, self._host)
 
     def report_providers(self, provider_tree: Any, nodename: str) -> None:
-        """Clean one-time-use devices are free again in Placement."""
-        self.tenancy.unreserve(provider_tree, nodename)
+        """Before Nova's own step: clean one-time-use devices are free again in Placement.
+
+        Where the project is not in use any more, what it has reserved is lifted.
+        """
+        if self.active:
+            held = self.providers.reserver.held()
+            self.tenancy.unreserve(provider_tree, nodename, held)
+        else:
+            self.providers.reserver.lift(provider_tree, nodename)

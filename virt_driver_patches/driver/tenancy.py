@@ -206,8 +206,15 @@ class Tenancy:
         self._said.say("alarms", alarms, True, logging.ERROR)
         return found, tuple(alarms)
 
-    def unreserve(self, tree: provider_tree.ProviderTree, nodename: str) -> None:
+    def unreserve(
+        self,
+        tree: provider_tree.ProviderTree,
+        nodename: str,
+        held: Collection[str] = (),
+    ) -> None:
         """Let Placement give clean one-time-use devices again. Never raises.
+
+        :param held: devices that are withheld: they stay reserved, and wait.
 
         Nova reserves such a device when a server gets it, and again at every
         update as long as it has it, after this was called
@@ -215,7 +222,8 @@ class Tenancy:
         """
         for step in self.steps:
             try:
-                step.report([each for each in step.unreported() if _free(tree, nodename, each)])
+                waiting = sorted(step.unreported() - frozenset(held))
+                step.report([each for each in waiting if _free(tree, nodename, each)])
             except LedgerError as error:
                 LOG.error("Clean PCI devices stay reserved: %s", error)
 

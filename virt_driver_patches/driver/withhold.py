@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leave devices that must not be given out of what the node reports.
 
-Nova's PCI tracker and Placement lose a device that is missing in
-``pci_passthrough_devices``, for every flavor and for forced hosts. The one
-exception is a device that a server has: it stays with its server.
+Nova's PCI tracker loses a device that is missing in ``pci_passthrough_devices``, for
+every flavor and for forced hosts; its provider in Placement stays, reserved
+(:mod:`virt_driver_patches.driver.reserve`). The one exception is a device that a server
+has: it stays with its server.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.wire import device_record, stats
 from virt_driver_patches.driver import contract
-from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.driver.reading import Offers, Reading
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +42,14 @@ def in_use(host: str, nodename: str) -> frozenset[str]:
     return frozenset(device.address for device in records if device.status in _TAKEN)
 
 
+#: Reading, what is offered, what libvirt lists, what is withheld -> what else is not given
+#: and why; and notes.
+Look = Callable[
+    [Reading, Offers, list[dict[str, Any]], Mapping[str, str]],
+    tuple[dict[str, str], tuple[str, ...]],
+]
+
+
 class Withholder:
     """Edits the resources that a node reports; remembers what it has logged."""
 
@@ -54,12 +63,14 @@ class Withholder:
         reading: Reading,
         taken: Callable[[], frozenset[str]],
         more: Mapping[str, Finding] | None = None,
+        look: Look | None = None,
     ) -> None:
         """Edit *resources*, the answer of ``get_available_resource``, in place.
 
         :param reading: the node as it is now.
         :param taken: asked only when there is something to withhold.
         :param more: what was found out elsewhere.
+        :param look: is told what is withheld; says what else is not given, and notes.
         """
         reported = jsonutils.loads(resources["pci_passthrough_devices"] or "[]")
         offers = reading.specs.offers(reading.node, reported)
@@ -78,7 +89,14 @@ class Withholder:
                 # Nova keeps it in its record of the device.
                 device[device_record.KEY] = device_record.dumps(offer[1])
         resources["pci_passthrough_devices"] = jsonutils.dumps(kept)
-        document = stats.StatsDocument(withheld=withheld, in_use=unfit, notes=reading.problems)
+        notes = reading.problems
+        if look is not None:
+            shown, more_notes = look(reading, offers, reported, withheld)
+            # What a server has is not free anyway.
+            used = taken() if shown.keys() - withheld.keys() and not findings else used
+            shown = {each: why for each, why in shown.items() if each not in used}
+            withheld, notes = {**shown, **withheld}, (*notes, *more_notes)
+        document = stats.StatsDocument(withheld=withheld, in_use=unfit, notes=notes)
         resources["stats"][stats.KEY] = document.dumps()
         self._log(withheld, unfit)
 

@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from virt_driver_patches.patches import gate, healing, moves, pci_devices, reasons, refuse_early
+from virt_driver_patches.patches import (
+    gate,
+    healing,
+    moves,
+    pci_devices,
+    placement,
+    reasons,
+    refuse_early,
+)
 from virt_driver_patches.patches.gate import Patch
 
 
@@ -33,6 +41,8 @@ ALL: Final[tuple[Patch, ...]] = (
     reasons.LAST_HOST,
     reasons.BUILD,
     reasons.ATTACH,
+    placement.TRANSLATE,
+    placement.UPDATE,
     *refuse_early.ACTIONS.values(),
     pci_devices.READING,
     _override(
@@ -64,11 +74,17 @@ ALL: Final[tuple[Patch, ...]] = (
 )
 
 
-def install(virtapi: Any, check_move: moves.Check, early: Mapping[str, refuse_early.Check]) -> None:
+def install(
+    virtapi: Any,
+    check_move: moves.Check,
+    early: Mapping[str, refuse_early.Check],
+    providers: placement.Providers,
+) -> None:
     """Install the wraps in this process, all or none.
 
     :param check_move: what is asked when a move has claimed its devices.
     :param early: name of a method of the compute manager -> what is asked before it.
+    :param providers: what stands around updates of Placement.
     :raises nova.exception.InvalidConfiguration: this Nova is not known.
     """
     gate.check_release()
@@ -78,6 +94,7 @@ def install(virtapi: Any, check_move: moves.Check, early: Mapping[str, refuse_ea
     tracker = getattr(manager, "rt", None)
     moves.check_claims(tracker, check_move)
     pci_devices.follow(tracker)
+    placement.install(tracker, providers)
     reasons.keep(manager)
     refuse_early.install(manager, early)
     moves.bind_claims()

@@ -35,7 +35,8 @@ _CURE: Final = (
 class Patch:
     """One function of Nova that is wrapped or overridden, and the reason."""
 
-    #: ``nova.compute.manager:ComputeManager.reboot_instance``.
+    #: ``nova.compute.manager:ComputeManager.reboot_instance``; without a class, a function
+    #: of the module.
     target: str
     #: Parameters that are relied on by name.
     parameters: tuple[str, ...]
@@ -62,13 +63,14 @@ class Patch:
 
     @property
     def owner(self) -> str:
-        """The class."""
-        return self.target.partition(":")[2].partition(".")[0]
+        """The class; the module's own name for a function that is in none."""
+        owner, _, name = self.target.partition(":")[2].rpartition(".")
+        return owner if owner and name else self.module.rpartition(".")[2]
 
     @property
     def name(self) -> str:
         """The function."""
-        return self.target.rpartition(".")[2]
+        return self.target.partition(":")[2].rpartition(".")[2]
 
     def function(self) -> Callable[..., Any]:
         """Nova's function, without the decorators around it.
@@ -88,8 +90,10 @@ class Patch:
         return plain
 
     def of(self) -> Any:
-        """Nova's class; None: it is not there."""
-        return getattr(importlib.import_module(self.module), self.owner, None)
+        """Nova's class, or the module of a function that is in none; None: it is not there."""
+        module = importlib.import_module(self.module)
+        inside = "." in self.target.partition(":")[2]
+        return getattr(module, self.owner, None) if inside else module
 
 
 def _missing() -> None:

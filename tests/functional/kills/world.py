@@ -206,7 +206,7 @@ class World(DriverTest):
         ledger = self.ledger(HOST)
         return {
             "tracked": self.tracked(HOST),
-            "inventory": self.in_placement(HOST),
+            "inventory": self.given_by_placement(HOST),
             "allocations": self._allocations(),
             "problems": list(ledger.problems),
             "files": {"ledger": _is_json(root / "ledger")} if (root / "ledger").exists() else {},

@@ -40,6 +40,7 @@ from nova_hpc.wire import device_record, inventory
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy
+from nova_hpc.wire.reservation import Provider
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 from nova_hpc.wire.unplug import Unplug
@@ -275,6 +276,17 @@ LEDGER: Final = Ledger(
     },
     partitions={3: Tenancy("d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10", frozenset({GPU}))},
     gpus=frozenset({GPU}),
+    providers={
+        GPU: Provider(
+            uuid="5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11",
+            resource_class="CUSTOM_GPU",
+            total=1,
+            ours=1,
+            operators=0,
+            earlier=0,
+            gone=1790000000.5,
+        )
+    },
 )
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",

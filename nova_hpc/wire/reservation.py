@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the ledger that says what is reserved in Placement, and for whom.
+
+By the address that a resource provider is named after, so by a place and no piece of
+hardware::
+
+    {"0000:41:00.0": {"uuid": "<uuid>", "class": "CUSTOM_GPU", "total": 1,
+                      "ours": 1, "operators": 0, "earlier": 0, "gone": 1790000000.0}}
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nova_hpc.topology.model import AddressError, normalise_address
+
+
+@attrs.frozen
+class Provider:
+    """Who has reserved how much of a device's resource provider in Placement.
+
+    What is reserved there is the greater one of :attr:`ours` and :attr:`operators`.
+    """
+
+    uuid: str
+    resource_class: str
+    #: Its total when this was written.
+    total: int
+    #: Devices that this node withholds.
+    ours: int = 0
+    #: What an operator has reserved.
+    operators: int = 0
+    #: What was reserved before, which the change may not have reached yet; None: it has.
+    earlier: int | None = None
+    #: Seconds since the epoch at which its last device vanished; None: it has not.
+    gone: float | None = None
+
+    @property
+    def reserved(self) -> int:
+        """What Placement was told."""
+        return min(self.total, max(self.ours, self.operators))
+
+    def dumps(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        body: dict[str, Any] = {
+            "uuid": self.uuid,
+            "class": self.resource_class,
+            "total": self.total,
+            "ours": self.ours,
+            "operators": self.operators,
+        }
+        if self.earlier is not None:
+            body["earlier"] = self.earlier
+        if self.gone is not None:
+            body["gone"] = self.gone
+        return body
+
+
+def dumps(providers: Mapping[str, Provider]) -> dict[str, Any]:
+    """As JSON can hold it."""
+    return {each: providers[each].dumps() for each in sorted(providers)}
+
+
+def loads(body: Any, problems: list[str]) -> dict[str, Provider]:
+    """Read it; an entry that cannot be read is lost, and said to be in *problems*."""
+    if body is None:
+        return {}
+    if not isinstance(body, dict):
+        problems.append("what is reserved in Placement cannot be read")
+        return {}
+    found: dict[str, Provider] = {}
+    for key, value in body.items():
+        try:
+            found[normalise_address(key)] = Provider(
+                uuid=_text(value["uuid"]),
+                resource_class=_text(value["class"]),
+                total=_count(value["total"]),
+                ours=_count(value.get("ours", 0)),
+                operators=_count(value.get("operators", 0)),
+                earlier=None if value.get("earlier") is None else _count(value["earlier"]),
+                gone=None if value.get("gone") is None else _time(value["gone"]),
+            )
+        except (AddressError, AttributeError, KeyError, TypeError, ValueError):
+            problems.append(f"{key}: what is reserved of its provider cannot be read")
+    return found
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise TypeError
+    return float(value)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever Placement refuses for one device's provider concerns that device alone.
+
+Nova sends all providers of a node in one go and stops at the first that Placement refuses:
+then neither the periodic update nor any claim of the node succeeds. Here the providers of
+PCI devices are tried one by one once that has happened. One that Placement refuses is left
+as Placement has it, and named; all the rest goes through. Where Placement refuses to set
+right allocations of servers that it does not know of (Nova's reshape), that is left out:
+Nova tries it again at the next update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+from nova import exception
+from nova.compute.provider_tree import ProviderTree
+from oslo_log import log as logging
+
+from virt_driver_patches.driver.reserve import Known, providers
+
+LOG = logging.getLogger(__name__)
+
+#: What Nova raises when Placement refuses a part of what it was sent.
+TROUBLE: Final = (
+    exception.InventoryInUse,
+    exception.PlacementPciException,
+    exception.PlacementReshapeConflict,
+    exception.ReshapeFailed,
+    exception.ResourceProviderInUse,
+    exception.ResourceProviderSyncFailed,
+    exception.ResourceProviderUpdateConflict,
+    exception.ResourceProviderUpdateFailed,
+)
+
+
+@attrs.frozen
+class _Try:
+    """One update of which each part is tried by itself."""
+
+    client: Any
+    context: Any
+    node: Any
+
+    def fresh(self) -> ProviderTree:
+        """The providers as Placement has them."""
+        # Nova 34 has a method for one node's part of a larger tree.
+        get = getattr(self.client, "get_provider_subtree_and_ensure_root", None)
+        get = get or self.client.get_provider_tree_and_ensure_root
+        tree: ProviderTree = get(self.context, self.node.uuid, name=self.node.hypervisor_hostname)
+        return tree
+
+    def send(self, tree: ProviderTree) -> str | None:
+        """Send a tree; the reason if Placement refuses."""
+        try:
+            self.client.update_from_provider_tree(self.context, tree)
+        except TROUBLE as error:
+            return str(error)
+        return None
+
+
+class Isolator:
+    """Tries the providers of one node one by one; below the resource tracker's lock."""
+
+    def __init__(self) -> None:
+        self._try: _Try | None = None
+        #: Address -> why its provider is not as it should be.
+        self.refused: Mapping[str, str] = {}
+        #: Servers whose allocations could not be set right.
+        self.unhealed: tuple[str, ...] = ()
+
+    def guard(self, tracker: Any, call: Callable[[], Any], context: Any, node: Any) -> Any:
+        """Nova's update of Placement; a second time, part by part, when the first fails."""
+        try:
+            result = call()
+        except TROUBLE as error:
+            LOG.warning("Placement refuses an update (%s); each device is tried by itself", error)
+            try:
+                with self._trying(_Try(tracker.reportclient, context, node)):
+                    result = call()
+            except TROUBLE:
+                raise error from None
+            return result
+        self.refused, self.unhealed = {}, ()
+        return result
+
+    @contextlib.contextmanager
+    def _trying(self, attempt: _Try) -> Iterator[None]:
+        self._try = attempt
+        try:
+            yield
+        finally:
+            self._try = None
+
+    def translate(
+        self,
+        tree: ProviderTree,
+        nodename: str,
+        allocations: dict[str, Any],
+        call: Callable[[], bool],
+    ) -> bool:
+        """Around the whole step that makes *tree*; see the module.
+
+        :param call: makes it, and says whether *allocations* were changed, too.
+        """
+        attempt = self._try
+        if attempt is None:
+            return call()
+        before = copy.deepcopy(allocations)
+        healed = call()
+        self.unhealed = tuple(
+            sorted(each for each in allocations if allocations[each] != before.get(each))
+        )
+        for consumer in self.unhealed:
+            LOG.error("Placement refuses to set the allocations of server %s right", consumer)
+        base = attempt.fresh()
+        wanted, there = providers(tree, nodename), providers(base, nodename)
+        refused = {}
+        for address in sorted({*wanted, *there}):
+            want, have = wanted.get(address), there.get(address)
+            if not _differ(want, have):
+                continue
+            trial = attempt.fresh()
+            _copy(tree, trial, want, have)
+            why = attempt.send(trial)
+            if why is not None:
+                LOG.error("Placement refuses the provider of PCI device %s: %s", address, why)
+                refused[address] = why
+                _copy(base, tree, have, want)
+        self.refused = refused
+        attempt.fresh()  # what Nova compares with, after it has thrown away what failed
+        return healed and not self.unhealed
+
+
+def _differ(one: Known | None, other: Known | None) -> bool:
+    if one is None or other is None:
+        return True
+    return bool(
+        one.uuid != other.uuid
+        or one.data.inventory != other.data.inventory
+        or one.data.traits != other.data.traits
+        or one.data.aggregates != other.data.aggregates
+    )
+
+
+def _copy(
+    source: ProviderTree, target: ProviderTree, wanted: Known | None, there: Known | None
+) -> None:
+    """Make one provider in *target* as it is in *source*.
+
+    :param wanted: as it is in *source*; None: not at all.
+    :param there: as it is in *target*; None: not at all.
+    """
+    if there is not None and (wanted is None or wanted.uuid != there.uuid):
+        target.remove(there.uuid)
+    if wanted is None:
+        return
+    data = source.data(wanted.uuid)
+    if not target.exists(data.uuid):
+        parent = source.data(data.parent_uuid).name
+        target.new_child(data.name, parent, uuid=data.uuid, generation=data.generation)
+    target.update_inventory(data.uuid, data.inventory)
+    target.update_traits(data.uuid, data.traits)
+    target.update_aggregates(data.uuid, data.aggregates)

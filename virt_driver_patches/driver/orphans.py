@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocations of a node's PCI devices that were left behind, each with the command against it.
+
+A server that is deleted while its host is down, a migration that broke off, a restored
+database: each can leave an allocation in Placement that no server has. The device is
+healthy and idle, and nobody gets it. Nothing is deleted here: operators are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+from nova import context as nova_context
+from nova import exception, objects
+from oslo_log import log as logging
+
+from nova_hpc.topology.model import AddressError, normalise_address
+from virt_driver_patches.driver.reserve import Known
+
+LOG = logging.getLogger(__name__)
+
+#: A migration in one of these has no claim on anything any more.
+_OVER: Final = frozenset(
+    {"cancelled", "completed", "confirmed", "done", "error", "failed", "reverted"}
+)
+
+
+@attrs.frozen
+class Suspect:
+    """A consumer with a device that Nova's records do not give it."""
+
+    consumer: str
+    #: Addresses of the providers.
+    addresses: tuple[str, ...]
+    #: Their UUIDs.
+    providers: tuple[str, ...]
+
+
+def suspects(
+    allocations: Mapping[str, Any], known: Mapping[str, Known], devices: Iterable[Any]
+) -> tuple[Suspect, ...]:
+    """Who has devices by Placement, and none of them by Nova.
+
+    :param known: address -> provider of the node's PCI devices.
+    :param devices: what Nova's tracker knows.
+    """
+    addresses = {one.uuid: address for address, one in known.items()}
+    owners = {
+        (place, device.instance_uuid)
+        for device in devices
+        for place in (device.address, device.parent_addr)
+        if "instance_uuid" in device and device.instance_uuid
+    }
+    owned = {(_normal(place), server) for place, server in owners}
+    found = []
+    for consumer, body in sorted(allocations.items()):
+        mine = sorted(
+            (addresses[uuid], uuid)
+            for uuid in body["allocations"]
+            if uuid in addresses and (addresses[uuid], consumer) not in owned
+        )
+        if mine:
+            found.append(
+                Suspect(consumer, tuple(each for each, _ in mine), tuple(each for _, each in mine))
+            )
+    return tuple(found)
+
+
+def _normal(text: str | None) -> str | None:
+    try:
+        return None if text is None else normalise_address(text)
+    except AddressError:
+        return None
+
+
+class Orphans:
+    """Looks twice before it names anybody: a server that is being built comes to be known."""
+
+    def __init__(self) -> None:
+        self._before: frozenset[Suspect] = frozenset()
+        self._named: frozenset[str] = frozenset()
+        #: Replaced by the resource tracker, below its lock.
+        self.suspects: tuple[Suspect, ...] = ()
+
+    def look(self, host: str) -> tuple[str, ...]:
+        """Once in each periodic update: one sentence for each that was left behind."""
+        now = frozenset(self.suspects)
+        again, self._before = now & self._before, now
+        texts = tuple(_name(again, host))
+        for text in texts:
+            if text not in self._named:
+                LOG.warning("%s", text)
+        self._named = frozenset(texts)
+        return texts
+
+
+def _name(again: Iterable[Suspect], host: str) -> Iterator[str]:
+    context = nova_context.get_admin_context()
+    for each in sorted(again, key=lambda one: one.addresses):
+        try:
+            cure = _cure(context, each, host)
+        except Exception as error:
+            LOG.debug("Nobody knows whether %s still lives: %s", each.consumer, error)
+            continue
+        if cure is not None:
+            yield f"{', '.join(each.addresses)}: allocation left behind by {each.consumer}: {cure}"
+
+
+def _cure(context: Any, suspect: Suspect, host: str) -> str | None:
+    """The command that removes the allocation; None: it has a right to it."""
+    try:
+        server = objects.Instance.get_by_uuid(context, suspect.consumer)
+    except exception.InstanceNotFound:
+        try:
+            migration = objects.Migration.get_by_uuid(context, suspect.consumer)
+        except exception.MigrationNotFound:
+            pass
+        else:
+            if migration.status not in _OVER:
+                return None
+        return f"openstack resource provider allocation delete {suspect.consumer}"
+    if server.host in (None, host) or server.task_state is not None:
+        return None
+    moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
+    if len(moves):
+        return None
+    # It lives elsewhere: what it has there must stay.
+    named = " ".join(f"--provider {each}" for each in suspect.providers)
+    return f"openstack resource provider allocation unset {named} {suspect.consumer}"

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's resource providers in Placement: what is reserved, refused, left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import attrs
+from nova.compute.provider_tree import ProviderTree
+from oslo_log import log as logging
+
+from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.topology.model import Node
+from virt_driver_patches.driver import orphans
+from virt_driver_patches.driver.isolate import Isolator
+from virt_driver_patches.driver.orphans import Orphans
+from virt_driver_patches.driver.reserve import Look, Reserver, providers
+from virt_driver_patches.patches.gate import Call
+
+LOG = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Providers:
+    """One node's. All but :meth:`look` run below the resource tracker's lock."""
+
+    reserver: Reserver
+    isolator: Isolator = attrs.field(factory=Isolator)
+    orphans: Orphans = attrs.field(factory=Orphans)
+
+    @classmethod
+    def of(cls, ledger: LedgerFile) -> Providers:
+        """Those whose reservations are written into *ledger*."""
+        return cls(Reserver(ledger))
+
+    # -- the periodic update ------------------------------------------------------
+
+    def look(
+        self,
+        node: Node,
+        entries: Mapping[str, Mapping[str, str]],
+        reported: Iterable[Mapping[str, Any]],
+        withheld: Collection[str],
+        host: str,
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        """Take note of what is withheld; see :meth:`Look.of`.
+
+        :returns: address -> why more devices are not given; and notes.
+        """
+        shown = self.reserver.look(Look.of(node, entries, reported, withheld))
+        for address, why in self.isolator.refused.items():
+            shown.setdefault(address, f"Placement refuses its resource provider: {why}")
+        notes = self.orphans.look(host)
+        if self.isolator.unhealed:
+            servers = ", ".join(self.isolator.unhealed)
+            notes += (f"Placement refuses to set right the allocations of {servers}",)
+        return shown, notes
+
+    # -- Nova updates Placement -----------------------------------------------------
+
+    def guard(self, tracker: Any, call: Call) -> Any:
+        """Around ``ResourceTracker._update_to_placement``."""
+        return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
+
+    def translate(self, call: Call) -> bool:
+        """Around ``update_provider_tree_for_pci``."""
+        given = call.given
+        tree, nodename, allocations = (
+            given["provider_tree"],
+            given["nodename"],
+            given["allocations"],
+        )
+        devices = list(given["pci_tracker"].pci_devs)
+
+        def whole() -> bool:
+            return self._translate(call, tree, nodename, allocations, devices)
+
+        return self.isolator.translate(tree, nodename, allocations, whole)
+
+    def _translate(
+        self,
+        call: Callable[[], Any],
+        tree: ProviderTree,
+        nodename: str,
+        allocations: Mapping[str, Any],
+        devices: Iterable[Any],
+    ) -> bool:
+        before = providers(tree, nodename)
+        healed = bool(call())
+        try:
+            self.orphans.suspects = orphans.suspects(allocations, before, devices)
+            self.reserver.complete(tree, nodename, before, devices, allocations)
+        except Exception:
+            # The update of Placement goes on as Nova has made it.
+            LOG.exception("The resource providers of withheld devices could not be completed")
+        return healed

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Nova tells Placement of PCI devices is completed, and trouble with one stays with it.
+
+Nova makes the providers of PCI devices from its PCI tracker, at every update and every
+claim. A device that the tracker does not know loses its provider; if Placement will not
+have that, because of one allocation that was left behind, every update and every claim of
+the node fails, of servers without any device, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Final, Protocol
+
+from nova.compute import pci_placement_translator as translator
+
+from virt_driver_patches.patches.gate import Call, Patch, wrap
+
+TRANSLATE: Final = Patch(
+    "nova.compute.pci_placement_translator:update_provider_tree_for_pci",
+    parameters=("provider_tree", "nodename", "pci_tracker", "allocations"),
+    lines={32: (707, 784), 33: (707, 784), 34: (716, 793)},
+    why="A device that is withheld is none that Nova's PCI tracker knows, and its provider would "
+    "be deleted, with its traits, its aggregates and what an operator has reserved; where the "
+    "total changes, Nova sends no reserved, and Placement takes 0.",
+    until="drivers can withhold a device and keep its provider",
+)
+UPDATE: Final = Patch(
+    "nova.compute.resource_tracker:ResourceTracker._update_to_placement",
+    parameters=("context", "compute_node", "startup"),
+    lines={32: (1288, 1403), 33: (1288, 1403), 34: (1289, 1404)},
+    why="Whatever Placement refuses for one provider fails the update of all, and every claim.",
+    until="Nova updates each provider by itself",
+)
+
+
+class Providers(Protocol):
+    """What stands around Nova's updates of Placement."""
+
+    def translate(self, call: Call) -> bool:
+        """In place of the translation of one node's devices."""
+
+    def guard(self, tracker: Any, call: Call) -> Any:
+        """In place of one update of Placement."""
+
+
+_MARK: Final = "hpc_completed"
+
+#: Nova's resource tracker -> what stands around its translation. A process may have several.
+_AROUND: Final[weakref.WeakKeyDictionary[Any, Providers]] = weakref.WeakKeyDictionary()
+
+
+def install(tracker: Any, around: Providers) -> None:
+    """Let *around* stand in for what one resource tracker tells Placement.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
+    wrap(tracker, UPDATE, functools.partial(around.guard, tracker))
+    _AROUND[tracker] = around
+    if not hasattr(translator.update_provider_tree_for_pci, _MARK):
+        wrap(translator, TRANSLATE, _completed)
+        setattr(translator.update_provider_tree_for_pci, _MARK, True)
+
+
+def _completed(call: Call) -> Any:
+    mine = call.given["pci_tracker"]
+    for tracker, around in list(_AROUND.items()):
+        if tracker.pci_tracker is mine:
+            return around.translate(call)
+    return call()
