@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc device reserved``: what was left reserved is found, and lifted by its command."""
+
+import json
+
+import pytest
+
+from nova_hpc.cli.main import NovaHpc
+from nova_hpc.cli.reserved import Reserved
+from nova_hpc.wire.ledger import Ledger
+from nova_hpc.wire.reservation import Provider
+
+GPU, PF, LAST = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0"
+UUIDS = {each: f"5f0d2f5a-8a58-4f0e-8a51-00000000000{i}" for i, each in enumerate((GPU, PF, LAST))}
+
+
+@pytest.fixture
+def ask(tmp_path, capsys):
+    (tmp_path / "nova.conf").write_text(
+        f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nledger_file = {tmp_path}/ledger\n"
+    )
+
+    def run(ledger, *words):
+        if ledger is not None:
+            text = ledger if isinstance(ledger, str) else ledger.dumps()
+            (tmp_path / "ledger").write_text(text)
+        app = NovaHpc()
+        app.command_manager.add_command("device reserved", Reserved)
+        where = ("--config-file", str(tmp_path / "nova.conf"))
+        status = app.run(["device", "reserved", *where, *words])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+LEDGER = Ledger(
+    providers={
+        GPU: Provider(UUIDS[GPU], "CUSTOM_GPU", 1, ours=1),
+        PF: Provider(UUIDS[PF], "CUSTOM_VF", 4, ours=1, operators=2),
+        # Lifted, and Placement may not have heard of it.
+        LAST: Provider(UUIDS[LAST], "CUSTOM_GPU", 1, earlier=1),
+    }
+)
+
+
+def command(name, left, address):
+    return (
+        f"openstack resource provider inventory set --amend --resource {name}:reserved={left} "
+        f"{UUIDS[address]}"
+    )
+
+
+def test_each_with_its_command(ask):
+    status, out, _ = ask(LEDGER)
+    assert status == 0
+    assert out.splitlines() == [
+        f"{GPU}: of 1, 1 withheld, 0 by an operator",
+        f"  {command('CUSTOM_GPU', 0, GPU)}",
+        # The operator's is the greater one: there is nothing to lift.
+        f"{PF}: of 4, 1 withheld, 2 by an operator",
+        f"{LAST}: of 1, 0 withheld, 0 by an operator",
+        f"  {command('CUSTOM_GPU', 0, LAST)}",
+    ]
+
+
+def test_for_scripts(ask):
+    _, out, _ = ask(LEDGER, "-f", "json")
+    first, *_ = json.loads(out)
+    assert first == {
+        "Address": GPU,
+        "Provider": UUIDS[GPU],
+        "Class": "CUSTOM_GPU",
+        "Total": 1,
+        "Withheld": 1,
+        "Operator": 0,
+        "Lift": command("CUSTOM_GPU", 0, GPU),
+    }
+
+
+def test_nothing(ask):
+    assert ask(None) == (0, "Nothing is reserved in Placement.\n", "")
+
+
+def test_a_ledger_that_cannot_be_read(ask):
+    status, out, error = ask("{")
+    assert (status, out) == (2, "")
+    assert "repair or remove it" in error
