@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ import attrs
 
 from nova_hpc.cli import base, node_config
 from nova_hpc.cli.base import Answer, CommandError
+from nova_hpc.cli.snapshot import read_health
+from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import device_spec, roles
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Kind, Offer
@@ -24,7 +27,7 @@ from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
-from nova_hpc.wire.ledger import Ledger
+from nova_hpc.wire.ledger import Ledger, State
 
 #: Options that are used here.
 _NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
@@ -37,7 +40,8 @@ _FAILED: Final = 1
 #: Columns of what has happened to one device.
 _STATE: Final = ("Address", "State", "Reason")
 
-_ERRORS: Final = (AddressError, LedgerError, node_config.ConfigError, cleaner.CleanerError)
+#: What ends a command with one line.
+ERRORS: Final = (AddressError, LedgerError, node_config.ConfigError, cleaner.CleanerError)
 
 
 @attrs.frozen
@@ -77,6 +81,29 @@ class Place:
         function = self.node.function(address)
         return None if function is None else self.table.role_of(function)
 
+    def is_there(self, address: str) -> bool:
+        """Whether there is a device that can be given at *address*."""
+        function = self.node.function(address)
+        return function is not None and not function.is_bridge
+
+    def model(self, address: str) -> str:
+        """``vendor:product``, and the subsystem's where there is one."""
+        function = self.node.function(address)
+        if function is None:
+            return ""
+        words = (
+            function.vendor_id,
+            function.product_id,
+            function.subsystem_vendor_id,
+            function.subsystem_id,
+        )
+        return ":".join(each for each in words if each is not None)
+
+    def since(self, address: str) -> str:
+        """When the state of a device began; "": nothing was ever wrong."""
+        trial = self.ledger.device(address).trial
+        return when(trial.since) if trial is not None and trial.since else ""
+
     def addresses(self) -> list[str]:
         """Everything that is offered, or that somebody has put into a file."""
         spec = device_spec.build(self.node, self.table)
@@ -91,8 +118,10 @@ class Place:
         why, server = self.ledger.why(address, parent), self.ledger.device(address).server
         if why is not None:
             return "quarantined", why
-        if server is not None:
+        if server is not None and self.ledger.device(address).state is not State.SUSPECT:
             return "in use", ill.get(address, "")
+        if address in self.ledger.suspect:
+            return "suspect", self.ledger.suspect[address]
         if address in ill:
             return "withheld", ill[address]
         return "free", ""
@@ -133,10 +162,19 @@ class Place:
         return found
 
 
+def when(moment: float) -> str:
+    """A time of the ledger, for people and programs."""
+    try:
+        found = datetime.datetime.fromtimestamp(moment, datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return "?"
+    return found.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 class _One(base.Record):
     """About the device at one address."""
 
-    errors = _ERRORS
+    errors = ERRORS
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -148,22 +186,38 @@ class _One(base.Record):
 
 
 class List(base.List):
-    """List the devices of this node: free, in use, withheld or quarantined."""
+    """List the devices of this node: free, in use, withheld, suspect or quarantined.
 
-    errors = _ERRORS
+    With --absent the hardware that was in this node and is not found any more, with
+    what is known of it. With --all-nodes what every node of the cloud withholds; that
+    is read as nova-hpc explain reads it, so run it where Nova's scheduler runs.
+    """
+
+    errors = (*ERRORS, SnapshotError)
     for_people = False
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--absent", action="store_true", help="hardware that is not in this node any more"
+        )
+        which.add_argument(
+            "--all-nodes", action="store_true", help="what all nodes of the cloud withhold"
+        )
         node_config.add_options(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Columns and rows."""
+        if parsed_args.all_nodes:
+            return _all_nodes(parsed_args.config)
         place = Place.read(parsed_args.config)
         for problem in place.ledger.problems:
             print(f"Problem: {problem}", file=sys.stderr)
+        if parsed_args.absent:
+            return _absent(place.ledger)
         ill = place.ill()
         rows = (
             (
@@ -171,10 +225,38 @@ class List(base.List):
                 place.role(address) or "",
                 *place.condition(address, ill),
                 place.ledger.device(address).server or "",
+                place.since(address),
             )
             for address in place.addresses()
         )
-        return Answer(("Address", "Role", "State", "Reason", "Server"), rows)
+        return Answer(("Address", "Role", "State", "Reason", "Server", "Since"), rows)
+
+
+def _absent(ledger: Ledger) -> Answer:
+    rows = [
+        (
+            hardware,
+            found.state.value,
+            found.reason,
+            found.server or found.last_server or "",
+            f"{found.cleaned} clean, {found.failed} not",
+        )
+        for hardware, found in sorted(ledger.absent.items())
+    ]
+    return Answer(("Hardware", "State", "Reason", "Server", "Cleaned"), rows)
+
+
+def _all_nodes(config: Sequence[str]) -> Answer:
+    rows = []
+    for node in read_health(config):
+        for kind, reasons in (("", node.withheld), ("in use", node.in_use)):
+            for address, reason in reasons.items():
+                state, since = node.states.get(address, ("withheld", 0.0))
+                rows.append(
+                    (node.host, address, kind or state, reason, when(since) if since else "")
+                )
+        rows += [(node.host, "", "note", note, "") for note in node.notes]
+    return Answer(("Host", "Address", "State", "Reason", "Since"), rows)
 
 
 class Show(_One):
@@ -200,6 +282,9 @@ class Show(_One):
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join(step.check(candidate)),
             "Baseline": known["Baseline"],
+            "Since": place.since(address),
+            "Last server": known["Last server"],
+            "Hardware": known["Hardware"],
         }
         return Answer(tuple(values), tuple(values.values()))
 
@@ -225,8 +310,7 @@ class Check(_One):
         place = Place.read(parsed_args.config)
         candidate = place.candidate(address)
         if parsed_args.accept:
-            place.step().accept(candidate)
-            return self._answer(address, "recorded as it is now")
+            return self._answer(address, place.step().accept(candidate))
         ill = place.ill()
         found = [ill[address]] if address in ill else []
         found += place.step().check(candidate)
@@ -270,27 +354,3 @@ class Quarantine(_One):
         place.file.quarantine({address: reason})
         self.say(f"{address}: in quarantine")
         return Answer(_STATE, (address, "quarantined", reason))
-
-
-class Release(_One):
-    """Clean and check one device, and put it back into service if it passes.
-
-    The device is reset, so no server may have it. Exit status 1 when it does
-    not pass; it stays in quarantine then.
-    """
-
-    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
-        """Clean, check, release."""
-        address = normalise_address(parsed_args.address)
-        place = Place.read(parsed_args.config)
-        candidate = place.candidate(address)
-        if address not in place.ledger.quarantined:
-            why = place.ledger.why(address, candidate.function.physical_function)
-            raise CommandError(f"{address} is not in quarantine itself{f': {why}' if why else ''}")
-        ill = place.ill()
-        why = ill.get(address) or place.step().release(candidate)
-        if why is not None:
-            print(f"{address}: stays in quarantine: {why}", file=sys.stderr)
-            return Answer(_STATE, (address, "quarantined", why), _FAILED)
-        self.say(f"{address}: clean, and back in service at nova-compute's next periodic update")
-        return Answer(_STATE, (address, "free", ""))

@@ -9,10 +9,11 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.base import Answer, CommandError, Record
+from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 
@@ -22,6 +23,8 @@ READERS: Final = "nova_hpc.readers"
 #: Nova's services take them (none: the usual ones) and an image (or None) in, a
 #: snapshot out; raises SnapshotError.
 Reader = Callable[[Sequence[str], str | None], Snapshot]
+#: The same without an image, and what nodes say about their devices out.
+HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
 
 
 def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
@@ -49,12 +52,20 @@ def take(snapshot: Path | None, config: Sequence[str] = (), image: str | None = 
     """
     if snapshot is not None:
         return snapshot_document.read(snapshot)
-    return _reader()(config, image)
+    return cast(Reader, _reader("nova"))(config, image)
 
 
-def _reader() -> Reader:
+def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
+    """What every node of the cloud says about its devices.
+
+    :raises SnapshotError: it cannot be had; the text names the cure.
+    """
+    return cast(HealthReader, _reader("nova_health"))(config)
+
+
+def _reader(name: str) -> Callable[..., Any]:
     (found, *_) = [
-        *importlib.metadata.entry_points(group=READERS, name="nova"),
+        *importlib.metadata.entry_points(group=READERS, name=name),
         None,
     ]
     if found is None:
@@ -66,7 +77,7 @@ def _reader() -> Reader:
         with warnings.catch_warnings():
             # What Nova's libraries think of each other is no news to operators.
             warnings.simplefilter("ignore")
-            return cast(Reader, found.load())
+            return cast(Callable[..., Any], found.load())
     except ImportError as error:
         raise SnapshotError(
             f"Nova cannot be loaded here ({error}); run nova-hpc with the Python environment of "

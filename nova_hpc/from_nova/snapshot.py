@@ -10,9 +10,10 @@ snapshot says what the scheduler would be told at this moment.
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib import parse
 
@@ -82,9 +83,19 @@ def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
         read once more.
     :raises SnapshotError: it cannot be read; the text names the cure.
     """
-    _configure(arguments)
-    try:
+    configure(arguments)
+    with explained():
         return take(image)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say what is wrong when the cloud cannot be read.
+
+    :raises SnapshotError: in place of what Nova and its libraries raise.
+    """
+    try:
+        yield
     except (db_exception.DBError, sqlalchemy_exceptions.SQLAlchemyError) as error:
         raise SnapshotError(
             f"Nova's database cannot be read ({_first_line(error)}); check [api_database] and "
@@ -99,7 +110,7 @@ def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
         ) from error
 
 
-def _configure(arguments: Sequence[str]) -> None:
+def configure(arguments: Sequence[str]) -> None:
     """Read Nova's configuration, as its own commands do.
 
     :raises SnapshotError: there is none, or it is not that of a scheduler.

@@ -182,11 +182,18 @@ class Step(abc.ABC):
         """What is wrong with a device, without touching it."""
         return []
 
-    def accept(self, device: Candidate) -> None:  # noqa: B027  most record nothing
+    def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
+        """Address -> how a device differs in what an operator can accept."""
+        return {}
+
+    def accept(self, device: Candidate, reason: str = "") -> str:
         """Take a device as it is now for right.
 
+        :param reason: why, for colleagues; "": it stands for this device alone.
+        :returns: what has been done, for people.
         :raises nova_hpc.tenancy.ledger.LedgerError: a server has it, or it is not fit.
         """
+        return ""
 
     def release(self, device: Candidate) -> str | None:
         """Make a device ready, and end its quarantine.

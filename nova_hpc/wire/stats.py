@@ -9,6 +9,7 @@ functions of one physical function usually fail together::
     {"v": 1,
      "withheld": {"IOMMU group 17 is not viable: ...": ["0000:22:10.0", ...]},
      "in_use": {"link is x8, the device can do x16": ["0000:41:00.0"]},
+     "states": {"suspect": {"1767225600": ["0000:22:10.0", ...]}},
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
 """
@@ -44,6 +45,13 @@ def _reasons(value: Mapping[str, str]) -> dict[str, str]:
     return {_plain(address): _plain(value[address]) for address in sorted(value)}
 
 
+def _states(value: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, float]]:
+    return {
+        _plain(address): (_plain(value[address][0]), float(int(value[address][1])))
+        for address in sorted(value)
+    }
+
+
 def _notes(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(_plain(note) for note in value[:_MOST_NOTES])
 
@@ -57,6 +65,11 @@ class StatsDocument:
     #: PCI address -> what is wrong with a device that a server has; it stays
     #: with that server and will be withheld when it is free.
     in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    #: PCI address -> state of a device that is suspect or in quarantine, and when that
+    #: began, Unix time in seconds. What does not fit is left out first.
+    states: Mapping[str, tuple[str, float]] = attrs.field(
+        factory=dict, converter=_states, hash=False
+    )
     #: What is wrong with the node as a whole.
     notes: tuple[str, ...] = attrs.field(default=(), converter=_notes)
     #: Devices that are withheld or ailing but did not fit in the document.
@@ -68,6 +81,9 @@ class StatsDocument:
         What does not fit is left out from the end (withheld devices come
         first) and counted in ``left_out``.
         """
+        text = _encode(self._body(self.withheld, self.in_use, self.left_out, self.states))
+        if len(text) < LIMIT:
+            return text
         text = _encode(self._body(self.withheld, self.in_use, self.left_out))
         if len(text) < LIMIT:
             return text
@@ -95,13 +111,19 @@ class StatsDocument:
             yield "in_use", address, reason
 
     def _body(
-        self, withheld: Mapping[str, str], in_use: Mapping[str, str], left_out: int
+        self,
+        withheld: Mapping[str, str],
+        in_use: Mapping[str, str],
+        left_out: int,
+        states: Mapping[str, tuple[str, float]] | None = None,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {STATS.key: STATS.version}
         if withheld:
             body["withheld"] = _by_reason(withheld)
         if in_use:
             body["in_use"] = _by_reason(in_use)
+        if states:
+            body["states"] = _by_state(states)
         if self.notes:
             body["notes"] = list(self.notes)
         if left_out:
@@ -127,6 +149,7 @@ def read(text: object) -> StatsDocument | None:
     return StatsDocument(
         withheld=_by_address(body, "withheld"),
         in_use=_by_address(body, "in_use"),
+        states=_read_states(body.get("states", {})),
         notes=tuple(notes),
         left_out=left_out,
     )
@@ -149,6 +172,25 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     for address, reason in reasons.items():
         grouped.setdefault(reason, []).append(address)
     return grouped
+
+
+def _by_state(states: Mapping[str, tuple[str, float]]) -> dict[str, dict[str, list[str]]]:
+    grouped: dict[str, dict[str, list[str]]] = {}
+    for address, (state, since) in states.items():
+        grouped.setdefault(state, {}).setdefault(str(int(since)), []).append(address)
+    return grouped
+
+
+def _read_states(body: object) -> dict[str, tuple[str, float]]:
+    try:
+        return {
+            str(address): (str(state), float(int(since)))
+            for state, moments in body.items()  # type: ignore[attr-defined]
+            for since, addresses in moments.items()
+            for address in addresses
+        }
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise STATS.broken("has states that are no states") from error
 
 
 def _by_address(body: Mapping[str, Any], key: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from oslo_log import log as logging
 from nova_hpc import conf as hpc_conf
 from nova_hpc.tenancy.ledger import LedgerError
 from virt_driver_patches.driver import contract
+from virt_driver_patches.driver.notifications import Notifier
 from virt_driver_patches.driver.providers import Providers
 from virt_driver_patches.driver.reading import Offers, Reading, Source
 from virt_driver_patches.driver.tenancy import Tenancy, steps_of
@@ -32,6 +33,7 @@ class HpcNode:
     def __init__(self) -> None:
         self._host: str = CONF.host
         self._withholder = Withholder()
+        self._notifier = Notifier()
 
     @functools.cached_property
     def source(self) -> Source:
@@ -94,6 +96,7 @@ class HpcNode:
         more, alarms = self.tenancy.sweep(reading, taken)
         reading = self.source.renewed(reading, alarms)
         self._withholder.edit(resources, reading, taken, more, self._look)
+        self._notifier.tell(reading.ledger, self._host, nodename)
 
     def _look(self, reading: Reading, offers: Offers, reported: Any, withheld: Any) -> Any:
         entries = {each: entry for each, (_, entry) in offers.items()}

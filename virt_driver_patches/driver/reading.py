@@ -18,7 +18,7 @@ from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
-from nova_hpc.wire.ledger import Ledger
+from nova_hpc.wire.ledger import Ledger, State
 
 LOG = logging.getLogger(__name__)
 
@@ -110,6 +110,14 @@ class Reading:
         if not self._offers:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
+
+    def states(self) -> dict[str, tuple[str, float]]:
+        """Address -> state of what is suspect or in quarantine, and when it began."""
+        return {
+            each: (found.state.value, found.trial.since if found.trial else 0.0)
+            for each, found in self.ledger.devices.items()
+            if found.state is not State.OFFERED
+        }
 
     def keep_offers(self, other: Reading) -> None:
         """Take what another reading of the same devices has matched."""

@@ -96,7 +96,9 @@ class Withholder:
             used = taken() if shown.keys() - withheld.keys() and not findings else used
             shown = {each: why for each, why in shown.items() if each not in used}
             withheld, notes = {**shown, **withheld}, (*notes, *more_notes)
-        document = stats.StatsDocument(withheld=withheld, in_use=unfit, notes=notes)
+        document = stats.StatsDocument(
+            withheld=withheld, in_use=unfit, states=reading.states(), notes=notes
+        )
         resources["stats"][stats.KEY] = document.dumps()
         self._log(withheld, unfit)
 

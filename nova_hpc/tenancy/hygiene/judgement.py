@@ -26,10 +26,10 @@ from nova_hpc.tenancy.hygiene.looks import (
 from nova_hpc.tenancy.policy import Moment, Rules, Sign, Symptom
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.device import SILENT
-from nova_hpc.wire.ledger import Device, Ledger, State
+from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
 
 #: What an operator can expect to change.
-_EXPECTED: Final = frozenset({Sign.CHANGED, Sign.FUNCTIONS})
+EXPECTED: Final = frozenset({Sign.CHANGED, Sign.FUNCTIONS})
 #: Seconds after which errors that are tolerated are forgotten.
 _WINDOW: Final = 3600.0
 
@@ -85,7 +85,7 @@ def judge(
         why = expected(ledger, each, symptoms, now)
         if why is not None and not look.silent:
             devices[each] = renewed(ledger.device(each), look, now)
-            symptoms = tuple(one for one in symptoms if one.sign not in _EXPECTED)
+            symptoms = tuple(one for one in symptoms if one.sign not in EXPECTED)
             notes.append(f"PCI device {each} has changed and is recorded as it is now: {why}")
         found[each] = symptoms
     found |= {each: (_symptom(finding),) for each, finding in ill.items()}
@@ -115,7 +115,7 @@ def expected(
     ledger: Ledger, address: str, symptoms: tuple[Symptom, ...], now: Moment
 ) -> str | None:
     """Why a change is right; None: nobody said so, or there is none."""
-    if not any(each.sign in _EXPECTED for each in symptoms):
+    if not any(each.sign in EXPECTED for each in symptoms):
         return None
     model = model_of(ledger.device(address))
     announced = ledger.maintenance
@@ -126,6 +126,32 @@ def expected(
         if change and (each.model, each.change) == (model, change):
             return f"accepted for its model: {each.reason}"
     return None
+
+
+def is_change(device: Device) -> bool:
+    """Whether a device is withheld because it has changed."""
+    sign = "" if device.trial is None else device.trial.sign
+    return device.state is not State.OFFERED and sign in (Sign.CHANGED.value, Sign.MODEL.value)
+
+
+def accepted(device: Device, look: Snapshot, now: Moment) -> Device:
+    """The entry of a device whose change an operator accepts.
+
+    One that is withheld for the change has to be cleaned, and is tried at once.
+    """
+    found = attrs.evolve(renewed(device, look, now), unreported=False)
+    if not is_change(device):
+        sign = "" if device.trial is None else device.trial.sign
+        if device.state is State.SUSPECT and sign == Sign.FUNCTIONS.value:
+            return attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
+        return found
+    server = device.server
+    if device.state is State.QUARANTINED:
+        server = server or device.last_server or SOMEBODY
+        return attrs.evolve(found, state=State.SUSPECT, trial=None, server=server)
+    if server is None:
+        return attrs.evolve(found, state=State.OFFERED, reason="", trial=None)
+    return attrs.evolve(found, trial=None)
 
 
 def renewed(device: Device, look: Snapshot, now: Moment) -> Device:

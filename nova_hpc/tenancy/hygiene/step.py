@@ -35,9 +35,9 @@ from nova_hpc.tenancy.hygiene.looks import (
 from nova_hpc.tenancy.hygiene.records import Records, clock
 from nova_hpc.tenancy.hygiene.update import Swept, Update
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
-from nova_hpc.tenancy.policy import Rules
+from nova_hpc.tenancy.policy import Rules, Sign
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
-from nova_hpc.wire.ledger import SOMEBODY, State
+from nova_hpc.wire.ledger import SOMEBODY, Accepted, Ledger, State
 
 
 @attrs.frozen
@@ -159,26 +159,63 @@ class Hygiene(Step):
         found += errors_of(entry, look, self._records.moment(), self.rules)
         return [each.text for each in found]
 
-    def accept(self, device: Candidate) -> None:
-        """Record a device as it is now."""
+    def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
+        """How devices differ from their baselines in what an operator can accept.
+
+        :returns: address -> the differences; of a device that a server may have only
+            where it was found changed when it was cleaned.
+        """
+        now = whole(self.ledger.read())
+        wanted = {
+            each.function.address: each
+            for each in devices
+            if (found := now.device(each.function.address)).server is None
+            or found.state is not State.OFFERED
+        }
+        looks = self._records.looker.look(wanted.values())
+        differences = {
+            each: differences_of(now.device(each), look, wanted[each].function)
+            for each, look in looks.items()
+        }
+        return {
+            each: "; ".join(one.text for one in found if one.sign in judgement.EXPECTED)
+            for each, found in differences.items()
+            if any(one.sign in judgement.EXPECTED for one in found)
+        }
+
+    def accept(self, device: Candidate, reason: str = "") -> str:
+        """Record a device as it is now; the same change at others of its model is right, too."""
         address = device.function.address
         with self._records.locks([address], 1.0):
-            self._expect_nobodys(address)
+            entry = self._records.known().device(address)
+            found_changed = judgement.is_change(entry)
+            if entry.server is not None and not found_changed:
+                self._expect_nobodys(address)
             look = self._records.looker.look([device])[address]
-            for difference in baseline.wrong(look, idle(device.function)):
-                raise LedgerError(f"{address}: {difference.text}")
+            change = judgement.change_of(tuple(differences_of(entry, look, device.function)))
+            model = judgement.model_of(entry)
+            accepted = None
+            if change and model is not None and reason:
+                accepted = Accepted(model, change, reason)
+            for wrong in baseline.wrong(look, idle(device.function)):
+                if not (found_changed and wrong.sign is Sign.MASTER):
+                    raise LedgerError(f"{address}: {wrong.text}")
             ids = self._records.looker.identify([device], {address: look})
             hardware = ids.get(address, f"slot:{address}")
             moment = self._records.moment()
-            self._records.change(
-                lambda now: {
-                    address: attrs.evolve(
-                        judgement.renewed(now.device(address), look, moment),
-                        hardware=hardware,
-                        unreported=False,
-                    )
-                }
-            )
+
+            def edit(now: Ledger) -> Ledger:
+                now = whole(now)
+                entry = judgement.accepted(now.device(address), look, moment)
+                now = now.put({address: attrs.evolve(entry, hardware=hardware)})
+                if accepted is None or accepted in now.accepted:
+                    return now
+                return attrs.evolve(now, accepted=(*now.accepted, accepted))
+
+            entry = self.ledger.change(edit).device(address)
+        if entry.server is not None:
+            return "recorded as it is now; it is cleaned and offered at the next update"
+        return "recorded as it is now"
 
     def release(self, device: Candidate) -> str | None:
         """Clean and check a device, and end its quarantine if it is well."""
@@ -195,7 +232,12 @@ class Hygiene(Step):
         """Who has had a device, and its baseline."""
         found = whole(self.ledger.read()).device(address)
         known = json.dumps(found.baseline, sort_keys=True) if found.baseline else ""
-        return {"Server": found.server or "", "Baseline": known}
+        return {
+            "Server": found.server or "",
+            "Last server": found.last_server or "",
+            "Hardware": found.hardware or "",
+            "Baseline": known,
+        }
 
     def _expect_nobodys(self, address: str) -> None:
         server = self._records.known().device(address).server

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from nova_hpc.cli import device
+from nova_hpc.cli import device, fleet
 from nova_hpc.cli.main import NovaHpc
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -15,7 +15,9 @@ COMMANDS = {
     "show": device.Show,
     "check": device.Check,
     "quarantine": device.Quarantine,
-    "release": device.Release,
+    "accept": fleet.Accept,
+    "maintenance": fleet.MaintenanceWindow,
+    "release": fleet.Release,
 }
 
 
@@ -61,7 +63,9 @@ def test_the_life_of_a_quarantine(node, ask):
     # Its reset fails when its server is gone.
     (node.devices / GPU / "reset").unlink()
     node.step().take_back(SERVER, {})
-    assert listed(ask)[GPU] == {
+    row = listed(ask)[GPU]
+    assert row.pop("Since")
+    assert row == {
         "Address": GPU,
         "Role": "gpu",
         "State": "quarantined",
@@ -80,7 +84,7 @@ def test_the_life_of_a_quarantine(node, ask):
     assert listed(ask)[GPU]["State"] == "free"
     status, _, err = ask("release", GPU)
     assert status == 2
-    assert "not in quarantine" in err
+    assert "neither suspect nor in quarantine" in err
 
 
 def test_show(node, ask):

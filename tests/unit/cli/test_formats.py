@@ -32,11 +32,13 @@ COMMANDS = {
     "simulate": ("policy,allocated %", 0, "document"),
     "simulate snapshot": ("File,Hosts,Devices,Servers,Flavors", 0, "record"),
     "install-shim": ("File,State", 1, "record"),
-    "device list": ("Address,Role,State,Reason,Server", 0, "list"),
+    "device list": ("Address,Role,State,Reason,Server,Since", 0, "list"),
     "device show": ("Address,Role,State,Reason,Server,Driver", 0, "record"),
     "device check": ("Address,Result,Differences", 0, "record"),
     "device quarantine": ("Address,State,Reason", 0, "record"),
-    "device release": ("Address,State,Reason", 0, "record"),
+    "device release": ("Address,State,Reason", 0, "list"),
+    "device accept": ("Address,Differences,Result", 0, "list"),
+    "device maintenance": ("Start,End,Models,Reason", 0, "record"),
     "nvlink list": ("Partition,GPUs,NVLinks,Active,Server", 0, "list"),
     "nvlink check": ("Set,Devices,Change", 1, "list"),
     "nvlink restore": ("Partition", 0, "empty"),
@@ -55,7 +57,7 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
     nova.mkdir(parents=True)
     (nova / "__init__.py").touch()
     (nova.parent / "__init__.py").touch()
-    monkeypatch.setattr(snapshot, "_reader", lambda: lambda *_: test_explain.a_cloud())
+    monkeypatch.setattr(snapshot, "_reader", lambda _: lambda *_: test_explain.a_cloud())
     explain = ["explain", "--snapshot", cloud]
     plain = {
         "inventory": ["inventory", "--root", machine],
@@ -79,9 +81,11 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
             return main([*map(str, plain[name]), *more]), *capsys.readouterr()
         room, verb = name.split()
         ask = request.getfixturevalue(room)
-        words = [GPU] if room == "device" and verb != "list" else []
-        if verb == "quarantine":
+        words = [GPU] if room == "device" and verb not in ("list", "maintenance") else []
+        if verb in ("quarantine", "accept"):
             words += ["--reason", "ticket"]
+        if verb == "accept":
+            request.getfixturevalue("node").config(GPU, capabilities=(0x01,))
         if verb == "restore":
             request.getfixturevalue("manager").restart()
         if verb == "release" and not call.quarantined:

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one node of a cloud says about its devices. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+@attrs.frozen
+class NodeHealth:
+    """The exceptions of one node."""
+
+    host: str
+    #: PCI address -> why the device is not offered to anybody.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: PCI address -> what is wrong with a device that a server has.
+    in_use: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: PCI address -> state, and when it began (Unix time, seconds).
+    states: Mapping[str, tuple[str, float]] = attrs.field(factory=dict, hash=False)
+    #: What is wrong with the node as a whole.
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tell who listens that the state of a device has changed.
+
+Nova's own versioned notifications (nova/notifications/objects/base.py, releases 32 to
+34): what is sent, and whether anything is, its options ``[notifications]`` and
+``[oslo_messaging_notifications]`` say. The event is ``hpc_device.update``; the payload
+carries no serial numbers and no reasons, which name servers: they stand in
+``stats['hpc']`` and in the ledger of the node.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+from nova import context as nova_context
+from nova.notifications.objects import base
+from nova.objects import base as nova_base
+from nova.objects import fields
+from oslo_log import log as logging
+
+from nova_hpc.wire.ledger import Ledger, State
+
+LOG = logging.getLogger(__name__)
+
+_OBJECT: Final = "hpc_device"
+#: More changes than these in one update are told as a number.
+_MOST: Final = 64
+
+
+@nova_base.NovaObjectRegistry.register_notification
+class HpcDeviceStatePayload(base.NotificationPayloadBase):
+    """A device of a node, before and now."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {
+        "host": fields.StringField(),
+        "node": fields.StringField(),
+        # PCI address in the node.
+        "address": fields.StringField(),
+        # offered, suspect or quarantined.
+        "old_state": fields.StringField(),
+        "state": fields.StringField(),
+        # What was wrong, a value of nova_hpc.tenancy.policy.Sign; "": nothing is.
+        "sign": fields.StringField(),
+        # How often it was found ill.
+        "tries": fields.IntegerField(),
+        # When the state began.
+        "since": fields.DateTimeField(nullable=True),
+        # Changes of the same update of which nothing is told.
+        "left_out": fields.IntegerField(),
+    }
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+@nova_base.NovaObjectRegistry.register_notification
+class HpcDeviceStateNotification(base.NotificationBase):
+    """``hpc_device.update``."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {"payload": fields.ObjectField("HpcDeviceStatePayload")}
+
+
+@attrs.define
+class Notifier:
+    """Tells each change once; after a restart of the service what is withheld is told again."""
+
+    _known: Mapping[str, State] = attrs.field(factory=dict)
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def tell(self, ledger: Ledger, host: str, nodename: str) -> None:
+        """Tell what has changed since the last call. Never raises.
+
+        :param host: the service's name for this node.
+        """
+        if ledger.lost:
+            return
+        now = {
+            each: found.state
+            for each, found in ledger.devices.items()
+            if found.state is not State.OFFERED
+        }
+        with self._lock:
+            before, self._known = self._known, now
+        changed = sorted(
+            each for each in before.keys() | now.keys() if before.get(each) != now.get(each)
+        )
+        left_out = max(0, len(changed) - _MOST)
+        for each in changed[:_MOST]:
+            old = before.get(each, State.OFFERED)
+            try:
+                _notification(ledger, each, old, (host, nodename), left_out).emit(
+                    nova_context.get_admin_context()
+                )
+            except Exception:
+                LOG.exception("Nobody was told that the state of PCI device %s changed", each)
+                return
+
+
+def _notification(
+    ledger: Ledger, address: str, old: State, where: tuple[str, str], left_out: int
+) -> HpcDeviceStateNotification:
+    device = ledger.device(address)
+    trial = device.trial
+    return HpcDeviceStateNotification(
+        priority=(
+            fields.NotificationPriority.INFO
+            if device.state is State.OFFERED
+            else fields.NotificationPriority.WARN
+        ),
+        publisher=base.NotificationPublisher(
+            host=where[0], source=fields.NotificationSource.COMPUTE
+        ),
+        event_type=base.EventType(object=_OBJECT, action=fields.NotificationAction.UPDATE),
+        payload=HpcDeviceStatePayload(
+            host=where[0],
+            node=where[1],
+            address=address,
+            old_state=old.value,
+            state=device.state.value,
+            sign="" if trial is None else trial.sign,
+            tries=0 if trial is None else trial.tries,
+            since=None if trial is None else _time(trial.since),
+            left_out=left_out,
+        ),
+    )
+
+
+def _time(moment: float) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromtimestamp(moment, datetime.UTC) if moment else None
+    except (OverflowError, OSError, ValueError):
+        return None
