@@ -13,6 +13,9 @@ from unittest import mock
 from oslo_serialization import jsonutils
 from oslo_utils import uuidutils
 
+from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain.model import Question
+from nova_hpc.from_nova import snapshot
 from nova_hpc.tenancy import ledger
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -77,6 +80,11 @@ class ReserveTest(DriverTest):
         answer = self.placement.put(f"/allocations/{consumer}", body, version="1.28")
         self.assertEqual(204, answer.status, answer.body)
         return consumer
+
+    def consumers(self, host: str, address: str) -> list[str]:
+        uuid = self.provider(host, address)["uuid"]
+        body = self.placement.get(f"/resource_providers/{uuid}/allocations").body
+        return sorted(body["allocations"])
 
     def refresh(self, host: str) -> None:
         """Nova keeps what Placement said for five minutes."""
@@ -469,3 +477,62 @@ class RefusedTest(ReserveTest):
         self.assertIn("Placement refuses", self.stats_of("alpha").withheld[FIRST])
         server = self.boot(self.make_flavor(GPU))
         self.assertEqual([SECOND], [each.address for each in self.devices_of(server)])
+
+    def test_allocations_that_cannot_be_set_right(self) -> None:
+        """Somebody else has in Placement what a server has by Nova."""
+        self.host("alpha", TWO)
+        flavor = self.make_flavor(NEAR)
+        server = self.boot(flavor)
+        (mine,) = (device.address for device in self.devices_of(server))
+        url = f"/allocations/{server['id']}"
+        body = self.placement.get(url, version="1.28").body
+        del body["allocations"][self.provider("alpha", mine)["uuid"]]
+        self.assertEqual(204, self.placement.put(url, body, version="1.28").status)
+        self.allocate("alpha", mine)
+        self.refresh("alpha")
+        for _ in range(2):
+            self.update("alpha")
+        self.assertFalse(self.log_lines("Error updating resources for node"))
+        notes = " ".join(self.stats_of("alpha").notes)
+        self.assertIn(f"refuses to set right the allocations of {server['id']}", notes)
+        self.boot(flavor)
+        self.boot(self.make_flavor({}))
+        # Whoever took it has gone: Nova's healing goes on.
+        for consumer in self.consumers("alpha", mine):
+            self.placement.delete(f"/allocations/{consumer}")
+        self.refresh("alpha")
+        for _ in range(2):
+            self.update("alpha")
+        self.assertEqual([server["id"]], self.consumers("alpha", mine))
+        self.assertEqual((), self.stats_of("alpha").notes)
+
+
+class ReaderTest(ReserveTest):
+    """Whoever reads a cloud counts no device as free that is reserved, and says why."""
+
+    def test_explain(self) -> None:
+        self.host("alpha", TWO)
+        pair = self.make_flavor(NEAR | {"pci_passthrough:alias": "gpu:2"})
+        for case, text in (("operator", "by an operator"), ("node", "overheats")):
+            if case == "operator":
+                self.reserve("alpha", FIRST, 1)
+            else:
+                self.reserve("alpha", FIRST, 0)
+                self.quarantine("alpha", FIRST, "overheats")
+            for _ in range(2):
+                self.update("alpha")
+            (verdict,) = explain(snapshot.take(), Question(pair)).verdicts
+            self.assertEqual("1 gpu free (needs 2)", verdict.reason)
+            self.assertTrue(any(FIRST in note and text in note for note in verdict.notes))
+            server = self.boot(pair, state="ERROR")
+            self._delete_server(server)
+
+    def test_functions_of_an_adapter(self) -> None:
+        self.host("alpha", ADAPTER)
+        self.reserve("alpha", PF, 2)
+        self.quarantine("alpha", VFS[0], "lost its link")
+        for _ in range(2):
+            self.update("alpha")
+        flavor = self.make_flavor({"pci_passthrough:alias": "vf:3", "hpc:affinity": "switch"})
+        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
+        self.assertEqual("2 vf free (needs 3)", verdict.reason)
