@@ -118,8 +118,9 @@ class Place:
         why, server = self.ledger.why(address, parent), self.ledger.device(address).server
         if why is not None:
             return "quarantined", why
-        if server is not None and self.ledger.device(address).state is not State.SUSPECT:
-            return "in use", ill.get(address, "")
+        known = self.ledger.device(address)
+        if (server is not None and known.state is not State.SUSPECT) or known.differs:
+            return "in use", "; ".join(filter(None, (known.differs, ill.get(address, ""))))
         if address in self.ledger.suspect:
             return "suspect", self.ledger.suspect[address]
         if address in ill:

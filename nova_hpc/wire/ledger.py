@@ -155,6 +155,8 @@ class Device:
     counted: float | None = None
     #: What its virtual function was set to, and goes back to.
     adapter: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
+    #: How a guest differs from what its server was given, as to this device; "": in nothing.
+    differs: str = attrs.field(default="", converter=_short)
     #: How often it was found clean after a server, and how often it was not.
     cleaned: int = 0
     failed: int = 0
@@ -182,6 +184,8 @@ class Device:
             body["counted"] = self.counted
         if self.adapter is not None:
             body["adapter"] = dict(self.adapter)
+        if self.differs:
+            body["differs"] = self.differs
         if self.cleaned or self.failed:
             body["counts"] = {"cleaned": self.cleaned, "failed": self.failed}
         return body
@@ -190,7 +194,7 @@ class Device:
 _NOTHING: Final = Device()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
-    | {"health", "last_server", "counted"}
+    | {"health", "last_server", "counted", "differs"}
 )
 _TOP: Final = frozenset(
     {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted", "providers"}
@@ -432,6 +436,7 @@ def _device(body: Any) -> Device:
         baseline=part(body.get("baseline")),
         counted=None if body.get("counted") is None else _real(body["counted"]),
         adapter=part(body.get("adapter")),
+        differs=_expect(body.get("differs", ""), str),
         cleaned=_expect(counts.get("cleaned", 0), int),
         failed=_expect(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},

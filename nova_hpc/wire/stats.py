@@ -9,6 +9,7 @@ functions of one physical function usually fail together::
     {"v": 1,
      "withheld": {"IOMMU group 17 is not viable: ...": ["0000:22:10.0", ...]},
      "in_use": {"link is x8, the device can do x16": ["0000:41:00.0"]},
+     "differs": {"is gone from the guest of server ...: hard reboot ...": ["0000:42:00.0"]},
      "states": {"suspect": {"1767225600": ["0000:22:10.0", ...]}},
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
@@ -65,6 +66,9 @@ class StatsDocument:
     #: PCI address -> what is wrong with a device that a server has; it stays
     #: with that server and will be withheld when it is free.
     in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    #: PCI address -> how a server's guest differs from what the server was given, and the
+    #: cure: the device is gone from it, or is in one that was not given it.
+    differs: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
     #: PCI address -> state of a device that is suspect or in quarantine, and when that
     #: began, Unix time in seconds. What does not fit is left out first.
     states: Mapping[str, tuple[str, float]] = attrs.field(
@@ -81,15 +85,15 @@ class StatsDocument:
         What does not fit is left out from the end (withheld devices come
         first) and counted in ``left_out``.
         """
-        text = _encode(self._body(self.withheld, self.in_use, self.left_out, self.states))
+        text = _encode(self._body(self._kinds(), self.left_out, self.states))
         if len(text) < LIMIT:
             return text
-        text = _encode(self._body(self.withheld, self.in_use, self.left_out))
+        text = _encode(self._body(self._kinds(), self.left_out))
         if len(text) < LIMIT:
             return text
-        kept: dict[str, dict[str, str]] = {"withheld": {}, "in_use": {}}
+        kept: dict[str, dict[str, str]] = {kind: {} for kind in self._kinds()}
         # The closing brackets and the digits of the count, with a margin.
-        room = LIMIT - 128 - len(_encode(self._body({}, {}, 0)))
+        room = LIMIT - 128 - len(_encode(self._body({}, 0)))
         known: set[tuple[str, str]] = set()
         left = self.left_out
         for kind, address, reason in self._entries():
@@ -102,26 +106,27 @@ class StatsDocument:
             room -= cost
             known.add((kind, reason))
             kept[kind][address] = reason
-        return _encode(self._body(kept["withheld"], kept["in_use"], left))
+        return _encode(self._body(kept, left))
+
+    def _kinds(self) -> dict[str, Mapping[str, str]]:
+        """The parts that name devices, the most important first."""
+        return {"withheld": self.withheld, "differs": self.differs, "in_use": self.in_use}
 
     def _entries(self) -> Iterator[tuple[str, str, str]]:
-        for address, reason in self.withheld.items():
-            yield "withheld", address, reason
-        for address, reason in self.in_use.items():
-            yield "in_use", address, reason
+        for kind, reasons in self._kinds().items():
+            for address, reason in reasons.items():
+                yield kind, address, reason
 
     def _body(
         self,
-        withheld: Mapping[str, str],
-        in_use: Mapping[str, str],
+        kinds: Mapping[str, Mapping[str, str]],
         left_out: int,
         states: Mapping[str, tuple[str, float]] | None = None,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {STATS.key: STATS.version}
-        if withheld:
-            body["withheld"] = _by_reason(withheld)
-        if in_use:
-            body["in_use"] = _by_reason(in_use)
+        for kind, reasons in kinds.items():
+            if reasons:
+                body[kind] = _by_reason(reasons)
         if states:
             body["states"] = _by_state(states)
         if self.notes:
@@ -149,6 +154,7 @@ def read(text: object) -> StatsDocument | None:
     return StatsDocument(
         withheld=_by_address(body, "withheld"),
         in_use=_by_address(body, "in_use"),
+        differs=_by_address(body, "differs"),
         states=_read_states(body.get("states", {})),
         notes=tuple(notes),
         left_out=left_out,

@@ -7,83 +7,10 @@ it. The domains of these tests do the same.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
-from nova.virt.libvirt import event as libvirtevent
-
-from tests.functional import fixtures
-from tests.functional.driver_base import DriverTest
-from tests.functional.lifecycle.domains import FaithfulDomains, source_of
-from virt_driver_patches.domain import attach
-
-HOST = fixtures.Shape((fixtures.Switch(gpus=4),))
-#: Without any hpc: key, as most flavors are.
-STOCK = {"pci_passthrough:alias": "gpu:2"}
-OURS = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
-MIRROR = {**OURS, "hpc:guest_topology": "mirror"}
-SUSPEND = {"suspend": None}
-SNAPSHOT = {"createImage": {"name": "snapshot"}}
-
-
-class GuestTest(DriverTest):
-    """A host whose guests keep their domains, and may be busy."""
-
-    CAST_AS_CALL = False
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.flags(hw_machine_type=["x86_64=q35"], group="libvirt")
-        self.guests = self.useFixture(FaithfulDomains(self._removed))
-        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{attach.__name__}._PAUSE", 0.0))
-        self.flags(device_detach_timeout=1, device_detach_attempts=1, group="libvirt")
-        for path, value in (
-            ("nova.virt.libvirt.utils.get_disk_size", 1 << 30),
-            ("nova.virt.libvirt.utils.get_disk_backing_file", None),
-            ("nova.virt.libvirt.utils.create_image", None),
-            ("nova.virt.libvirt.utils.extract_snapshot", None),
-            ("nova.privsep.path.chown", None),
-        ):
-            self.useFixture(fixtures.fixtures.MockPatch(path, return_value=value))
-        self.host("alpha", HOST)
-
-    def _removed(self, connection: Any, uuid: str, alias: str) -> None:
-        event = libvirtevent.DeviceRemovedEvent(uuid, alias)
-        driver = self.computes["alpha"].driver
-        threading.Timer(0.01, driver.emit_event, [event]).start()
-
-    def domain(self, server: dict[str, Any]) -> Any:
-        connection = self.computes["alpha"].driver._host.get_connection()
-        (found,) = (each for each in connection._vms.values() if each.UUIDString() == server["id"])
-        return found
-
-    def places(self, server: dict[str, Any]) -> dict[Any, dict[str, str]]:
-        """Host address of the devices in the running guest -> address in the guest."""
-        devices = self.domain(server).hpc_live.devices
-        return {
-            source_of(each): dict(each.find("address").attrib)
-            for each in devices
-            if source_of(each) is not None
-        }
-
-    def reset(self, server: dict[str, Any]) -> None:
-        self.guests.reset(self.domain(server))
-
-    def ask(self, server: dict[str, Any], body: dict[str, Any], status: str = "ACTIVE") -> str:
-        """An action to its end; the reason if it has failed."""
-        self.api.post_server_action(server["id"], body)
-        idle = {"OS-EXT-STS:task_state": None, "status": status}
-        self._wait_for_server_parameter(server, idle)
-        (newest, *_) = self.api.get_instance_actions(server["id"])
-        events: list[dict[str, Any]] = []
-
-        def over() -> None:
-            found = self.api.get_instance_action_details(server["id"], newest["request_id"])
-            events[:] = found["events"]
-            self.assertTrue(events and all(each["finish_time"] for each in events))
-
-        self.eventually(over)
-        return " ".join(each["details"] or "" for each in events).strip()
+from tests.functional.guest_base import HOST, MIRROR, OURS, SNAPSHOT, STOCK, SUSPEND, GuestTest
+from tests.functional.lifecycle.domains import source_of
 
 
 class RefusedTest(GuestTest):
@@ -154,6 +81,46 @@ class AllowedTest(GuestTest):
         self.assertEqual('{"v":1,"asked":2}', self.mark(server))
         self.assertEqual("", self.ask(server, {"reboot": {"type": "HARD"}}))
         self.assertIsNone(self.mark(server))
+
+    def test_what_the_guest_gives_up_later_comes_back_to_its_place(self) -> None:
+        for specs in (STOCK, MIRROR):
+            server = self.boot(self.make_flavor(specs))
+            before = self.places(server)
+            self.guests.busy = True
+            self.ask(server, SUSPEND)
+            self.reset(server)
+            self.eventually(lambda s=server, b=before: self.assertEqual(b, self.places(s)))
+            self.guests.busy = False
+            self.update("alpha")
+            self.update("alpha")
+            self.assertEqual({}, self.stats_of("alpha").differs)
+
+    def test_an_event_that_never_came(self) -> None:
+        """The next update puts the devices back; nova-compute was away meanwhile."""
+        server = self.boot(self.make_flavor(STOCK))
+        before = self.places(server)
+        self.guests.busy = True
+        self.ask(server, SUSPEND)
+        self.silent = True
+        self.reset(server)
+        self.assertEqual({}, self.places(server))
+        self.update("alpha")
+        self.assertEqual(before, self.places(server))
+
+    def test_a_device_that_is_ill_is_not_put_back(self) -> None:
+        server = self.boot(self.make_flavor(STOCK))
+        before = self.places(server)
+        self.guests.busy = True
+        self.ask(server, SUSPEND)
+        self.silent = True
+        self.reset(server)
+        for each in self.devices_of(server):
+            self.sysfs["alpha"].bind(each.address, "nvidia")
+        self.update("alpha")
+        self.update("alpha")
+        self.assertEqual({}, self.places(server))
+        gone = {"{:04x}:{:02x}:{:02x}.{:x}".format(*each) for each in before}
+        self.assertEqual(gone, self.stats_of("alpha").differs.keys())
 
     def test_one_of_two_devices(self) -> None:
         """What the guest gave up is back, and what it did not give up is asked for."""

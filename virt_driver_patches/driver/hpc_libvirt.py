@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from nova import exception, objects
 from nova.compute import task_states
 from nova.compute import utils as compute_utils
 from nova.virt import hardware
+from nova.virt.libvirt import event as libvirtevent
 from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 
@@ -33,7 +35,9 @@ from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import guest_topology, suspend
 from virt_driver_patches.driver.admission import Admission
+from virt_driver_patches.driver.domains import Domains
 from virt_driver_patches.driver.node import HpcNode
+from virt_driver_patches.driver.promises import Promises
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
 
@@ -65,12 +69,20 @@ class HpcLibvirtDriver(LibvirtDriver):
         super().__init__(virtapi, read_only)
         self.hpc_node = HpcNode()
         self.hpc_admission = Admission(self.hpc_node)
+        #: Nova's name for this node's service.
+        self.hpc_service: str = CONF.host
+        self.hpc_promises = Promises(
+            Domains(lambda: self._host).read,
+            lambda instance: self._host.get_guest(instance),
+            self.hpc_admission.restart,
+        )
 
     # -- the node ---------------------------------------------------------------
 
     def init_host(self, host: str) -> None:
         """Refuse to start where a contract with Nova does not hold."""
         active = self.hpc_node.check_options(host)
+        self.hpc_service = host
         super().init_host(host)
         if active:
             patches.install(
@@ -91,6 +103,9 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Nova's answer without the devices that must not be given."""
         resources: dict[str, Any] = super().get_available_resource(nodename)
         self.hpc_node.report(resources, nodename)
+        if self.hpc_node.active:
+            ledger = self.hpc_node.source.ledger
+            self.hpc_promises.report(resources, self.hpc_service, nodename, ledger)
         return resources
 
     def update_provider_tree(
@@ -99,6 +114,18 @@ class HpcLibvirtDriver(LibvirtDriver):
         """Nova's answer, and what is reserved of this project's that need not be."""
         super().update_provider_tree(provider_tree, nodename, allocations=allocations)
         self.hpc_node.report_providers(provider_tree, nodename)
+
+    def emit_event(self, event: Any) -> None:
+        """Nova ignores a device that left a guest while nobody waited for it."""
+        super().emit_event(event)
+        if isinstance(event, libvirtevent.DeviceRemovedEvent) and self.hpc_node.active:
+            # Libvirt's other events must not wait for this.
+            threading.Thread(
+                target=self.hpc_promises.removed,
+                args=(event.uuid,),
+                name="hpc-removed",
+                daemon=True,
+            ).start()
 
     def _hpc_early_checks(self) -> dict[str, refuse_early.Check]:
         """Method of the compute manager -> what is checked before it."""

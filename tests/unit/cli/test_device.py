@@ -3,10 +3,12 @@
 
 import json
 
+import attrs
 import pytest
 
 from nova_hpc.cli import device, fleet
 from nova_hpc.cli.main import NovaHpc
+from nova_hpc.tenancy.ledger import LedgerFile
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 SERVER = "11111111-1111-1111-1111-111111111111"
@@ -120,6 +122,21 @@ def test_a_device_of_a_server_is_left_alone(node, ask):
         assert status == 2
         assert SERVER in err
     assert not node.resets(GPU)
+
+
+def test_a_device_that_is_gone_from_its_guest(node, ask):
+    """nova-compute has compared, and has left in the ledger what it has found."""
+    text = f"is gone from the guest of server {SERVER}: hard reboot of server {SERVER}"
+    file = LedgerFile(node.state)
+    for address in (GPU, OTHER):  # one that was given by the ledger, too, and one that was not
+        file.change(
+            lambda now, each=address: now.put({each: attrs.evolve(now.device(each), differs=text)})
+        )
+    node.step().give(SERVER, node.candidates(GPU))
+    rows = listed(ask)
+    assert {(row["State"], row["Reason"]) for row in rows.values()} == {("in use", text)}
+    file.change(lambda now: now.put({OTHER: attrs.evolve(now.device(OTHER), differs="")}))
+    assert listed(ask)[OTHER]["State"] == "free"
 
 
 def test_a_quarantined_device_of_a_server_is_not_only_in_use(node, ask):

@@ -161,6 +161,11 @@ DECISION: Final = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA, (1, 4))
 STATS: Final = StatsDocument(
     withheld={"0000:22:10.2": "IOMMU group 17 is not viable", "0000:23:00.0": "quarantined"},
     in_use={"0000:41:00.0": "link is x8, the device can do x16"},
+    differs={
+        "0000:42:00.0": "is gone from the guest of server "
+        "11111111-2222-3333-4444-555555555555: hard reboot of server "
+        "11111111-2222-3333-4444-555555555555"
+    },
     notes=("the quarantine file cannot be read",),
     left_out=3,
 )

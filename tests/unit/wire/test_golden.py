@@ -133,6 +133,9 @@ def test_texts_of_the_first_code_are_read() -> None:
     assert READERS["device-tags"](golden("device-tags/v1-first.json")) == attrs.evolve(
         examples.TAGS, nvlink=None
     )
+    assert READERS["stats"](golden("stats/v1-first.json")) == attrs.evolve(
+        examples.STATS, differs={}
+    )
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.Document)
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What guests have is compared with what Nova's records give them, at every update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lxml import etree
+
+from nova_hpc.tenancy import guest_domains
+from tests.functional import fixtures
+from tests.functional.guest_base import SUSPEND, GuestTest
+
+ONE = {"pci_passthrough:alias": "gpu:1"}
+
+
+class PromisesTest(GuestTest):
+    """Devices that leave guests, and such as are in the wrong one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.flags(allow_resize_to_same_host=True)
+        self.useFixture(
+            fixtures.fixtures.MockPatch(
+                "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off",
+                return_value="{}",
+            )
+        )
+        self.server = self.boot(self.make_flavor(ONE))
+        (device,) = self.devices_of(self.server)
+        self.address = device.address
+
+    def differs(self, looks: int = 2) -> dict[str, str]:
+        for _ in range(looks):
+            self.update("alpha")
+        found = dict(self.stats_of("alpha").differs)
+        ledger = self.ledger("alpha").devices
+        self.assertEqual(found, {each: one.differs for each, one in ledger.items() if one.differs})
+        return found
+
+    def hostdev(self, address: str) -> etree._Element:
+        bus, slot, function = address[5:7], address[8:10], address[11:]
+        return etree.fromstring(
+            "<hostdev mode='subsystem' type='pci' managed='no'><source>"
+            f"<address domain='0x0000' bus='0x{bus}' slot='0x{slot}' function='0x{function}'/>"
+            "</source><address type='pci' domain='0x0000' bus='0x1e' slot='0x00' function='0x0'/>"
+            "</hostdev>"
+        )
+
+    @staticmethod
+    def text(element: etree._Element) -> str:
+        return etree.tostring(element, encoding="unicode")
+
+    def lose(self) -> None:
+        """The device leaves the guest, and nobody has asked for it."""
+        self.guests._gone(self.domain(self.server), self.text(self.hostdev(self.address)))
+
+    def test_a_device_is_gone(self) -> None:
+        self.assertEqual({}, self.differs())
+        self.lose()
+        found = self.differs()
+        self.assertEqual({self.address}, found.keys())
+        self.assertIn("is gone from the guest", found[self.address])
+        self.assertIn(f"hard reboot of server {self.server['id']}", found[self.address])
+        self.assertEqual(1, len(self.log_lines(f"ERROR.*{self.address} is gone from the guest")))
+        # Once, however often it is seen.
+        self.assertEqual(found, self.differs())
+        self.assertEqual(1, len(self.log_lines(f"ERROR.*{self.address} is gone from the guest")))
+        # The cure that is named.
+        self.assertEqual("", self.ask(self.server, {"reboot": {"type": "HARD"}}))
+        self.assertEqual({}, self.differs(looks=1))
+        self.assertEqual(1, len(self.places(self.server)))
+
+    def test_a_device_too_many(self) -> None:
+        other = next(each for each in self.tracked("alpha") if each != self.address)
+        self.domain(self.server).hpc_live.plug(self.hostdev(other), named=True)
+        found = self.differs()
+        self.assertEqual({other}, found.keys())
+        self.assertIn("was not given it", found[other])
+        self.assertEqual("", self.ask(self.server, {"reboot": {"type": "HARD"}}))
+        self.assertEqual({}, self.differs(looks=1))
+
+    def test_another_device(self) -> None:
+        other = next(each for each in self.tracked("alpha") if each != self.address)
+        self.lose()
+        self.domain(self.server).hpc_live.plug(self.hostdev(other), named=True)
+        self.assertEqual({self.address, other}, self.differs().keys())
+
+    def test_servers_that_are_as_they_should_be(self) -> None:
+        server = self.server
+        for away, status, back in (
+            ({"pause": None}, "PAUSED", {"unpause": None}),
+            ({"os-stop": None}, "SHUTOFF", {"os-start": None}),
+            ({"rescue": {"adminPass": "secret"}}, "RESCUE", {"unrescue": None}),
+        ):
+            self.assertEqual("", self.ask(server, away, status))
+            self.assertEqual({}, self.differs(), status)
+            self.assertEqual("", self.ask(server, back))
+            self.assertEqual({}, self.differs(), status)
+        self.flags(suspend_with_devices=True, group="hpc")
+        self.assertEqual("", self.ask(server, SUSPEND, "SUSPENDED"))
+        self.assertEqual({}, self.differs())
+        self.assertEqual("", self.ask(server, {"resume": None}))
+        self.assertEqual({}, self.differs())
+        resize = {"resize": {"flavorRef": self.make_flavor(ONE, memory_mb=128)}}
+        self.assertEqual("", self.ask(server, resize, "VERIFY_RESIZE"))
+        self.assertEqual({}, self.differs())
+        self.assertEqual("", self.ask(server, {"revertResize": None}))
+        self.assertEqual({}, self.differs())
+
+    def test_libvirt_says_nothing(self) -> None:
+        """Unknown is no difference, and does not end one."""
+        self.lose()
+        found = self.differs()
+        promises: Any = self.computes["alpha"].driver.hpc_promises
+        plain, promises._domains = promises._domains, lambda: guest_domains.unanswered("it hangs")
+        self.assertEqual(found, self.differs())
+        promises._domains = plain
+        self.assertEqual(found, self.differs())
