@@ -109,10 +109,9 @@ def test_every_action_keeps_the_hardware(lab, server):
     act("hard reboot", "ACTIVE", "reboot", "--hard", SERVER)
     act("stop", "SHUTOFF", "stop", SERVER)
     act("start", "ACTIVE", "start", SERVER)
-    # A guest has to help when devices are taken out of it.
+    # Refused; test_promises.py has the rest of it.
     assert lab.report(server).check_status == 0
-    act("suspend", "SUSPENDED", "suspend", SERVER)
-    act("resume", "ACTIVE", "resume", SERVER)
+    act("suspend", "ACTIVE", "suspend", SERVER)
     act("rebuild", "ACTIVE", "rebuild", "--image", "hpc-guest", SERVER)
     _restart_compute(lab)
     _becomes(lab, "ACTIVE")
