@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from oslo_privsep import capabilities, priv_context
 
+from nova_hpc.tenancy import holders as tenancy_holders
+from nova_hpc.tenancy.holders import Holder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
@@ -19,8 +21,8 @@ default = priv_context.PrivContext(
     "virt_driver_patches",
     cfg_section="nova_hpc_privileged",
     pypath=f"{__name__}.default",
-    # To write "reset", to read beyond the first 64 bytes of "config", and to set
-    # virtual functions (see adapters_privileged).
+    # To write "reset", to read beyond the first 64 bytes of "config", to open VFIO groups
+    # and disks, and to set virtual functions (see adapters_privileged).
     capabilities=[
         capabilities.CAP_DAC_OVERRIDE,
         capabilities.CAP_NET_ADMIN,
@@ -30,13 +32,19 @@ default = priv_context.PrivContext(
 
 
 @default.entrypoint
-def _reset(root: str, address: str, timeout: float, folder: str) -> str | None:
-    """Why the reset has failed; None: it has not."""
+def _reset(root: str, address: str, timeout: float, folder: str) -> tuple[bool, str] | None:
+    """Why the reset has failed, and whether somebody has the device; None: it has not."""
     try:
         hygiene_reset.reset(Path(root), address, timeout, Path(folder))
     except ResetError as error:
-        return str(error)
+        return isinstance(error, HeldError), str(error)
     return None
+
+
+@default.entrypoint
+def _holders(root: str, addresses: list[str]) -> dict[str, tuple[str, bool]]:
+    found = tenancy_holders.holders(Path(root), addresses)
+    return {each: (one.text, one.certain) for each, one in found.items()}
 
 
 @default.entrypoint
@@ -54,9 +62,21 @@ def _read_configs(root: str, addresses: list[str]) -> dict[str, bytes]:
 
 def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
     """As :func:`nova_hpc.tenancy.hygiene.reset.reset`."""
-    why = _reset(str(root), address, timeout, str(folder))
-    if why is not None:
-        raise ResetError(why)
+    failed = _reset(str(root), address, timeout, str(folder))
+    if failed is not None:
+        held, why = failed
+        raise HeldError(why) if held else ResetError(why)
+
+
+def holders(root: Path, addresses: Iterable[str]) -> dict[str, Holder]:
+    """As :func:`nova_hpc.tenancy.holders.holders`."""
+    wanted = list(addresses)
+    try:
+        found = _holders(str(root), wanted)
+    except Exception as error:  # the daemon has ended, or does not start
+        why = f"the privileged helper of nova-compute does not answer ({type(error).__name__})"
+        return dict.fromkeys(wanted, Holder(why, certain=False))
+    return {each: Holder(text, certain) for each, (text, certain) in found.items()}
 
 
 def read_configs(root: Path, addresses: Sequence[str]) -> Mapping[str, bytes]:

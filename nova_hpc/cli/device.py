@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,17 +13,18 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cli import base, node_config
+from nova_hpc.cli import base, libvirt_domains, node_config
 from nova_hpc.cli.base import Answer, CommandError
 from nova_hpc.cli.snapshot import read_health
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import device_spec, roles
-from nova_hpc.tenancy import health
+from nova_hpc.tenancy import health, holders
 from nova_hpc.tenancy.health import Kind, Offer
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
@@ -151,6 +153,14 @@ class Place:
         cleaners = cleaner.load(hpc.cleaners, tools)
         rules = Rules.from_options(hpc)
         return Hygiene(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
+
+    def owners(self) -> Owners:
+        """Who is asked whether anybody has a device: the ledger's marks stand for Nova."""
+        return Owners(
+            records=lambda: frozenset(self.file.known().marked),
+            domains=libvirt_domains.reader(self.options),
+            holders=functools.partial(holders.holders, Path(self.options.hpc.sysfs_root)),
+        )
 
     def candidate(self, address: str) -> Candidate:
         """The device at *address*.
@@ -311,7 +321,7 @@ class Check(_One):
         place = Place.read(parsed_args.config)
         candidate = place.candidate(address)
         if parsed_args.accept:
-            return self._answer(address, place.step().accept(candidate))
+            return self._answer(address, place.step().accept(candidate, place.owners()))
         ill = place.ill()
         found = [ill[address]] if address in ill else []
         found += place.step().check(candidate)

@@ -178,10 +178,11 @@ class Accept(_Many):
             return Answer(columns, [])
         if not self.confirm(parsed_args, rows, place):
             return Answer(columns, [], _FAILED)
+        owners = place.owners()
         done, status = [], 0
         for row in rows:
             try:
-                result = step.accept(place.candidate(row.address), reason)
+                result = step.accept(place.candidate(row.address), owners, reason)
             except LedgerError as error:
                 result, status = str(error), _FAILED
             self.say(f"{row.address}: {result}")
@@ -217,12 +218,12 @@ class Release(_Many):
         alone = len(rows) == 1 and bool(parsed_args.addresses)
         if not alone and not self.confirm(parsed_args, rows, place):
             return Answer(columns, [], _FAILED)
-        ill, step = place.ill(), place.step()
+        ill, step, owners = place.ill(), place.step(), place.owners()
         done, status = [], 0
         for row in rows:
             address = row.address
             try:
-                why = ill.get(address) or step.release(place.candidate(address))
+                why = ill.get(address) or step.release(place.candidate(address), owners)
             except (LedgerError, CommandError) as error:
                 if len(rows) == 1:
                     raise

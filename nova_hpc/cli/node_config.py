@@ -44,6 +44,8 @@ _NOVA: Final = {
         ),
     ],
 }
+#: Nova's option that says where its libvirt is (nova/conf/libvirt.py of 32 to 34).
+_LIBVIRT: Final = {"libvirt": [cfg.StrOpt("connection_uri", default="")]}
 _PLACEMENT: Final = {"placement": [cfg.IntOpt(settings.PLACEMENT_LIMIT)]}
 _FILES: Final = frozenset(settings.file_name(part) for part in settings.PARTS)
 
@@ -136,7 +138,7 @@ def read(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
     :param needed: options of group ``[hpc]`` that are used later.
     :raises ConfigError: it cannot be read, or one of these has no value that can be used.
     """
-    options = load(files(words))
+    options = load(files(words), _LIBVIRT)
     check(options, "hpc", needed)
     return options
 

@@ -21,6 +21,7 @@ from typing import ClassVar
 import attrs
 
 from nova_hpc.tenancy.health import Finding
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.topology.model import Function, Node
 
 
@@ -53,8 +54,8 @@ class Tenant:
     ports: frozenset[str] = frozenset()
     #: Its flavor requires NVLinks between its GPUs.
     linked: bool = False
-    #: Asks for the devices that other servers have now.
-    others: Callable[[], frozenset[str]] = frozenset
+    #: Asks who has devices.
+    owners: Owners = attrs.field(kw_only=True)
 
 
 @attrs.frozen
@@ -142,14 +143,15 @@ class Step(abc.ABC):
         """
 
     @abc.abstractmethod
-    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """A server has ended for good. Never raises.
 
         :param look: reads the node afresh; asked only when it is needed.
+        :param owners: asks who has devices; Nova's records still have those of *server*.
         :returns: notes of what has failed.
         """
 
-    def after_move(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_move(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """A server still has its devices here and runs elsewhere, or not at all.
 
         See :meth:`after_end`.
@@ -157,10 +159,10 @@ class Step(abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+    def withhold(self, view: View, owners: Owners) -> Withheld:
         """Put free devices in order, and say which must not be offered. Never raises.
 
-        :param taken: asks for the devices that servers have now.
+        :param owners: asks who has devices now.
         """
 
     def unreported(self) -> frozenset[str]:
@@ -186,20 +188,22 @@ class Step(abc.ABC):
         """Address -> how a device differs in what an operator can accept."""
         return {}
 
-    def accept(self, device: Candidate, reason: str = "") -> str:
+    def accept(self, device: Candidate, owners: Owners, reason: str = "") -> str:
         """Take a device as it is now for right.
 
+        :param owners: asks who has devices.
         :param reason: why, for colleagues; "": it stands for this device alone.
         :returns: what has been done, for people.
-        :raises nova_hpc.tenancy.ledger.LedgerError: a server has it, or it is not fit.
+        :raises nova_hpc.tenancy.ledger.LedgerError: somebody has it, or it is not fit.
         """
         return ""
 
-    def release(self, device: Candidate) -> str | None:
+    def release(self, device: Candidate, owners: Owners) -> str | None:
         """Make a device ready, and end its quarantine.
 
+        :param owners: asks who has devices.
         :returns: why it stays in quarantine; None: it is released.
-        :raises nova_hpc.tenancy.ledger.LedgerError: a server has it, or it cannot
+        :raises nova_hpc.tenancy.ledger.LedgerError: somebody has it, or it cannot
             be remembered.
         """
         return None

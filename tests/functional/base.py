@@ -95,6 +95,7 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         )
         self.flags(max_placement_results=self.CANDIDATES, group="scheduler")
         self.domains = self.useFixture(fixtures.DomainRecorder())
+        self.useFixture(fixtures.HonestDomains())
         # The flavors of an earlier test are no measure of this one's damage.
         self.useFixture(
             fixtures.fixtures.MockPatchObject(

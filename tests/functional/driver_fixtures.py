@@ -8,8 +8,11 @@ and lets a test damage it as hardware and operators do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import fixtures
@@ -125,6 +128,29 @@ class FakeSysfs(fixtures.Fixture):
         link = self.devices / address / "iommu_group"
         link.unlink(missing_ok=True)
         link.symlink_to(members.parent)
+        self.door(address).parent.mkdir(parents=True, exist_ok=True)
+        self.door(address).touch()
+
+    def door(self, address: str) -> Path:
+        """The file of a function's VFIO group, which the kernel lets be open once."""
+        group = (self.devices / address / "iommu_group").resolve().name
+        return self.root / "dev/vfio" / group
+
+    @contextlib.contextmanager
+    def held(self, address: str) -> Iterator[None]:
+        """A process of the host has a function.
+
+        What stands for the file of its group is a program that runs: the kernel lets
+        nobody open it for writing as long as it does.
+        """
+        door = self.door(address)
+        shutil.copy(shutil.which("sleep"), door)
+        process = subprocess.Popen([str(door), "3600"])
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
     def add_function(self, address: str, group: int, driver: str) -> None:
         """A function that no fake libvirt device stands for, below any root."""

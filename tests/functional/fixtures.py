@@ -10,6 +10,7 @@ with tags) and the truth that tests compare with (address -> Location).
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -234,6 +235,50 @@ class DomainRecorder(fixtures.Fixture):
             recorder.given.setdefault(domain.UUIDString(), []).append(text)
 
         self.useFixture(fixtures.MonkeyPatch("nova.tests.fixtures.libvirt.Domain.__init__", init))
+
+
+class HonestDomains(fixtures.Fixture):
+    """Lets the XML of Nova's fake libvirt name the devices of direct ports as libvirt does."""
+
+    _SOURCE = re.compile(r"<source hostdev='pci_(\w{4})_(\w{2})_(\w{2})_(\w)'/>")
+    _ADDRESS = (
+        r"<source><address type='pci' domain='0x\1' bus='0x\2' slot='0x\3' function='0x\4'/>"
+        "</source>"
+    )
+
+    def _setUp(self) -> None:
+        plain = fakelibvirt.Domain.XMLDesc
+
+        def describe(domain, flags):
+            return self._SOURCE.sub(self._ADDRESS, plain(domain, flags))
+
+        self.useFixture(
+            fixtures.MonkeyPatch("nova.tests.fixtures.libvirt.Domain.XMLDesc", describe)
+        )
+
+
+class Moves(fixtures.Fixture):
+    """Lets servers move between hosts whose disks are not there.
+
+    As in reality the guest is shut off where it was, and its domain is gone there when
+    the move is confirmed. (Nova compares with ``CONF.host``, of which a process has one.)
+    """
+
+    def _setUp(self) -> None:
+        driver = "nova.virt.libvirt.driver.LibvirtDriver"
+        patch = fixtures.MonkeyPatch
+        self.useFixture(patch(f"{driver}.migrate_disk_and_power_off", self._power_off))
+        self.useFixture(patch(f"{driver}._cleanup_resize", self._undefine))
+
+    @staticmethod
+    def _power_off(driver, context, instance, *args, **kwargs):
+        driver._host.get_guest(instance).poweroff()
+        return "{}"
+
+    @staticmethod
+    def _undefine(driver, context, instance, network_info):
+        if instance.host != driver.virtapi._compute.host:
+            driver._undefine_domain(instance)
 
 
 def stock_move_claims() -> fixtures.Fixture:

@@ -26,7 +26,6 @@ SHAPE = fixtures.Shape((fixtures.Switch(gpus=0, pfs=1),))
 PF = "0000:40:00.0"
 VFS = [f"0000:40:00.{number}" for number in range(1, 5)]
 NONE = (cards.NO_GUID, cards.NO_GUID, "Down")
-MIGRATE = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
 
 
 class AdaptersTest(DriverTest):
@@ -103,7 +102,7 @@ class AdaptersTest(DriverTest):
 
     def test_a_move(self) -> None:
         # Copying disks needs a real host; Nova's own tests do the same.
-        self.useFixture(fixtures.fixtures.MockPatch(MIGRATE, return_value="{}"))
+        self.useFixture(fixtures.Moves())
         self.card("alpha")
         # Both hosts are one process with one configuration here.
         alpha = self.computes["alpha"].driver.hpc_node.tenancy.step("adapters")

@@ -67,7 +67,9 @@ class HpcLibvirtDriver(LibvirtDriver):
 
     def __init__(self, virtapi: Any, read_only: bool = False) -> None:
         super().__init__(virtapi, read_only)
-        self.hpc_node = HpcNode()
+        # Nova makes its connection to libvirt later.
+        self.hpc_domains = Domains(lambda: self._host)
+        self.hpc_node = HpcNode(self.hpc_domains.read)
         self.hpc_admission = Admission(self.hpc_node)
         #: Nova's name for this node's service.
         self.hpc_service: str = CONF.host

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
 from typing import Any
 
 import nova.conf
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.tenancy import holders
+from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.owners import Owners
+from virt_driver_patches import privileged
 from virt_driver_patches.driver import contract
 from virt_driver_patches.driver.notifications import Notifier
 from virt_driver_patches.driver.providers import Providers
@@ -24,13 +30,15 @@ LOG = logging.getLogger(__name__)
 
 
 class HpcNode:
-    """What the driver knows of its node. It knows neither libvirt nor the checks of servers.
+    """What the driver knows of its node. It does not know the checks of servers.
 
     Everything is made when it is first asked for: a node without ``hpc_*`` tags
     makes nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, domains: Callable[[], GuestDomains]) -> None:
+        """Make it for a driver that reads its guest *domains* so."""
+        self._domains = domains
         self._host: str = CONF.host
         self._withholder = Withholder()
         self._notifier = Notifier()
@@ -46,7 +54,20 @@ class HpcNode:
 
         :raises nova.exception.InvalidConfiguration: it cannot be done.
         """
-        return Tenancy(tuple(steps_of(CONF, self.source)) if self.active else (), self._host)
+        steps = tuple(steps_of(CONF, self.source)) if self.active else ()
+        return Tenancy(steps, owners=self.owners)
+
+    def owners(self, nodename: str) -> Owners:
+        """Who is asked whether anybody has a device.
+
+        :param nodename: Nova's name for this node.
+        """
+        look = holders.holders if os.geteuid() == 0 else privileged.holders
+        return Owners(
+            records=functools.partial(in_use, self._host, nodename),
+            domains=self._domains,
+            holders=functools.partial(look, self.source.root),
+        )
 
     @functools.cached_property
     def providers(self) -> Providers:
@@ -91,11 +112,11 @@ class HpcNode:
         """
         if not self.active:
             return
-        taken = functools.partial(in_use, self._host, nodename)
+        owners = self.owners(nodename)
         reading = self.source.read()
-        more, alarms = self.tenancy.sweep(reading, taken)
+        more, alarms = self.tenancy.sweep(reading, owners)
         reading = self.source.renewed(reading, alarms)
-        self._withholder.edit(resources, reading, taken, more, self._look)
+        self._withholder.edit(resources, reading, owners.records, more, self._look)
         self._notifier.tell(reading.ledger, self._host, nodename)
 
     def _look(self, reading: Reading, offers: Offers, reported: Any, withheld: Any) -> Any:

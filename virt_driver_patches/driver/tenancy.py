@@ -35,13 +35,13 @@ from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import adapters_privileged
 from virt_driver_patches.driver.reading import Reading, Source
-from virt_driver_patches.driver.withhold import in_use
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
 LOG = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ class Tenancy:
     """The steps of one node, in the order in which a server that starts needs them."""
 
     steps: tuple[Step, ...] = ()
-    #: The service's name for this node.
-    host: str = ""
+    #: Finds who is asked whether anybody has a device, by Nova's name for the node.
+    owners: Callable[[str], Owners] = attrs.field(kw_only=True)
     _said: _Said = attrs.field(factory=_Said, init=False, eq=False)
 
     def step(self, name: str) -> Step | None:
@@ -143,7 +143,7 @@ class Tenancy:
             devices=tuple(addresses),
             ports=frozenset(ports),
             linked=asked == Nvlink.REQUIRED.value,
-            others=functools.partial(in_use, self.host, instance.node),
+            owners=self.owners(instance.node),
         )
 
     def _ask(
@@ -167,28 +167,36 @@ class Tenancy:
         The last step comes first, so that cleaning sees what it has left.
         """
         if instance.task_state in _LAST:
-            for step in reversed(self.steps):
-                self._tell(instance, step.after_end, source)
+            self._end(instance, source, lambda step: step.after_end)
         elif instance.task_state in _ELSEWHERE:
             self.rest(instance, source)
 
     def rest(self, instance: objects.Instance, source: Source) -> None:
         """After a server has left for elsewhere that still has its devices here. Never raises."""
-        for step in reversed(self.steps):
-            self._tell(instance, step.after_move, source)
+        self._end(instance, source, lambda step: step.after_move)
 
-    @staticmethod
-    def _tell(
+    def _end(
+        self,
         instance: objects.Instance,
-        tell: Callable[[str, Callable[[], View]], tuple[str, ...]],
         source: Source,
+        tell: Callable[[Step], Callable[[str, Callable[[], View], Owners], tuple[str, ...]]],
     ) -> None:
-        for note in tell(instance.uuid, lambda: _view(source.read())):
-            LOG.error("%s", note, instance=instance)
+        if not self.steps:
+            return
+        owners = self.owners(instance.node or "")
+        domains = owners.domains()
+        own = domains.of(instance.uuid)
+        if own is not None and own.live.all:
+            # Nova says that it is gone: a destroy that failed, or was undone. What is taken
+            # from a guest that runs is lost to it; the next update looks again.
+            LOG.error("Its devices are left as they are: %s is still there", own, instance=instance)
+            return
+        owners = owners.with_domains(domains)
+        for step in reversed(self.steps):
+            for note in tell(step)(instance.uuid, lambda: _view(source.read()), owners):
+                LOG.error("%s", note, instance=instance)
 
-    def sweep(
-        self, reading: Reading, taken: Callable[[], frozenset[str]]
-    ) -> tuple[dict[str, Finding], tuple[str, ...]]:
+    def sweep(self, reading: Reading, owners: Owners) -> tuple[dict[str, Finding], tuple[str, ...]]:
         """Put free devices in order.
 
         :returns: address -> why one must not be offered; and alarms, one sentence each.
@@ -199,7 +207,7 @@ class Tenancy:
             ill = reading.judge(reading.offers(), health.FRESH)
             view = attrs.evolve(_view(reading), ill=ill)
             for step in reversed(self.steps):
-                withheld = step.withhold(view, taken)
+                withheld = step.withhold(view, owners)
                 self._said.say(f"{step.name} looks", withheld.notes, True)
                 found.update(withheld.findings)
                 alarms += withheld.alarms

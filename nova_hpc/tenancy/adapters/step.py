@@ -28,6 +28,7 @@ from nova_hpc.tenancy.adapters.plan import Planner, Prefix, Record, Records, Wor
 from nova_hpc.tenancy.adapters.settings import AdapterError
 from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Node, address_key
@@ -107,11 +108,11 @@ class Adapters(Step):
             for each, why in outcome.notes.items()
         )
 
-    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """Put back what a server had."""
         return self._end(self.take_back, server, look)
 
-    def after_move(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_move(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """Put back what a server has that does not run here now.
 
         Elsewhere it has the same addresses, which must not be in a fabric twice.
@@ -129,11 +130,12 @@ class Adapters(Step):
         except LedgerError as error:
             return (f"Adapters are not put back yet: {error}",)
 
-    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+    def withhold(self, view: View, owners: Owners) -> Withheld:
         """Put back what no server has any more."""
         notes: tuple[str, ...] = ()
         try:
-            failed = self.sweep(view.node, taken)
+            # A guest that runs keeps its addresses, whoever has forgotten its server.
+            failed = self.sweep(view.node, lambda: owners.busy(self._records()))
         except LedgerError as error:
             failed = dict.fromkeys(functions(view, view.roles), str(error))
             notes = (f"Virtual functions are not offered: {error}",)

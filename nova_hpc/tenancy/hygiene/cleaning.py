@@ -15,7 +15,8 @@ from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaner import CleanError, Cleaners
 from nova_hpc.tenancy.hygiene.looks import counted, differences_of, errors_of, idle, seen
 from nova_hpc.tenancy.hygiene.records import Records
-from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
+from nova_hpc.tenancy.owners import Held
 from nova_hpc.tenancy.policy import CAPPED, Moment, Sign, Symptom
 from nova_hpc.topology.files import FileError
 from nova_hpc.wire.ledger import Device, Ledger, State
@@ -34,7 +35,8 @@ class Cleaning:
         """Clean devices side by side; those that fail are not offered.
 
         One that does not look well after its reset keeps its mark: it is cleaned
-        again when it is tried again. Call it below their locks.
+        again when it is tried again. One that somebody has after all is not touched
+        and keeps it, too. Call it below their locks.
         """
         now = self.records.known()
         if not roles:
@@ -49,12 +51,14 @@ class Cleaning:
                 )
             )
         dirty = {each: found[0].text for each, found in results.items() if isinstance(found, tuple)}
+        dirty |= {each: one.text for each, one in results.items() if isinstance(one, Held)}
         moment = self.records.moment()
 
         def edit(now: Ledger) -> Mapping[str, Device]:
             return {
                 each: self._cleaned(now.device(each), result, moment)
                 for each, result in results.items()
+                if not isinstance(result, Held)
             }
 
         return self.records.change(edit), dirty
@@ -86,7 +90,7 @@ class Cleaning:
 
     def _clean_one(
         self, address: str, role: str | None, now: Ledger
-    ) -> Snapshot | tuple[Symptom, ...]:
+    ) -> Snapshot | tuple[Symptom, ...] | Held:
         """The device after it was cleaned, or why it is not clean. Never raises."""
         try:
             before = self.records.looker.find(address, role)
@@ -99,6 +103,8 @@ class Cleaning:
             look = self.records.looker.look([after])[address]
             device = now.device(address)
             differences = differences_of(device, look, after.function)
+        except HeldError as error:
+            return Held(str(error))
         except FileError as error:
             return (Symptom(Sign.ABSENT, str(error)),)
         except (CleanError, ResetError) as error:

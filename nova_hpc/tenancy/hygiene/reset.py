@@ -6,7 +6,9 @@ does not come back can hold that write for minutes or for ever. So the write is
 made by a process of its own, which is left behind when its time is up. It has
 a lock as long as it lives: so everybody, also after a restart of the service,
 knows the devices whose configuration space must not be read now, because the
-kernel would make the reader wait for the end of the reset.
+kernel would make the reader wait for the end of the reset. For the same time it
+holds the device's VFIO group: a device that somebody has is not reset, and
+nobody gets it before the reset has ended.
 """
 
 from __future__ import annotations
@@ -23,20 +25,50 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.tenancy import holders
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import normalise_address
 
 _NO_ANSWER: Final = "it did not answer within {:g} seconds"
-#: Writes without truncating or creating; its exit status is the error number.
-_WRITER: Final = """\
-import fcntl, os, sys
+#: Seconds for which the writer waits for the group: others of this project look at it.
+_GROUP: Final = 2.0
+#: Writes without truncating or creating. It prints what has failed, and the error's number.
+_WRITER: Final = f"""\
+import errno, fcntl, os, struct, sys, time
+path, lock, group, iommu = sys.argv[1:]
+flags = os.O_RDWR | os.O_CLOEXEC
+kept = []
+def enter():
+    if iommu:
+        kept.append(os.open(iommu, flags))
+    kept.append(os.open(group, flags))
+    if iommu:
+        size = struct.calcsize("{holders.BIND_ARGUMENT}")
+        argument = struct.pack("{holders.BIND_ARGUMENT}", size, 0, kept[0], 0)
+        fcntl.ioctl(kept[1], {holders.BIND}, argument)
 try:
-    lock = os.open(sys.argv[2], os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), b"1\\n")
+    what = "lock"
+    handle = os.open(lock, flags | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    what = "group"
+    end = time.monotonic() + {_GROUP}
+    while group:
+        try:
+            enter()
+            break
+        except OSError as error:
+            while kept:
+                os.close(kept.pop())
+            busy = error.errno == errno.EBUSY or (iommu and error.errno == errno.EINVAL)
+            if not busy or time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+    what = "reset"
+    os.write(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), b"1\\n")
 except OSError as error:
-    os._exit(min(error.errno or 255, 255))
+    os.write(1, f"{{what}} {{error.errno or 0}}".encode())
+    os._exit(1)
 os._exit(0)
 """
 
@@ -51,6 +83,10 @@ _lock = threading.Lock()
 
 class ResetError(Exception):
     """A device was not reset, or it is not known whether it was."""
+
+
+class HeldError(ResetError):
+    """A device was not touched, since somebody has it, or nobody knows that nobody has."""
 
 
 def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
@@ -136,24 +172,36 @@ def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
     :param root: where ``sys`` is.
     :param timeout: seconds.
     :param folder: where the locks are kept; made when it is not there.
+    :raises HeldError: somebody has it; nothing was done.
     :raises ResetError: there is no way, it failed, or took too long.
     """
     address = normalise_address(address)
+    tree = Tree(root)
     try:
-        path = Tree(root).resolve(f"{DEVICES}/{address}/reset")
+        path = tree.resolve(f"{DEVICES}/{address}/reset")
     except FileError as error:
         raise ResetError(str(error)) from error
     if path is None:
         raise ResetError("the kernel knows no way to reset it")
+    try:
+        there = holders.door(tree, root, address)
+    except FileError as error:
+        raise HeldError(str(error)) from error
     real = f"{os.path.realpath(root).rstrip('/')}{path}"
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
     except OSError as error:
         raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
     lock = str(folder / f"{address}{_SUFFIX}")
-    status, _ = run([sys.executable, "-I", "-S", "-c", _WRITER, real, lock], timeout)
-    if status == errno.EAGAIN:
+    nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
+    status, output = run([sys.executable, "-I", "-S", "-c", _WRITER, real, lock, *nodes], timeout)
+    if status == 0:
+        return
+    what, _, text = output.partition(" ")
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if what == "group" and there is not None:
+        raise HeldError(holders.held(there, number).text)
+    if what == "lock" and number == errno.EAGAIN:
         raise ResetError("its last reset has not ended")
-    if status:
-        why = os.strerror(status).lower() if 0 < status < 255 else f"status {status}"
-        raise ResetError(f"its reset failed: {why}")
+    why = os.strerror(number).lower() if number else f"status {status}"
+    raise ResetError(f"its reset failed: {why}")

@@ -6,7 +6,9 @@ The rules, which hold whenever the service is killed:
 * a device is marked with its server, on the disk, before the server starts;
 * the mark goes only when the device was cleaned and looks as its baseline, or
   is in quarantine, which is written at the same time;
-* a device with a mark is given to nobody else before that.
+* a device with a mark is given to nobody else before that;
+* a device is cleaned only when Nova, libvirt and the kernel agree that nobody has it
+  (:mod:`nova_hpc.tenancy.owners`); while they do not, it keeps its mark, or gets one.
 
 Every change is made below the device's own lock, which other processes (the
 operator's command) respect, too.
@@ -35,6 +37,7 @@ from nova_hpc.tenancy.hygiene.looks import (
 from nova_hpc.tenancy.hygiene.records import Records, clock
 from nova_hpc.tenancy.hygiene.update import Swept, Update
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules, Sign
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.wire.ledger import SOMEBODY, Accepted, Ledger, State
@@ -75,7 +78,7 @@ class Hygiene(Step):
         """Check devices before a server gets them, and remember that it has."""
         wanted = view.candidates(tenant.devices)
         try:
-            refused = self.give(tenant.server, wanted)
+            refused = self.give(tenant.server, wanted, tenant.owners)
         except LedgerError as error:
             raise RefusedError(
                 "The node cannot keep records of its PCI devices.",
@@ -101,17 +104,21 @@ class Hygiene(Step):
             return (f"It is not recorded who has PCI devices: {error}",)
         return ()
 
-    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """Clean what a server had."""
         try:
             if not self.has_given(server):
                 return ()
-            dirty = self.take_back(server, look().roles)
+            dirty = self.take_back(server, look().roles, owners)
+            known = self.ledger.read().quarantined
         except LedgerError as error:
             return (f"PCI devices are not clean yet: {error}",)
-        return tuple(f"PCI device {each} is in quarantine: {why}" for each, why in dirty.items())
+        return tuple(
+            f"PCI device {each} is {'in quarantine' if each in known else 'not clean yet'}: {why}"
+            for each, why in dirty.items()
+        )
 
-    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+    def withhold(self, view: View, owners: Owners) -> Withheld:
         """Clean and check free devices."""
         try:
             known = self._records.known()
@@ -122,7 +129,7 @@ class Hygiene(Step):
                 if found.baseline is not None and view.node.function(each) is None
             }
             offered, ill = view.candidates(view.roles), {**gone, **view.ill}
-            swept = self._update.look(offered, taken, ill, view.roles)
+            swept = self._update.look(offered, owners, ill, view.roles)
         except LedgerError as error:
             note = f"PCI devices are not offered: {error}"
             swept = Swept(dict.fromkeys(view.roles, str(error)), (note,))
@@ -183,14 +190,13 @@ class Hygiene(Step):
             if any(one.sign in judgement.EXPECTED for one in found)
         }
 
-    def accept(self, device: Candidate, reason: str = "") -> str:
+    def accept(self, device: Candidate, owners: Owners, reason: str = "") -> str:
         """Record a device as it is now; the same change at others of its model is right, too."""
         address = device.function.address
         with self._records.locks([address], 1.0):
             entry = self._records.known().device(address)
             found_changed = judgement.is_change(entry)
-            if entry.server is not None and not found_changed:
-                self._expect_nobodys(address)
+            self._expect_nobodys(address, owners, found_changed)
             look = self._records.looker.look([device])[address]
             change = judgement.change_of(tuple(differences_of(entry, look, device.function)))
             model = judgement.model_of(entry)
@@ -217,11 +223,11 @@ class Hygiene(Step):
             return "recorded as it is now; it is cleaned and offered at the next update"
         return "recorded as it is now"
 
-    def release(self, device: Candidate) -> str | None:
+    def release(self, device: Candidate, owners: Owners) -> str | None:
         """Clean and check a device, and end its quarantine if it is well."""
         address = device.function.address
         with self._records.locks([address], self.timeout + 10):
-            self._expect_nobodys(address)
+            self._expect_nobodys(address, owners)
             _, dirty = self._cleaning.clean({address: device.role})
             if dirty:
                 return dirty[address]
@@ -239,23 +245,33 @@ class Hygiene(Step):
             "Baseline": known,
         }
 
-    def _expect_nobodys(self, address: str) -> None:
+    def _expect_nobodys(self, address: str, owners: Owners, marked: bool = False) -> None:
+        """Only what Nova, libvirt and the kernel know nobody to have is touched.
+
+        :param marked: it may have the mark of a server that is gone.
+        :raises LedgerError: somebody has it, or nobody knows.
+        """
         server = self._records.known().device(address).server
-        if server is not None:
+        if server is not None and not marked:
             raise LedgerError(
                 f"{address} is with server {server}, or has not been cleaned since: nova-compute "
                 "does that when the server is gone, at the latest at its next periodic update"
             )
+        if address in owners.records() and not marked:
+            raise LedgerError(f"a server has {address}, by Nova's records")
+        for held in owners.held([address]).values():
+            raise LedgerError(f"{address} is not touched: {held.text}")
 
     # -- a server starts --------------------------------------------------------
 
-    def give(self, server: str, wanted: Mapping[str, Candidate]) -> dict[str, str]:
+    def give(self, server: str, wanted: Mapping[str, Candidate], owners: Owners) -> dict[str, str]:
         """Check devices, and mark them with the server that gets them.
 
         A device that still has the mark of another server is cleaned first.
 
         :param server: its UUID.
         :param wanted: address -> device, as it was just read.
+        :param owners: asks who has devices; by Nova's records the server has them already.
         :returns: address -> why it must not be given; {}: all are marked.
         :raises LedgerError: nothing can be remembered, so nothing may be given.
         """
@@ -269,6 +285,8 @@ class Hygiene(Step):
             for each in wanted.keys() - refused.keys():
                 if now.device(each).state is State.SUSPECT:
                     refused[each] = f"suspect: {now.device(each).reason}"
+            held = owners.held(wanted.keys() - refused.keys(), server)
+            refused |= {each: one.text for each, one in held.items()}
             left = {
                 each
                 for each in wanted
@@ -317,27 +335,33 @@ class Hygiene(Step):
 
     # -- a server is gone -------------------------------------------------------
 
-    def take_back(self, server: str, roles: Mapping[str, str | None]) -> dict[str, str]:
+    def take_back(
+        self, server: str, roles: Mapping[str, str | None], owners: Owners
+    ) -> dict[str, str]:
         """Clean every device that has the mark of a server, all at once.
 
         :param roles: address -> role, as far as they are known.
-        :returns: address -> why it is in quarantine now.
+        :param owners: asks who has devices; by Nova's records the server may have them still.
+        :returns: address -> why it is not clean: it is not well, or somebody has it, and
+            it keeps its mark until a look from time to time finds it free.
         :raises LedgerError: nothing can be remembered; the marks are still there.
         """
         mine = [each for each, who in self._records.known().marked.items() if who == server]
         with self._records.locks(mine, self.timeout + 10):
             now = self._records.known().marked
-            still = {each: roles.get(each) for each in mine if now.get(each) == server}
-            return self._cleaning.clean(still)[1]
+            still = [each for each in mine if now.get(each) == server]
+            held = owners.held(still)
+            free = {each: roles.get(each) for each in still if each not in held}
+            return {each: one.text for each, one in held.items()} | self._cleaning.clean(free)[1]
 
     # -- from time to time --------------------------------------------------------
 
     def sweep(
         self,
         offered: Mapping[str, Candidate],
-        taken: Callable[[], frozenset[str]],
+        owners: Owners,
         ill: Mapping[str, Finding] | None = None,
         roles: Mapping[str, str | None] | None = None,
     ) -> dict[str, str]:
         """As :meth:`look`, and only address -> why a device must not be offered."""
-        return dict(self._update.look(offered, taken, ill or {}, roles).reasons)
+        return dict(self._update.look(offered, owners, ill or {}, roles).reasons)

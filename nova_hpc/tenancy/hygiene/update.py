@@ -10,13 +10,14 @@ import attrs
 
 from nova_hpc.tenancy import identity, policy
 from nova_hpc.tenancy.health import Finding
-from nova_hpc.tenancy.hygiene import baseline, judgement
+from nova_hpc.tenancy.hygiene import baseline, disagreement, judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
 from nova_hpc.tenancy.hygiene.judgement import Judgement
 from nova_hpc.tenancy.hygiene.looks import baseline_of, counted, idle, seen, whole
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
@@ -42,14 +43,14 @@ class Update:
     def look(
         self,
         offered: Mapping[str, Candidate],
-        taken: Callable[[], frozenset[str]],
+        owners: Owners,
         ill: Mapping[str, Finding],
         roles: Mapping[str, str | None] | None = None,
     ) -> Swept:
         """Bring everything in order that the last look has left, or not seen.
 
         :param offered: address -> device, as it was just read.
-        :param taken: asks for the devices that servers have now.
+        :param owners: asks who has devices now.
         :param ill: those that cannot be given anyway, as the node looks now: what
             they look like is no baseline.
         :param roles: of everything that the node offers; None: of *offered*.
@@ -59,7 +60,7 @@ class Update:
         # then: so a mark that is seen before Nova is asked and is not in the
         # answer has outlived its server.
         now = self.records.known()
-        used = taken()
+        used = owners.records()
         if any(now.device(each).server is None for each in used & offered.keys()):
             now = self.records.change(
                 lambda now: {
@@ -72,14 +73,22 @@ class Update:
         looks = self.records.looker.look(well[each] for each in well if each not in used)
         now, notes = self._follow(now, well, looks, used)
         before = now
-        reasons = self._sweep_marks(now, offered, used, taken)
-        held = self.records.known()
+        found = disagreement.find(self.records, now, offered, used, owners)
+        reasons = found.reasons
+
+        def taken() -> frozenset[str]:
+            return owners.records() | found.held.keys()
+
+        # Whoever has them, they are as if a server had them.
+        used |= found.held.keys()
+        reasons |= self._sweep_marks(now, offered, used | found.waiting.keys(), taken)
+        clean = self.records.known()
         free = {
             each
             for each in {*well, *ill} - used
             if each not in reasons
-            and (found := held.device(each)).state is not State.QUARANTINED
-            and (found.server is None or each in ill)
+            and (entry := clean.device(each)).state is not State.QUARANTINED
+            and (entry.server is None or each in ill)
         }
         cleaned = [each for each in free & looks.keys() if before.device(each).server]
         looks = {each: looks[each] for each in free & looks.keys()}

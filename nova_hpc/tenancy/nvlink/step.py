@@ -31,6 +31,7 @@ from nova_hpc.tenancy.nvlink.partitions import (
     Partition,
     Tenancies,
 )
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View, Withheld
 from nova_hpc.topology import nvlink as sets
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
@@ -163,7 +164,7 @@ class Links(Step):
         gpus = self.members(view.sets) & frozenset(tenant.devices)
         if not gpus:
             return ()
-        others = tenant.others() - frozenset(tenant.devices)
+        others = tenant.owners.records() - frozenset(tenant.devices)
         try:
             make(tenant.server, gpus, others, tenant.linked)
         except NoPartitionError as error:
@@ -174,7 +175,7 @@ class Links(Step):
             raise RefusedError(_OUT_OF_ORDER, [reason]) from error
         return ()
 
-    def after_end(self, server: str, look: Callable[[], View]) -> tuple[str, ...]:
+    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """Deactivate what a server had; what has failed the next look tries again."""
         try:
             failed = self.take_back(server)
@@ -184,10 +185,11 @@ class Links(Step):
             f"NVLink partition {each} is still active: {why}" for each, why in failed.items()
         )
 
-    def withhold(self, view: View, taken: Callable[[], frozenset[str]]) -> Withheld:
+    def withhold(self, view: View, owners: Owners) -> Withheld:
         """Deactivate what has outlived its server."""
         try:
-            found = self.sweep(taken, view.sets)
+            # The links of a guest that runs are not cut, whoever has forgotten its server.
+            found = self.sweep(lambda: owners.busy(self.members(view.sets)), view.sets)
         except LedgerError as error:
             found = Swept(dict.fromkeys(self.members(view.sets), str(error)))
         findings = {

@@ -83,16 +83,15 @@ class LifecycleTest(DriverTest):
     def _disks(self) -> None:
         """Files of disks, which are not there: their sizes, copies and owners."""
         utils = "nova.virt.libvirt.utils"
-        driver = "nova.virt.libvirt.driver.LibvirtDriver"
         for path, value in (
             (f"{utils}.get_disk_size", 1 << 30),
             (f"{utils}.get_disk_backing_file", None),
             (f"{utils}.create_image", None),
             (f"{utils}.extract_snapshot", None),
             ("nova.privsep.path.chown", None),
-            (f"{driver}.migrate_disk_and_power_off", "{}"),
         ):
             self.useFixture(fixtures.fixtures.MockPatch(path, return_value=value))
+        self.useFixture(fixtures.Moves())
 
     def place(self, name: str, shape: fixtures.Shape) -> None:
         """Start a host; its second adapters are for direct ports."""

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import sys
+import types
+
 import pytest
 
 
@@ -45,3 +48,57 @@ def machine(tmp_path):
             f"../../../devices/pci0000:17/{address}"
         )
     return root
+
+
+class Guest:
+    """A virDomain that has one device."""
+
+    def __init__(self, address):
+        self.address = address
+
+    def name(self):
+        return "by-hand"
+
+    def UUIDString(self):
+        return "11111111-1111-1111-1111-111111111111"
+
+    def info(self):
+        return [1]
+
+    def XMLDesc(self, flags):
+        bus = self.address[5:7]
+        source = f"<source><address bus='0x{bus}'/></source>"
+        return f"<domain><devices><hostdev type='pci'>{source}</hostdev></devices></domain>"
+
+
+class Libvirt(types.ModuleType):
+    """Stands for libvirt-python, which these tests do without."""
+
+    Guest = Guest
+    VIR_ERR_NO_DOMAIN = 42
+    libvirtError = ConnectionError  # noqa: N815
+
+    def __init__(self):
+        super().__init__("libvirt")
+        self.guests = []
+        self.asked = []
+
+    def registerErrorHandler(self, handler, context):
+        pass
+
+    def openReadOnly(self, uri):
+        self.asked.append(uri)
+        if self.guests is None:
+            raise ConnectionError("no socket")
+        return self
+
+    def listAllDomains(self, flags):
+        assert flags == 3
+        return self.guests
+
+
+@pytest.fixture(autouse=True)
+def libvirt(monkeypatch):
+    found = Libvirt()
+    monkeypatch.setitem(sys.modules, "libvirt", found)
+    return found

@@ -2,6 +2,7 @@
 """The commands of ``nova-hpc device``, as an operator types them."""
 
 import json
+import sys
 
 import attrs
 import pytest
@@ -26,11 +27,6 @@ COMMANDS = {
 @pytest.fixture
 def node(tmp_path):
     node = make(tmp_path)
-    groups = tmp_path / "sys/kernel/iommu_groups"
-    for number, address in enumerate((GPU, OTHER)):
-        (groups / str(number) / "devices").mkdir(parents=True)
-        (groups / str(number) / "devices" / address).symlink_to(node.devices / address)
-        (node.devices / address / "iommu_group").symlink_to(groups / str(number))
     (tmp_path / "nova.conf").write_text(
         f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
         f"ledger_file = {node.state}\nreset_timeout = 20\n"
@@ -150,7 +146,7 @@ def test_a_quarantined_device_of_a_server_is_not_only_in_use(node, ask):
 def test_a_device_that_is_ill_stays_in_quarantine(node, ask):
     """Its baseline says nothing of where the node has it."""
     (node.devices / GPU / "iommu_group").unlink()
-    (node.root / "sys/kernel/iommu_groups/0/devices" / GPU).unlink()
+    (node.root / "sys/kernel/iommu_groups/1/devices" / GPU).unlink()
     status, out, _ = ask("check", GPU)
     assert (status, out.startswith(f"{GPU}: in no IOMMU group: ")) == (1, True)
     assert ask("quarantine", GPU, "--reason", "x")[0] == 0
@@ -193,3 +189,42 @@ def test_a_broken_file(node, ask):
     status, _, err = ask("list")
     assert status == 2
     assert "configuration cannot be read" in err
+
+
+def quarantined(node, ask):
+    assert ask("quarantine", GPU, "--reason", "burnt")[0] == 0
+
+
+@pytest.mark.parametrize("words", [("release", GPU), ("check", GPU, "--accept")])
+def test_a_device_that_somebody_has_is_not_touched(node, ask, libvirt, monkeypatch, words):
+    quarantined(node, ask)
+    before = node.state.read_text()
+    with node.held(GPU):
+        status, _, err = ask(*words)
+        assert (status, node.resets(GPU)) == (2, False)
+        assert "/dev/vfio/1" in err
+    libvirt.guests = [libvirt.Guest(GPU)]
+    status, _, err = ask(*words)
+    assert (status, node.resets(GPU)) == (2, False)
+    assert "guest domain by-hand (running) has it" in err
+    libvirt.guests = None
+    status, _, err = ask(*words)
+    assert (status, node.resets(GPU)) == (2, False)
+    assert "libvirt does not say" in err
+    assert "no socket" in err
+    monkeypatch.setitem(sys.modules, "libvirt", None)
+    status, _, err = ask(*words)
+    assert (status, node.resets(GPU)) == (2, False)
+    assert "libvirt-python is not installed here" in err
+    assert node.state.read_text() == before
+
+
+def test_the_libvirt_of_nova_compute_is_asked(node, ask, libvirt):
+    quarantined(node, ask)
+    assert ask("release", GPU)[0] == 0
+    with (node.root / "nova.conf").open("a") as file:
+        file.write("[libvirt]\nconnection_uri = qemu+unix:///system\n")
+    quarantined(node, ask)
+    assert ask("release", GPU)[0] == 0
+    assert libvirt.asked == ["qemu:///system", "qemu+unix:///system"]
+    assert node.resets(GPU)

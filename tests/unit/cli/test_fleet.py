@@ -31,11 +31,6 @@ COMMANDS = {
 @pytest.fixture
 def node(tmp_path):
     node = make(tmp_path, *GPUS)
-    groups = tmp_path / "sys/kernel/iommu_groups"
-    for number, address in enumerate(GPUS):
-        (groups / str(number) / "devices").mkdir(parents=True)
-        (groups / str(number) / "devices" / address).symlink_to(node.devices / address)
-        (node.devices / address / "iommu_group").symlink_to(groups / str(number))
     (tmp_path / "nova.conf").write_text(
         f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
         f"ledger_file = {node.state}\nreset_timeout = 20\n"

@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small sysfs whose devices can be reset, damaged and made to hang."""
 
+import contextlib
+import functools
 import os
+import shutil
 import struct
+import subprocess
 from pathlib import Path
 
 import attrs
 
+from nova_hpc.tenancy import holders
+from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import View
 from nova_hpc.topology import sysfs
 
@@ -41,6 +48,36 @@ def config(
     if serial is not None:
         struct.pack_into("<IQ", data, 0x140, 0x00010003, serial)
     return bytes(data)
+
+
+def owners_of(root, records=frozenset, domains=None):
+    """Nova's records as told, the kernel of this machine, and no guest domain but *domains*."""
+    known = domains or GuestDomains()
+    return Owners(records, lambda: known, functools.partial(holders.holders, root))
+
+
+class NodeHygiene(Hygiene):
+    """The step; who has devices may be left out (nobody), or told as Nova's records alone."""
+
+    def _owners(self, owners):
+        return owners if isinstance(owners, Owners) else owners_of(self.root, owners or frozenset)
+
+    def give(self, server, wanted, owners=None):
+        return super().give(server, wanted, self._owners(owners))
+
+    def take_back(self, server, roles, owners=None):
+        return super().take_back(server, roles, self._owners(owners))
+
+    def sweep(self, offered, owners=None, *rest):
+        return super().sweep(offered, self._owners(owners), *rest)
+
+    def accept(self, device, owners=None, reason=""):
+        if isinstance(owners, str):
+            owners, reason = None, owners
+        return super().accept(device, self._owners(owners), reason)
+
+    def release(self, device, owners=None):
+        return super().release(device, self._owners(owners))
 
 
 @attrs.frozen
@@ -99,10 +136,51 @@ class FakeNode:
         driver = self.root / "sys/bus/pci/drivers/vfio-pci"
         driver.mkdir(parents=True, exist_ok=True)
         (path / "driver").symlink_to(driver)
+        self.regroup(address, len(list(self.devices.iterdir())))
         if physfn is not None:
             (path / "physfn").symlink_to(self.devices / physfn)
             number = len(list((self.devices / physfn).glob("virtfn*")))
             (self.devices / physfn / f"virtfn{number}").symlink_to(path)
+
+    def bind(self, address, driver):
+        """Bind a device to another driver, or to none."""
+        link = self.devices / address / "driver"
+        link.unlink(missing_ok=True)
+        if driver is not None:
+            target = self.root / "sys/bus/pci/drivers" / driver
+            target.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+
+    def regroup(self, address, number):
+        """Put a device into an IOMMU group, whose file is there."""
+        members = self.root / f"sys/kernel/iommu_groups/{number}/devices"
+        members.mkdir(parents=True, exist_ok=True)
+        (members / address).symlink_to(self.devices / address)
+        link = self.devices / address / "iommu_group"
+        link.unlink(missing_ok=True)
+        link.symlink_to(members.parent)
+        folder = self.root / "dev/vfio"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / str(number)).touch()
+
+    def door(self, address):
+        """The file of the device's VFIO group."""
+        return self.root / "dev/vfio" / (self.devices / address / "iommu_group").readlink().name
+
+    @contextlib.contextmanager
+    def held(self, address):
+        """Somebody has the device: the kernel lets nobody open the file of its group.
+
+        What stands for the group is a program that runs; the kernel lets nobody write it.
+        """
+        door = self.door(address)
+        shutil.copy(shutil.which("sleep"), door)
+        process = subprocess.Popen([str(door), "3600"], executable=door)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
     def boot(self, identity):
         path = self.root / "proc/sys/kernel/random/boot_id"
@@ -122,6 +200,10 @@ class FakeNode:
     def forget(self, address):
         (self.devices / address / "reset").write_text("")
 
+    def owners(self, *records, domains=None):
+        """Whoever has devices: *records* of Nova's, and *domains* of libvirt's."""
+        return owners_of(self.root, lambda: frozenset(records), domains)
+
     def candidates(self, *addresses):
         return View(sysfs.read(self.root), dict.fromkeys(addresses, "gpu")).candidates(addresses)
 
@@ -132,7 +214,7 @@ class FakeNode:
             timeout=timeout,
             reset=reset or (lambda a: hygiene_reset.reset(self.root, a, timeout, folder)),
         )
-        return Hygiene(
+        return NodeHygiene(
             root=self.root,
             ledger=self.file,
             cleaners=cleaners or cleaner.load({}, tools),

@@ -32,15 +32,15 @@ def lose(node):
 
 
 def test_a_server_and_its_devices(node):
-    step, tenant = node.step(), Tenant(SERVER, (GPU,))
-    assert step.withhold(view(node), frozenset).findings == {}
+    step, tenant = node.step(), Tenant(SERVER, (GPU,), owners=node.owners())
+    assert step.withhold(view(node), node.owners()).findings == {}
     assert step.before_start(tenant, view(node)) == ()
     assert step.before_restart(tenant, view(node)) == ()
     assert step.describe(GPU)["Server"] == SERVER
     assert step.check(view(node).candidate(GPU)) == []
-    assert step.after_move(SERVER, pytest.fail) == ()
-    assert step.after_end("another", pytest.fail) == ()
-    assert step.after_end(SERVER, lambda: view(node)) == ()
+    assert step.after_move(SERVER, pytest.fail, node.owners()) == ()
+    assert step.after_end("another", pytest.fail, node.owners()) == ()
+    assert step.after_end(SERVER, lambda: view(node), node.owners()) == ()
     assert step.unreported() == {GPU}
     step.report([GPU])
     assert step.unreported() == frozenset()
@@ -50,7 +50,7 @@ def test_a_refusal_has_two_texts(node):
     step = node.step()
     node.file.quarantine({GPU: "port flaps"})
     with pytest.raises(RefusedError) as refused:
-        step.before_start(Tenant(SERVER, (GPU, OTHER)), view(node))
+        step.before_start(Tenant(SERVER, (GPU, OTHER), owners=node.owners()), view(node))
     assert refused.value.reasons == (
         f"PCI device {GPU} must not be given to the server: in quarantine: port flaps",
     )
@@ -60,23 +60,23 @@ def test_a_refusal_has_two_texts(node):
     )
     assert not refused.value.claim
     # What fails after a server is a note, and the device is withheld.
-    step.before_start(Tenant(SERVER, (OTHER,)), view(node))
+    step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
     (node.devices / OTHER / "reset").unlink()
-    (note,) = step.after_end(SERVER, lambda: view(node))
+    (note,) = step.after_end(SERVER, lambda: view(node), node.owners())
     assert note == f"PCI device {OTHER} is in quarantine: the kernel knows no way to reset it"
 
 
 def test_a_lost_ledger_refuses_and_withholds_and_never_raises(node):
     step = node.step()
-    step.before_start(Tenant(SERVER, (GPU,)), view(node))
+    step.before_start(Tenant(SERVER, (GPU,), owners=node.owners()), view(node))
     lose(node)
     with pytest.raises(RefusedError, match="cannot keep records of its PCI devices"):
-        step.before_start(Tenant(SERVER, (OTHER,)), view(node))
-    (note,) = step.before_restart(Tenant(SERVER, (GPU,)), view(node))
+        step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
+    (note,) = step.before_restart(Tenant(SERVER, (GPU,), owners=node.owners()), view(node))
     assert note.startswith("It is not recorded who has PCI devices: the ledger ")
-    (note,) = step.after_end(SERVER, lambda: view(node))
+    (note,) = step.after_end(SERVER, lambda: view(node), node.owners())
     assert note.startswith("PCI devices are not clean yet: the ledger ")
-    found = step.withhold(view(node), frozenset)
+    found = step.withhold(view(node), node.owners())
     assert {each.kind for each in found.findings.values()} == {Kind.HYGIENE}
     assert found.findings.keys() == {GPU, OTHER}
     with pytest.raises(LedgerError):
@@ -111,13 +111,13 @@ def test_one_step_that_waits_holds_no_other_up(node):
     backend = Slow()
     links, found = Links(backend, node.file), []
     waiting = threading.Thread(
-        target=lambda: found.append(links.withhold(view(node, **{GPU: "one:1"}), frozenset))
+        target=lambda: found.append(links.withhold(view(node, **{GPU: "one:1"}), node.owners()))
     )
     waiting.start()
     assert backend.asked.wait(20)
     step = node.step()
-    step.before_start(Tenant(SERVER, (OTHER,)), view(node))
-    assert step.after_end(SERVER, lambda: view(node)) == ()
+    step.before_start(Tenant(SERVER, (OTHER,), owners=node.owners()), view(node))
+    assert step.after_end(SERVER, lambda: view(node), node.owners()) == ()
     assert node.resets(OTHER)
     assert not found
     backend.may.set()
@@ -138,16 +138,18 @@ def test_what_the_fabric_refuses(node):
     with pytest.raises(StepError, match=r"\[hpc\]nvlink_backend: NVLink partition 1 has a GPU at"):
         links.begin(View(sysfs.read(node.root / "nowhere")))
     with pytest.raises(RefusedError) as refused:
-        links.before_start(Tenant(SERVER, (GPU,)), seen)
+        links.before_start(Tenant(SERVER, (GPU,), owners=node.owners()), seen)
     assert (refused.value.user, refused.value.claim) == (
         "The NVLinks of the node cannot be set now.",
         False,
     )
     assert refused.value.reasons == ("The claimed GPUs must not be given: it cannot",)
     with pytest.raises(RefusedError) as refused:
-        links.before_start(Tenant(SERVER, (GPU, OTHER)), view(node, **{GPU: "a", OTHER: "a"}))
+        links.before_start(
+            Tenant(SERVER, (GPU, OTHER), owners=node.owners()), view(node, **{GPU: "a", OTHER: "a"})
+        )
     assert refused.value.claim
     assert GPU not in refused.value.user
     # Not one of its devices is of the fabric: nobody is asked.
     backend.may.clear()
-    assert links.before_start(Tenant(SERVER, ("0000:99:00.0",)), seen) == ()
+    assert links.before_start(Tenant(SERVER, ("0000:99:00.0",), owners=node.owners()), seen) == ()

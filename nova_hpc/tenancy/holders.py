@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does anybody of this host have a device now? The kernel's own answer.
+
+What a process of another container has open, ``/proc`` does not show. But the kernel
+lets a VFIO group be open once: whoever can open it knows that nobody else has any of
+its devices, and keeps everybody out while it holds it (:mod:`~nova_hpc.tenancy.hygiene.reset`
+does so while a device is reset). Kernels with IOMMUFD alone have no groups there: the
+device itself is bound, once likewise. No answer is never the same as "nobody".
+
+A function with a driver of the host's is judged by who uses what that driver makes of
+it, and a function without any driver is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy.health import is_vfio
+from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
+
+#: ``VFIO_DEVICE_BIND_IOMMUFD`` and its argument (include/uapi/linux/vfio.h): size, flags,
+#: the descriptor of /dev/iommu, and the number that the kernel gives the device.
+BIND: Final = ord(";") << 8 | 118
+BIND_ARGUMENT: Final = "=IIiI"
+
+_BLOCK: Final = "/sys/class/block"
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+_UP: Final = 1  # IFF_UP
+#: Drivers that hand a device to whoever opens a file, and let anybody open it.
+_UIO: Final = ("uio_pci_generic", "igb_uio")
+#: Others of this project look at the same group for an instant.
+_PATIENCE: Final = 0.3
+_PAUSE: Final = 0.01
+
+
+@attrs.frozen
+class Holder:
+    """Why a device is not known to be free."""
+
+    #: For operators: what is seen, and what helps.
+    text: str
+    #: Somebody has it; False: nobody can tell.
+    certain: bool = True
+
+
+@attrs.frozen
+class Door:
+    """By which file a function on a VFIO driver is reached; opening it excludes others."""
+
+    #: Of the group, or of the device where *iommu* is given; below the root.
+    path: str
+    #: ``/dev/iommu``, to which the device has to be bound; None: the path is a group's.
+    iommu: str | None = None
+
+
+def door(tree: Tree, root: Path, address: str) -> Door | None:
+    """The door to a function; None: it is on no VFIO driver, so there is none.
+
+    :raises FileError: there should be one, and it is not there or cannot be read.
+    """
+    driver = _last(tree.target(f"{DEVICES}/{address}/driver"))
+    if not is_vfio(driver):
+        return None
+    group = _last(tree.target(f"{DEVICES}/{address}/iommu_group"))
+    if group is None:
+        raise FileError(f"it is bound to {driver} and in no IOMMU group")
+    base = os.path.realpath(root).rstrip("/")
+    path = f"{base}/dev/vfio/{group}"
+    if os.path.lexists(path):
+        return Door(path)
+    for name in tree.names(f"{DEVICES}/{address}/vfio-dev"):
+        own = f"{base}/dev/vfio/devices/{name}"
+        if os.path.lexists(own):
+            return Door(own, f"{base}/dev/iommu")
+    raise FileError(
+        f"it is bound to {driver} and there is no {path}; a container of nova-compute needs the "
+        "host's /dev/vfio"
+    )
+
+
+def enter(there: Door) -> list[int]:
+    """Open a door and keep everybody else out.
+
+    :returns: what has to be closed again.
+    :raises OSError: ``EBUSY``, or of a device ``EINVAL``: somebody else is in.
+    """
+    handles: list[int] = []
+    try:
+        if there.iommu is not None:
+            handles.append(os.open(there.iommu, _FLAGS))
+        handles.append(os.open(there.path, _FLAGS))
+        if there.iommu is not None:
+            argument = struct.pack(BIND_ARGUMENT, struct.calcsize(BIND_ARGUMENT), 0, handles[0], 0)
+            fcntl.ioctl(handles[1], BIND, argument)
+    except OSError:
+        _close(handles)
+        raise
+    return handles
+
+
+def is_held(number: int | None, bound: bool) -> bool:
+    """Whether an error of :func:`enter` says that somebody else is in.
+
+    :param bound: the door is that of a device.
+    """
+    return number == errno.EBUSY or (bound and number == errno.EINVAL)
+
+
+def held(there: Door, number: int | None) -> Holder:
+    """What an error of :func:`enter` means."""
+    place = there.path[there.path.rindex("/dev/") :]
+    if is_held(number, there.iommu is not None):
+        return Holder(
+            f"a process of this host has {place} open; fuser -v {place} on the host names it, if "
+            "no container hides it"
+        )
+    why = os.strerror(number).lower() if number else "no reason given"
+    return Holder(f"{place} cannot be opened to see whether anybody has it ({why})", certain=False)
+
+
+def holders(root: Path, addresses: Iterable[str]) -> dict[str, Holder]:
+    """Which of *addresses* somebody has, or may have. Never raises.
+
+    A device that is not there has nobody.
+
+    :param root: where ``sys`` and ``dev`` are.
+    """
+    looker = _Looker(root)
+    found = {}
+    for each in addresses:
+        try:
+            holder = looker.holder(each)
+        except FileError as error:
+            holder = Holder(str(error), certain=False)
+        if holder is not None:
+            found[each] = holder
+    return found
+
+
+class _Looker:
+    """One look at several devices."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._tree = Tree(root)
+        self._deadline = time.monotonic() + _PATIENCE
+        #: By group: its functions share one answer.
+        self._known: dict[str, Holder | None] = {}
+        self._disks: dict[str, str] | None = None
+
+    def holder(self, address: str) -> Holder | None:
+        """Who has a device; None: nobody.
+
+        :raises FileError: nobody can tell.
+        """
+        if not self._tree.exists(f"{DEVICES}/{address}"):
+            return None
+        there = door(self._tree, self._root, address)
+        if there is None:
+            driver = _last(self._tree.target(f"{DEVICES}/{address}/driver"))
+            return None if driver is None else self._user(address, driver)
+        if there.path not in self._known:
+            self._known[there.path] = self._behind(there, address)
+        return self._known[there.path]
+
+    def _behind(self, there: Door, address: str) -> Holder | None:
+        # To bind a device is to reset it, which takes a tenth of a second and more: so
+        # it is not done to one that the kernel has enabled for nobody. A group only opens.
+        if there.iommu is not None and self._text(f"{DEVICES}/{address}/enable") == "0":
+            return None
+        while True:
+            try:
+                _close(enter(there))
+            except OSError as error:
+                if is_held(error.errno, there.iommu is not None) and self._wait():
+                    continue
+                return held(there, error.errno)
+            return None
+
+    def _wait(self) -> bool:
+        if time.monotonic() >= self._deadline:
+            return False
+        time.sleep(_PAUSE)
+        return True
+
+    # -- drivers of the host ------------------------------------------------------------
+
+    def _user(self, address: str, driver: str) -> Holder | None:
+        if driver in _UIO or self._tree.names(f"{DEVICES}/{address}/uio"):
+            return Holder(
+                f"it is bound to {driver}, which does not say who uses it; bind it to vfio-pci",
+                certain=False,
+            )
+        for name in self._tree.names(f"{DEVICES}/{address}/net"):
+            if self._number(f"{DEVICES}/{address}/net/{name}/flags") & _UP:
+                return Holder(
+                    f"the host uses its network interface {name}, which is up; take it down (ip "
+                    f"link set {name} down), or offer it with managed=no"
+                )
+        for name, place in self._blocks().items():
+            if f"/{address}/" in place:
+                holder = self._disk(name)
+                if holder is not None:
+                    return holder
+        return None
+
+    def _disk(self, name: str) -> Holder | None:
+        path = f"{os.path.realpath(self._root).rstrip('/')}/dev/{name}"
+        try:
+            # A disk that is mounted, in any name space, or part of another cannot be
+            # opened exclusively.
+            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            if error.errno == errno.ENOMEDIUM:
+                return None
+            if error.errno == errno.EBUSY:
+                return Holder(f"the host uses its disk {name}: it is mounted, or part of another")
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+            text = f"/dev/{name} cannot be opened to see whether the host uses it ({why})"
+            return Holder(text, certain=False)
+        return None
+
+    def _blocks(self) -> dict[str, str]:
+        if self._disks is None:
+            names = self._tree.names(_BLOCK)
+            self._disks = {each: self._tree.resolve(f"{_BLOCK}/{each}") or "" for each in names}
+        return self._disks
+
+    def _text(self, path: str) -> str | None:
+        with contextlib.suppress(FileError):
+            return self._tree.text(path)
+        return None
+
+    def _number(self, path: str) -> int:
+        """What a file says; everything where it says nothing that can be read."""
+        try:
+            return int(self._text(path) or "", 0)
+        except ValueError:
+            return -1
+
+
+def _last(path: str | None) -> str | None:
+    return None if path is None else path.rpartition("/")[2]
+
+
+def _close(handles: Iterable[int]) -> None:
+    for each in handles:
+        os.close(each)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has a device: Nova's records, libvirt's domains and the kernel have to agree that nobody has.
+
+Each of them can be wrong. Nova forgets a server that was deleted while nova-compute was
+down, that was evacuated behind a broken network, or that a restored database never knew,
+and its guest runs on. Libvirt knows no QEMU that somebody started by hand. The kernel
+knows nothing of a guest that is shut off and will start. So a device is free when none
+of them names an owner, and one that does not answer has not said "nobody".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import attrs
+
+from nova_hpc.tenancy.guest_domains import GuestDomain, GuestDomains
+from nova_hpc.tenancy.holders import Holder
+from nova_hpc.wire.ledger import SOMEBODY
+
+
+@attrs.frozen
+class Held:
+    """Why a device that Nova gives to nobody is not free."""
+
+    #: For operators: who has it, and what helps.
+    text: str
+    #: Who is to be written down as its user: the domain's UUID, or SOMEBODY; None: nobody
+    #: can tell whether anybody has it, and what is written stays.
+    server: str | None = None
+
+
+@attrs.frozen
+class Owners:
+    """Asks afresh, each time, who has devices of one node."""
+
+    #: The devices that servers have by Nova's records; a process that cannot ask goes by
+    #: the marks of the ledger.
+    records: Callable[[], frozenset[str]]
+    #: Libvirt's domains.
+    domains: Callable[[], GuestDomains]
+    #: Which devices somebody has by the kernel; see nova_hpc.tenancy.holders.
+    holders: Callable[[Iterable[str]], Mapping[str, Holder]]
+
+    def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, Held]:
+        """Which of *addresses*, that no other server has by Nova's records, are not free.
+
+        Call it below their locks: to ask the kernel is to keep others out for an instant.
+
+        :param server: this one may have them.
+        """
+        if not addresses:
+            return {}
+        domains = self.domains()
+        found = by_domains(domains, addresses, server)
+        own = domains.of(server) if server is not None else None
+        mine = own.live.all if own is not None else frozenset()
+        asked = [each for each in sorted(addresses) if each not in found and each not in mine]
+        return found | by_kernel(self.holders(asked))
+
+    def with_domains(self, domains: GuestDomains) -> Owners:
+        """The same with an answer of libvirt's that is known already."""
+        return attrs.evolve(self, domains=lambda: domains)
+
+    def busy(self, addresses: Collection[str]) -> frozenset[str]:
+        """Those of *addresses* that a server has by Nova's records, or a domain, or may have."""
+        domains = self.domains()
+        # Nova is asked last: a domain that has ended meanwhile ended before its record.
+        return self.records() & frozenset(addresses) | by_domains(domains, addresses).keys()
+
+
+def by_domains(
+    domains: GuestDomains, addresses: Iterable[str], server: str | None = None
+) -> dict[str, Held]:
+    """Which of *addresses* a guest domain has that is not the one of *server*."""
+    unknown = domains.unknown
+    found = {}
+    for each in addresses:
+        domain = domains.having(each)
+        if domain is not None and domain.uuid != server:
+            found[each] = Held(_of_domain(domain), domain.uuid or SOMEBODY)
+        elif domain is None and unknown is not None:
+            found[each] = Held(f"nobody can say whether it is free: {unknown}")
+    return found
+
+
+def by_kernel(holders: Mapping[str, Holder]) -> dict[str, Held]:
+    """What the kernel's answers mean for who has a device."""
+    return {
+        each: Held(
+            f"{one.text}; Nova knows of no server that has it, and libvirt of no guest domain",
+            SOMEBODY,
+        )
+        if one.certain
+        else Held(f"nobody can say whether it is free: {one.text}")
+        for each, one in holders.items()
+    }
+
+
+def _of_domain(domain: GuestDomain) -> str:
+    return (
+        f"{domain} has it, and Nova knows of no server that does; if nobody needs the guest, end "
+        f"it with virsh destroy and virsh undefine ({domain.uuid or 'its UUID is unknown'})"
+    )
