@@ -7,7 +7,7 @@ import shutil
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.identity import follow, unique
@@ -31,7 +31,6 @@ def ledger(*boards: str) -> Ledger:
 boards = st.permutations([f"serial:{number:016x}" for number in range(8)])
 
 
-@settings(max_examples=300, deadline=None)
 @given(boards, st.lists(st.lists(st.integers(0, 7), min_size=0, max_size=6, unique=True)))
 def test_what_is_known_is_never_lost_and_never_mixed_up(start, changes):
     """Boards are pulled, put elsewhere and put back, in any order."""

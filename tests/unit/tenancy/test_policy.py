@@ -8,7 +8,7 @@ import math
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy import policy
@@ -101,7 +101,6 @@ class Model:
         return self.state
 
 
-@settings(max_examples=400, deadline=None)
 @given(histories, rules)
 def test_it_does_what_the_model_does(history, these):
     model, device, up = Model(these), Device(), 1000.0
@@ -113,7 +112,6 @@ def test_it_does_what_the_model_does(history, these):
         assert device.state.value == said
 
 
-@settings(max_examples=300, deadline=None)
 @given(histories, rules, st.floats(1, 120))
 def test_a_device_that_is_well_comes_back_within_one_retry(history, these, update):
     """Whatever it did before, and whatever the clock of the day says."""
@@ -133,7 +131,6 @@ def test_a_device_that_is_well_comes_back_within_one_retry(history, these, updat
         device = step(device, (), at(up, 1e9 - number * 1e6), these)
 
 
-@settings(max_examples=300, deadline=None)
 @given(histories, rules)
 def test_it_never_flaps_faster_than_it_waits(history, these):
     device, up, began = Device(), 0.0, 0.0
@@ -150,7 +147,6 @@ def test_it_never_flaps_faster_than_it_waits(history, these):
             assert up - before.trial.tried >= these.wait(before.trial.tries)
 
 
-@settings(max_examples=300, deadline=None)
 @given(histories, rules)
 def test_quarantine_only_by_rule(history, these):
     device, up, ill = Device(), 0.0, 0
@@ -217,7 +213,6 @@ def node(count: int) -> dict[str, str]:
     return {f"gpu{number:02}": "gpu" for number in range(count)}
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.integers(1, 20),
     st.floats(0, 1),

@@ -39,7 +39,7 @@ from nova_hpc.topology.model import (
 from nova_hpc.wire import device_record, inventory
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
-from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy
+from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
 from nova_hpc.wire.reservation import Provider
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
@@ -166,6 +166,7 @@ STATS: Final = StatsDocument(
         "11111111-2222-3333-4444-555555555555: hard reboot of server "
         "11111111-2222-3333-4444-555555555555"
     },
+    states={"0000:23:00.0": ("quarantined", 1790000000.0)},
     notes=("the quarantine file cannot be read",),
     left_out=3,
 )
@@ -261,7 +262,10 @@ LEDGER: Final = Ledger(
             hardware="serial:48b02d0300a1b2c3",
             state=State.QUARANTINED,
             reason="2 new uncorrected fatal errors (AER)",
+            trial=Trial("errors", 1790000000.5, 8, 86400.5, "3f6a9c0e-boot"),
             server="d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
+            last_server="0a4c0b8e-6b1d-4d39-8d0c-3d1f5a2b7c90",
+            counted=82800.25,
             unreported=True,
             baseline={"identity": {"vendor_id": "10de"}, "width": 16, "speed": 32.0},
             cleaned=12,
@@ -271,6 +275,7 @@ LEDGER: Final = Ledger(
             hardware=f"slot:{PORT}",
             state=State.SUSPECT,
             reason="link is x8, can be x16",
+            trial=Trial("link", 1790000000.0, 1, 86400.5, "3f6a9c0e-boot", spared=True),
             adapter={
                 "server": "d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
                 "index": 0,
@@ -281,6 +286,9 @@ LEDGER: Final = Ledger(
     },
     partitions={3: Tenancy("d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10", frozenset({GPU}))},
     gpus=frozenset({GPU}),
+    absent={"serial:48b02d0300ffffff": Device(state=State.QUARANTINED, reason="ticket 4711")},
+    maintenance=Maintenance(1790000000.0, 1790007200.0, "firmware 1.2", ("10de:2330",)),
+    accepted=(Accepted("10de:2330", "its capabilities have changed", "firmware 1.1"),),
     providers={
         GPU: Provider(
             uuid="5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11",

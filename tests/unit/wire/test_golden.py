@@ -138,6 +138,20 @@ def test_texts_of_the_first_code_are_read() -> None:
     )
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.Document)
+    assert READERS["stats"](golden("stats/v1-first.json")) == attrs.evolve(
+        examples.STATS, states={}, differs={}
+    )
+    bare = {"trial": None, "last_server": None, "counted": None}
+    assert READERS["ledger"](golden("ledger/v1-first.json")) == attrs.evolve(
+        examples.LEDGER,
+        devices={
+            each: attrs.evolve(found, **bare) for each, found in examples.LEDGER.devices.items()
+        },
+        absent={},
+        maintenance=None,
+        accepted=(),
+        providers={},
+    )
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))
     assert first == now._replace(peers=())
 
