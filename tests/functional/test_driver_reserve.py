@@ -207,6 +207,27 @@ class FlapTest(ReserveTest):
         self.update("alpha")
         self.assertEqual((1, 1), self.reserved("alpha")[mine])
 
+    def test_inventories_that_could_not_be_read(self) -> None:
+        """Nova takes them for empty ones, and would delete what it does not track."""
+        self.host("alpha", TWO)
+        before = self.mark("alpha", FIRST)["uuid"]
+        self.quarantine("alpha", FIRST, "overheats")
+        self.reserve("alpha", SECOND, 1)
+        for _ in range(2):
+            self.update("alpha")
+        client = self.computes["alpha"].manager.rt.reportclient
+        client.clear_provider_cache()
+        with mock.patch.object(client, "_get_inventory", return_value=None):
+            self.update("alpha")
+        self.refresh("alpha")
+        for _ in range(2):
+            self.update("alpha")
+        self.assertEqual({FIRST: (1, 1), SECOND: (1, 1)}, self.reserved("alpha"))
+        self.assertEqual(before, self.provider("alpha", FIRST)["uuid"])
+        self.assertEqual([AGGREGATE], self.aggregates("alpha", FIRST))
+        known = self.ledger("alpha").providers
+        self.assertEqual((0, 1), (known[FIRST].operators, known[SECOND].operators))
+
 
 class ForcedTest(ReserveTest):
     """A forced host does not give what is withheld either."""

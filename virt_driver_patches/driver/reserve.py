@@ -98,8 +98,9 @@ class Known:
     """A provider of one device, or of one adapter's functions, in the tree."""
 
     data: Any
-    resource_class: str
-    fields: Mapping[str, Any] = attrs.field(hash=False)
+    #: Empty: Placement did not say what there is.
+    resource_class: str = ""
+    fields: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
     @property
     def uuid(self) -> str:
@@ -118,16 +119,15 @@ class Known:
 
 
 def providers(tree: ProviderTree, nodename: str) -> dict[str, Known]:
-    """Address -> provider of this node's PCI devices with one resource class."""
+    """Address -> provider of this node's PCI devices, with one resource class at most."""
     found = {}
     for uuid in tree.get_provider_uuids_in_tree(nodename):
         data = tree.data(uuid)
         node, _, rest = data.name.rpartition("_")
         address = _normal(rest)
         managed = os_traits.COMPUTE_MANAGED_PCI_DEVICE in data.traits
-        if address and node == nodename and managed and len(data.inventory) == 1:
-            ((name, inventory),) = data.inventory.items()
-            found[address] = Known(data, name, inventory)
+        if address and node == nodename and managed and len(data.inventory) <= 1:
+            found[address] = Known(data, *next(iter(data.inventory.items()), ()))
     return found
 
 
@@ -187,15 +187,23 @@ class Reserver:
         used = _used(allocations)
         records = self._recorded()
         then: dict[str, Provider] = {}
+        unread: dict[str, Provider] = {}
         found: dict[str, Found] = {}
         for address in sorted({*before, *now}):
             was, new = before.get(address), now.get(address)
             here = new or was
+            known = (records or {}).get(address)
             if here is None or (new is None and tree.exists(here.uuid)):
                 continue  # Nova has changed it into something else
+            if not here.resource_class:
+                # What Placement did not say is unknown, and never nothing: it stays.
+                if new is None:
+                    _put_back(tree, here.data)
+                if known is not None:
+                    unread[address] = known
+                continue
             held = self._held(address) - tracked.keys()
-            known = (records or {}).get(address)
-            found[address] = one = _found(was, new, used[here.uuid])
+            found[address] = one = _found(was, new, used[here.uuid], known)
             if new is not None:
                 total, kept = max(counts[address] + len(held), new.total), len(held)
                 known = _back(known)
@@ -208,7 +216,7 @@ class Reserver:
                 if known is None:
                     continue  # Nova deletes it
             then[address] = reserve.decide(known, one, kept, total)
-        done = self._record(records, then)
+        done = self._record(records, {**unread, **then})
         for address, record in then.items():
             reserved = record.reserved if done else min(found[address].reserved, record.total)
             _write(tree, before.get(address), now.get(address), record, reserved)
@@ -277,8 +285,8 @@ class Reserver:
         now = providers(tree, nodename)
         then, found = {}, {}
         for address, known in records.items():
-            if address in now:
-                found[address] = one = _found(now[address], now[address], 0)
+            if address in now and now[address].resource_class:
+                found[address] = one = _found(now[address], now[address], 0, known)
                 then[address] = reserve.decide(_back(known), one, 0, one.total)
         if self._record(records, then):
             for address, record in then.items():
@@ -316,17 +324,22 @@ def _used(allocations: Mapping[str, Any]) -> collections.Counter[str]:
     return used
 
 
-def _found(was: Known | None, new: Known | None, used: int) -> Found:
-    """A provider as Placement has it, but for what Nova has just reserved itself."""
+def _found(was: Known | None, new: Known | None, used: int, known: Provider | None) -> Found:
+    """A provider as Placement has it, but for what Nova has just reserved itself.
+
+    :param known: what is remembered of it, for where Placement did not say.
+    """
     here = new or was
     assert here is not None
     reserved = 0 if was is None else int(was.fields.get("reserved", 0))
+    if was is not None and not was.resource_class and known is not None:
+        reserved = known.reserved
     if new is not None:
         reserved = int(new.fields.get("reserved", reserved))
     return Found(
         uuid=here.uuid,
         resource_class=here.resource_class,
-        total=here.total if was is None else was.total,
+        total=was.total if was is not None and was.resource_class else here.total,
         reserved=reserved,
         used=used,
         once=here.once,
@@ -349,10 +362,7 @@ def _write(
     here = new or was
     assert here is not None
     if new is None:
-        data = here.data
-        tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
-        tree.update_traits(data.uuid, data.traits)
-        tree.update_aggregates(data.uuid, data.aggregates)
+        _put_back(tree, here.data)
     kept = was.fields if was is not None and was.resource_class == here.resource_class else {}
     inventory = {
         **kept,
@@ -362,6 +372,14 @@ def _write(
         "reserved": reserved,
     }
     tree.update_inventory(here.uuid, {here.resource_class: inventory})
+
+
+def _put_back(tree: ProviderTree, data: Any) -> None:
+    """Give *tree* a provider again that Nova has taken out of it."""
+    tree.new_child(data.name, data.parent_uuid, uuid=data.uuid, generation=data.generation)
+    tree.update_inventory(data.uuid, data.inventory)
+    tree.update_traits(data.uuid, data.traits)
+    tree.update_aggregates(data.uuid, data.aggregates)
 
 
 def _words(
