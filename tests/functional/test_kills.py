@@ -22,7 +22,7 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 </devices></domain>"""
 
 #: A device is marked and its domain not started; cleaned and still marked; free again.
-STEPS = ("libvirt: start the domain", "take_back > _clean: file ledger", "Placement: DELETE")
+STEPS = ("libvirt: start the domain", "take_back > clean: file ledger", "Placement: DELETE")
 
 
 @pytest.mark.slow
