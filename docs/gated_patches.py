@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from virt_driver_patches import patches
-from virt_driver_patches.patches import gate
+from virt_driver_patches.patches import gate, overrides
 from virt_driver_patches.patches.gate import Patch
 
 PAGE: Final = Path(__file__).parent / "source/contributor/gated-patches.rst"
@@ -34,8 +34,11 @@ def replace(text: str) -> str:
 def tables() -> str:
     """What is wrapped, and what is overridden."""
     parts = []
-    for title, overridden in (("Wrapped", False), ("Overridden, or called", True)):
-        found = [patch for patch in patches.ALL if patch.overridden is overridden]
+    for title, found in (
+        ("Wrapped", [each for each in patches.ALL if not each.overridden]),
+        ("Overridden, or called", [each for each in patches.ALL if each.overridden]),
+        ("Overridden in nova-scheduler and nova-api", list(overrides.SCHEDULER)),
+    ):
         parts.append("\n".join([title, "-" * len(title), "", *_table(found)]))
     return "\n\n".join(parts) + "\n"
 

@@ -10,6 +10,7 @@ from virt_driver_patches.patches import (
     gate,
     healing,
     moves,
+    overrides,
     pci_devices,
     placement,
     reasons,
@@ -29,7 +30,7 @@ def _override(name: str, lines: dict[int, tuple[int, int]], why: str, *parameter
     )
 
 
-#: All of them, and the private methods of Nova's driver that this project's overrides.
+#: All of them, and the methods of Nova's driver that this project's overrides.
 ALL: Final[tuple[Patch, ...]] = (
     pci_devices.SETUP,
     moves.BIND,
@@ -71,6 +72,7 @@ ALL: Final[tuple[Patch, ...]] = (
         "Nova gives devices back without their addresses in the guest.",
         *("guest", "pci_devs"),
     ),
+    *overrides.DRIVER,
 )
 
 
