@@ -8,11 +8,15 @@ reverts of other servers.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+from nova import exception
 from nova.compute import manager as compute_manager
+from nova.tests.functional.api.client import OpenStackApiNotFoundException
 
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -176,3 +180,75 @@ class SameHostTest(MovesTest):
     def _revert_now(self, server: dict[str, Any]) -> None:
         self.api.post_server_action(server["id"], {"revertResize": None})
         self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
+
+
+RT = "nova.compute.resource_tracker.ResourceTracker"
+DRIVER = "nova.virt.libvirt.driver.LibvirtDriver"
+#: What fails -> whether that is on the way there, at the confirm or at the revert.
+STEPS = {
+    f"{RT}._move_claim": "move",
+    f"{DRIVER}.migrate_disk_and_power_off": "move",
+    f"{DRIVER}.finish_migration": "move",
+    f"{DRIVER}.confirm_migration": "confirmResize",
+    f"{RT}.drop_move_claim_at_source": "confirmResize",
+    f"{DRIVER}.destroy": "revertResize",
+    f"{RT}.drop_move_claim_at_dest": "revertResize",
+    f"{DRIVER}.finish_revert_migration": "revertResize",
+}
+
+
+def _fails(*args: Any, **keywords: Any) -> None:
+    raise exception.NovaException("injected")
+
+
+@pytest.mark.slow
+class FailingTest(MovesTest):
+    """A step of a move fails: what a migration keeps then is gone with its server, or named."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server = self.boot(self.make_flavor(STOCK))
+
+    def failing(self, path: str, body: dict[str, Any]) -> None:
+        when = STEPS[path]
+        if when != "move":
+            self.act(self.server, body, "VERIFY_RESIZE")
+        with fixtures.fixtures.MonkeyPatch(path, _fails):
+            action = body if when == "move" else {when: None}
+            self.api.post_server_action(self.server["id"], action)
+            self._wait_for_migration_status(self.server, ["error", "failed"])
+            self._wait_for_server_parameter(self.server, {"OS-EXT-STS:task_state": None})
+        self.eventually(self._deleted)
+        for host in self.computes:
+            self.update(host)
+        for host in self.computes:
+            self.update(host)
+        notes = [note for host in self.computes for note in self.stats_of(host).notes]
+        for uuid in self.left():
+            command = f"openstack resource provider allocation delete {uuid}"
+            self.assertTrue(any(command in note for note in notes), (path, uuid, notes))
+        self.assertEqual({}, self.allocated(self.server["id"]))
+
+    def _deleted(self) -> None:
+        """Its user deletes the server, again if need be."""
+        with contextlib.suppress(OpenStackApiNotFoundException):
+            self.api.delete_server(self.server["id"])
+            self.api.get_server(self.server["id"])
+            self.fail("it is still there")
+
+
+def _test(path: str, hosts: int, body: dict[str, Any] | None) -> Callable[[FailingTest], None]:
+    def test(self: FailingTest) -> None:
+        if hosts == 2:
+            self.place("beta")
+            self.flags(allow_resize_to_same_host=False)
+        self.failing(path, body or self.body(STOCK))
+
+    return test
+
+
+for _path in STEPS:
+    _name = _path.rpartition(".")[2].strip("_")
+    setattr(FailingTest, f"test_resize_on_one_host_{_name}", _test(_path, 1, None))
+    setattr(FailingTest, f"test_resize_on_two_hosts_{_name}", _test(_path, 2, None))
+    setattr(FailingTest, f"test_migration_{_name}", _test(_path, 2, {"migrate": None}))
