@@ -172,6 +172,7 @@ class MirrorTest(DriverTest):
         self.assertEqual(before, self.hardware(server))
         # And what cannot be given back is not taken.
         self.with_definitions()
+        self.flags(suspend_with_devices=True, group="hpc")
         self.refused_action(server, {"suspend": None})
         self._wait_for_action_fail_completion(server, "suspend", "compute_suspend_instance")
         self.assertEqual("ACTIVE", self.api.get_server(server["id"])["status"])
@@ -325,6 +326,7 @@ class MirrorTest(DriverTest):
         before = tree_reader.read(self.xml(server)).addresses
         self.with_definitions()
         attached = self.attached()
+        self.flags(suspend_with_devices=True, group="hpc")
         self._suspend_server(server)
         self._resume_server(server)
         self.assertEqual(4, len(attached))
@@ -344,6 +346,7 @@ class MirrorTest(DriverTest):
         server = self.server(CELLS)
         self.with_definitions()
         attached = self.attached()
+        self.flags(suspend_with_devices=True, group="hpc")
         self._suspend_server(server)
         self._resume_server(server)
         self.assertEqual(4, len(attached))

@@ -37,6 +37,7 @@ class RestartTest(DriverTest):
         self._start_server(self.server)
         self._rebuild_server(self.server, "155d900f-4e14-4e4c-a73d-069cbf4541e6")
         self.assertEqual(before, self.domain_devices(self.server))
+        self.flags(suspend_with_devices=True, group="hpc")
         self._suspend_server(self.server)
         self._resume_server(self.server)
         self.assertEqual(before, self.addresses())
@@ -82,6 +83,7 @@ class RestartTest(DriverTest):
         self.assertEqual("SHUTOFF", self.status())
 
     def test_a_resume_that_would_fail_leaves_the_server_suspended(self) -> None:
+        self.flags(suspend_with_devices=True, group="hpc")
         self._suspend_server(self.server)
         self.sysfs["alpha"].vanish(self.addresses()[0])
         self.refused_action(self.server, {"resume": None})
@@ -90,6 +92,7 @@ class RestartTest(DriverTest):
 
     def test_a_snapshot_that_would_fail_leaves_no_image(self) -> None:
         # For which Nova suspends the guest, and has to give its devices back.
+        self.flags(suspend_with_devices=True, group="hpc")
         self.flags(disable_libvirt_livesnapshot=True, group="workarounds")
         self.sysfs["alpha"].vanish(self.addresses()[0])
         deleted = []

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 from nova import context as nova_context
-from nova import objects, utils
+from nova import exception, objects, utils
 from nova.compute import vm_states
 from nova.objects import fields
 from oslo_log import log as logging
@@ -190,7 +190,10 @@ def _is_settled(instance: objects.Instance) -> bool:
 def _promised(host: str, nodename: str) -> tuple[frozenset[str], list[Promised]]:
     """Servers whose guests were asked for devices; and what each server of the node has."""
     context = nova_context.get_admin_context()
-    node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
+    except exception.ComputeHostNotFound:
+        return frozenset(), []  # it starts for the first time
     devices: dict[str, set[str]] = {}
     moving = set()
     for each in objects.PciDeviceList.get_by_compute_node(context, node.id):
