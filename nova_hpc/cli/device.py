@@ -18,7 +18,7 @@ from nova_hpc.cli.base import Answer, CommandError
 from nova_hpc.cli.snapshot import read_health
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import device_spec, roles
-from nova_hpc.tenancy import health, holders
+from nova_hpc.tenancy import health, holders, reserve
 from nova_hpc.tenancy.health import Kind, Offer
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
@@ -127,6 +127,9 @@ class Place:
             return "suspect", self.ledger.suspect[address]
         if address in ill:
             return "withheld", ill[address]
+        told = self.ledger.providers.get(parent or address)
+        if told is not None and told.operators >= told.total:
+            return "withheld", reserve.BY_OPERATOR
         return "free", ""
 
     def ill(self) -> dict[str, str]:

@@ -21,6 +21,9 @@ from nova_hpc.wire.reservation import Provider
 #: Seconds for which the provider of a device that has vanished is kept.
 PATIENCE: Final = 7 * 24 * 3600.0
 
+#: Why a device is not given that this node would give.
+BY_OPERATOR: Final = "reserved in Placement by an operator"
+
 
 @attrs.frozen
 class Found:

@@ -326,6 +326,27 @@ class OneTimeUseTest(_Base):
         self.update("alpha")
         self.assertEqual(0, self.reserved())
 
+    def test_withheld_for_something_else_when_it_is_clean(self) -> None:
+        """Clean again, it stays reserved as long as anything else withholds it."""
+        self.host("alpha", ONE, device_spec=self.entries())
+        server = self.boot(self.make_flavor(GPU))
+        self.update("alpha")
+        self.assertEqual(1, self.reserved())
+        self.quarantine("alpha", FIRST, "a ticket")
+        self._delete_server(server)
+        for _ in range(3):
+            self.update("alpha")
+            self.assertEqual(1, self.reserved())
+            self.assert_lost("alpha", FIRST)
+        self.assertFalse(self.log_lines("is clean and can be used again"))
+        self.assertIsNone(self.release("alpha", FIRST))
+        for _ in range(3):
+            self.update("alpha")
+        self.assertEqual(0, self.reserved())
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertFalse(self.record("alpha", FIRST).unreported)
+        self.boot(self.make_flavor(GPU))
+
     def test_what_an_operator_has_reserved_stays_reserved(self) -> None:
         self.host("alpha", ONE, device_spec=self.entries())
         body = self.placement.get("/resource_providers", version="1.14").body

@@ -228,6 +228,16 @@ class FlapTest(ReserveTest):
         known = self.ledger("alpha").providers
         self.assertEqual((0, 1), (known[FIRST].operators, known[SECOND].operators))
 
+    def test_one_that_does_not_pass_is_reserved_when_its_server_is_deleted(self) -> None:
+        """There is no time in which it is free by Placement."""
+        self.host("alpha", TWO)
+        server = self.boot(self.make_flavor(NEAR))
+        (mine,) = (device.address for device in self.devices_of(server))
+        (self.sysfs["alpha"].devices / mine / "reset").unlink()
+        self._delete_server(server)
+        self.assertEqual([mine], list(self.ledger("alpha").quarantined))
+        self.assertEqual((1, 1), self.reserved("alpha")[mine])
+
 
 class ForcedTest(ReserveTest):
     """A forced host does not give what is withheld either."""

@@ -39,7 +39,6 @@ LOG = logging.getLogger(__name__)
 
 _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
 _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
-_BY_OPERATOR: Final = "reserved in Placement by an operator"
 
 
 @attrs.frozen
@@ -156,14 +155,14 @@ class Reserver:
             function = look.node.function(address)
             children = () if function is None else function.virtual_functions
             mine = [each for each in children if each in look.offered]
-            whole = why == _BY_OPERATOR
+            whole = why == reserve.BY_OPERATOR
             shown.update(dict.fromkeys(mine if mine and whole else [address], why))
         return shown
 
     def held(self) -> frozenset[str]:
-        """What is left out of Nova's tracker."""
-        look = self._look
-        return frozenset() if look is None else frozenset().union(*look.withheld.values())
+        """What is left out of Nova's tracker, or will be at the next update."""
+        look, sick = self._look, frozenset(self._ledger.read().quarantined)
+        return sick if look is None else sick.union(*look.withheld.values())
 
     # -- Nova makes its providers -------------------------------------------------
 
@@ -182,7 +181,8 @@ class Reserver:
         :param allocations: consumer -> what it has of this node, by Placement.
         """
         now = providers(tree, nodename)
-        tracked, removed = _sort(devices)
+        tracked, removed, free = _sort(devices)
+        sick = self._sick(free)
         counts = collections.Counter(tracked.values())
         used = _used(allocations)
         records = self._recorded()
@@ -205,7 +205,8 @@ class Reserver:
             held = self._held(address) - tracked.keys()
             found[address] = one = _found(was, new, used[here.uuid], known)
             if new is not None:
-                total, kept = max(counts[address] + len(held), new.total), len(held)
+                total = max(counts[address] + len(held), new.total)
+                kept = len(held) + sick[address]
                 known = _back(known)
             elif held:
                 total = kept = max(len(held), one.used)
@@ -225,6 +226,18 @@ class Reserver:
     def _held(self, address: str) -> frozenset[str]:
         look = self._look
         return frozenset() if look is None else look.withheld.get(address, frozenset())
+
+    def _sick(self, free: Mapping[str, str]) -> collections.Counter[str]:
+        """Provider -> how many of its free devices are in quarantine and tracked still.
+
+        A device that does not pass when its server is deleted is reserved at once: until
+        the next periodic update it is free by Nova.
+        """
+        ledger = self._ledger.read()
+        known = {} if ledger.lost else ledger.quarantined
+        return collections.Counter(
+            place for each, place in free.items() if each in known or place in known
+        )
 
     def _leaving(
         self, address: str, known: Provider | None, found: Found, removed: Collection[str]
@@ -302,9 +315,9 @@ def _normal(text: object) -> str:
         return ""
 
 
-def _sort(devices: Iterable[Any]) -> tuple[dict[str, str], set[str]]:
-    """Tracked device -> address of its provider; and those that were given up."""
-    tracked, removed = {}, set()
+def _sort(devices: Iterable[Any]) -> tuple[dict[str, str], set[str], dict[str, str]]:
+    """Tracked device -> address of its provider; those that were given up; those that are free."""
+    tracked, removed, free = {}, set(), {}
     for device in devices:
         address = _normal(device.address)
         if device.status in _GONE:
@@ -312,7 +325,9 @@ def _sort(devices: Iterable[Any]) -> tuple[dict[str, str], set[str]]:
         else:
             child = device.dev_type in _CHILDREN
             tracked[address] = _normal(device.parent_addr) if child else address
-    return tracked, removed
+            if device.status == fields.PciDeviceStatus.AVAILABLE:
+                free[address] = tracked[address]
+    return tracked, removed, free
 
 
 def _used(allocations: Mapping[str, Any]) -> collections.Counter[str]:
@@ -391,6 +406,6 @@ def _words(
         if record.gone is not None:
             yield address, "the device has vanished; its resource provider is kept and reserved"
         elif theirs >= record.total and not found[address].once:
-            yield address, _BY_OPERATOR
+            yield address, reserve.BY_OPERATOR
         elif theirs and not found[address].once:
-            yield address, f"{theirs} of its {record.total} functions are {_BY_OPERATOR}"
+            yield address, f"{theirs} of its {record.total} functions are {reserve.BY_OPERATOR}"

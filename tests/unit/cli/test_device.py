@@ -10,6 +10,7 @@ import pytest
 from nova_hpc.cli import device, fleet
 from nova_hpc.cli.main import NovaHpc
 from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.wire.reservation import Provider
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 SERVER = "11111111-1111-1111-1111-111111111111"
@@ -228,3 +229,16 @@ def test_the_libvirt_of_nova_compute_is_asked(node, ask, libvirt):
     assert ask("release", GPU)[0] == 0
     assert libvirt.asked == ["qemu:///system", "qemu+unix:///system"]
     assert node.resets(GPU)
+
+
+def test_what_an_operator_has_reserved(node, ask):
+    def reserve(ledger, operators):
+        told = Provider("5f0d2f5a-8a58-4f0e-8a51-0c1f7f3f1d11", "CUSTOM_GPU", 1, 0, operators)
+        return attrs.evolve(ledger, providers={GPU: told})
+
+    node.file.change(lambda ledger: reserve(ledger, 1))
+    row = listed(ask)[GPU]
+    assert (row["State"], row["Reason"]) == ("withheld", "reserved in Placement by an operator")
+    assert listed(ask)[OTHER]["State"] == "free"
+    node.file.change(lambda ledger: reserve(ledger, 0))
+    assert listed(ask)[GPU]["State"] == "free"
