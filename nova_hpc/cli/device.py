@@ -158,7 +158,16 @@ class Place:
         return Hygiene(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
 
     def owners(self) -> Owners:
-        """Who is asked whether anybody has a device: the ledger's marks stand for Nova."""
+        """Who is asked whether anybody has a device: the ledger's marks stand for Nova.
+
+        :raises CommandError: they do not, since the ledger is new.
+        """
+        if not self.ledger.compared:
+            raise CommandError(
+                f"the ledger {self.file.path} is new, or of another release: nova-compute has not "
+                "compared it with Nova's records yet, so nobody knows which devices servers have; "
+                "start nova-compute of this node and wait for its next periodic update"
+            )
         return Owners(
             records=lambda: frozenset(self.file.known().marked),
             domains=libvirt_domains.reader(self.options),

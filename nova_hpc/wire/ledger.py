@@ -18,6 +18,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
      "absent": {"serial:...": {as above}},
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
+     "compared": true,
      "nvlink": {"gpus": ["0000:41:00.0", ...],
                 "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}},
      "providers": {"0000:41:00.0": {...}}}
@@ -28,6 +29,8 @@ device was found clean. ``baseline`` and ``adapter`` belong to the steps that
 write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
 :mod:`nova_hpc.tenancy.adapters.settings`) and are carried here as they are.
 ``absent`` is what was known of hardware that is not in the node any more.
+``compared`` says that nova-compute has marked what servers have by Nova's records: a
+file that was begun anew, since the old one was lost, does not say it.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
 ``nova-hpc nvlink``. The version before the first one was four files, one of each
@@ -197,7 +200,16 @@ _KEYS: Final = frozenset(
     | {"health", "last_server", "counted", "differs"}
 )
 _TOP: Final = frozenset(
-    {LEDGER.key, "devices", "nvlink", "absent", "maintenance", "accepted", "providers"}
+    {
+        LEDGER.key,
+        "devices",
+        "nvlink",
+        "absent",
+        "maintenance",
+        "accepted",
+        "providers",
+        "compared",
+    }
 )
 
 
@@ -231,6 +243,9 @@ class Ledger:
     accepted: tuple[Accepted, ...] = attrs.field(default=(), converter=_latest)
     #: Normalised PCI address -> what is reserved of the provider that is named after it.
     providers: Mapping[str, Provider] = attrs.field(factory=dict, hash=False)
+    #: nova-compute has compared this file with Nova's records since it was begun: a device
+    #: without a mark has no server.
+    compared: bool = False
     #: Entries under a key that is no address. They are kept as they are.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     #: Keys of a later release.
@@ -310,6 +325,8 @@ class Ledger:
             "devices": {**self.unread, **devices},
             "nvlink": nvlink,
         }
+        if self.compared:
+            body["compared"] = True
         if self.absent:
             body["absent"] = {each: self.absent[each].dumps() for each in sorted(self.absent)}
         if self.maintenance is not None:
@@ -358,6 +375,7 @@ def loads(text: str) -> Ledger:
         maintenance=_maintenance(body.get("maintenance"), problems),
         accepted=_accepted(body.get("accepted", []), problems),
         providers=reservation.loads(body.get("providers"), problems),
+        compared=body.get("compared") is True,
         unread=unread,
         more={key: body[key] for key in body.keys() - _TOP},
         problems=tuple(problems),

@@ -13,7 +13,9 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.guest_tree import Abi, Mode
 from nova_hpc.tenancy import health
+from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import Step
 from nova_hpc.wire import guest_abi
 from virt_driver_patches.driver import guest_topology, reading
@@ -31,11 +33,11 @@ class Noted(Step):
 
     before_restart = withhold = before_start
 
-    def after_end(self, server, look):
+    def after_end(self, server, look, owners):
         self.told.append(("end", self.name))
         return ()
 
-    def after_move(self, server, look):
+    def after_move(self, server, look, owners):
         self.told.append(("move", self.name))
         return ()
 
@@ -56,8 +58,9 @@ class Noted(Step):
 def test_the_last_step_is_taken_back_first(task, what) -> None:
     told: list[tuple[str, str]] = []
     steps = tuple(Noted(name, told) for name in ("cleaning", "links", "adapters"))
-    instance = SimpleNamespace(task_state=task, uuid=uuids.instance)
-    Tenancy(steps).take_back(instance, None)
+    instance = SimpleNamespace(task_state=task, uuid=uuids.instance, node="alpha")
+    nobody = Owners(frozenset, GuestDomains, lambda addresses: {})
+    Tenancy(steps, owners=lambda node: nobody).take_back(instance, None)
     order = ("adapters", "links", "cleaning") if what else ()
     assert told == [(what, name) for name in order]
 

@@ -69,6 +69,9 @@ class Update:
                     if now.device(each).server is None
                 }
             )
+        if not now.compared:
+            change = self.records.ledger.change
+            now = change(lambda now: attrs.evolve(whole(now), compared=True))
         well = {each: found for each, found in offered.items() if each not in ill}
         looks = self.records.looker.look(well[each] for each in well if each not in used)
         now, notes = self._follow(now, well, looks, used)

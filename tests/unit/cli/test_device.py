@@ -9,7 +9,7 @@ import pytest
 
 from nova_hpc.cli import device, fleet
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.ledger import LedgerFile, copy_of
 from nova_hpc.wire.reservation import Provider
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -242,3 +242,24 @@ def test_what_an_operator_has_reserved(node, ask):
     assert listed(ask)[OTHER]["State"] == "free"
     node.file.change(lambda ledger: reserve(ledger, 0))
     assert listed(ask)[GPU]["State"] == "free"
+
+
+@pytest.mark.parametrize("words", [("release", GPU), ("check", GPU, "--accept")])
+def test_without_the_ledger_nothing_is_touched_before_nova_compute_was_there(node, ask, words):
+    """Whoever had the devices, the file that knew it is gone."""
+    node.step().give(SERVER, node.candidates(GPU))
+    node.state.unlink()
+    copy_of(node.state).unlink()
+    quarantined(node, ask)
+    status, _, err = ask(*words)
+    assert (status, node.resets(GPU)) == (2, False)
+    assert f"the ledger {node.state} is new" in err
+    assert "start nova-compute of this node" in err
+    # It has, and Nova knows of a server.
+    node.step().sweep(node.candidates(GPU, OTHER), lambda: frozenset({GPU}))
+    status, _, err = ask(*words)
+    assert (status, node.resets(GPU)) == (2, False)
+    # The server ends; an update finds it free, and leaves what is quarantined to the operator.
+    node.step().sweep(node.candidates(GPU, OTHER), frozenset)
+    assert ask("release", GPU)[0] == 0
+    assert node.resets(GPU)
