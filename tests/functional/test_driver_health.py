@@ -89,6 +89,35 @@ class HealthTest(DriverTest):
         again = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:3"}))
         self.assertEqual(3, len(self.devices_of(again)))
 
+    def test_narrow_links_withhold_no_more_than_the_share(self) -> None:
+        """A riser that gives every slot half of its lanes: an alarm, and no empty node."""
+
+        def link(tree, width: int) -> None:
+            for device in tree.devices.iterdir():
+                values = {"max_link_width": 16, "current_link_width": width}
+                for name, value in values.items():
+                    (device / name).write_text(f"{value}\n")
+                for name in ("max_link_speed", "current_link_speed"):
+                    (device / name).write_text("16.0 GT/s PCIe\n")
+
+        self.host("alpha", FOUR, before=lambda tree: link(tree, 8))
+        for _ in range(4):
+            self.update("alpha")
+            self.assertEqual(3, len(self.tracked("alpha")), self.stats_of("alpha"))
+            self.assertEqual(1, len(self.stats_of("alpha").withheld))
+            self.assertIn("[hpc]suspect_share", self.stats_of("alpha").notes[0])
+        # Who is offered can be given.
+        server = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:3"}))
+        self.assertEqual(3, len(self.devices_of(server)))
+        self._delete_server(server)
+        link(self.sysfs["alpha"], 16)
+        self.flags(suspect_retry=0.0, group="hpc")
+        node = self.computes["alpha"].driver.hpc_node
+        del node.__dict__["tenancy"]
+        self.update("alpha")
+        self.assert_all_free("alpha")
+        self.assertEqual(4, len(self.tracked("alpha")))
+
     def test_no_notification_without_the_option(self) -> None:
         self.flags(notification_format="unversioned", group="notifications")
         self.host_with_counters("alpha", TWO)

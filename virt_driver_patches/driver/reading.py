@@ -111,6 +111,11 @@ class Reading:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
 
+    def fresh(self) -> dict[str, Finding]:
+        """The same of everything that is offered, whatever is remembered of it."""
+        offers = [offer for offer, _ in self.offers().values()]
+        return health.judge(self.node, offers, None, self.kinds & health.FRESH)
+
     def states(self) -> dict[str, tuple[str, float]]:
         """Address -> state of what is suspect or in quarantine, and when it began."""
         return {

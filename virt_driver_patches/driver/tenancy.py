@@ -25,7 +25,6 @@ from nova_hpc.from_nova.claim import Claim
 from nova_hpc.offer.nvlink_sets import SWITCH_ROLE
 from nova_hpc.placement import flavor
 from nova_hpc.placement.model import Nvlink
-from nova_hpc.tenancy import health
 from nova_hpc.tenancy.adapters import step as adapters
 from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
 from nova_hpc.tenancy.health import Finding, Kind
@@ -204,7 +203,7 @@ class Tenancy:
         found: dict[str, Finding] = {}
         alarms: list[str] = []
         if self.steps:
-            ill = reading.judge(reading.offers(), health.FRESH)
+            ill = reading.fresh()
             view = attrs.evolve(_view(reading), ill=ill)
             for step in reversed(self.steps):
                 withheld = step.withhold(view, owners)

@@ -380,3 +380,39 @@ def test_a_damaged_entry_is_that_of_a_device_that_nobody_may_have(file, entry):
     assert GPU in now.problems[0]
     # The others are none the worse.
     assert now.quarantined[OTHER] == "x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_file_of_another_user(file):
+    """Nothing is known of any device, and nothing is written over."""
+    file.quarantine({GPU: "x"})
+    for path in (file.path, copy_of(file.path)):
+        path.chmod(0o600)
+    folder = file.path.parent
+    for each in (folder, *folder.parents[:3]):
+        each.chmod(0o755)
+    context = multiprocessing.get_context("fork")
+    said = context.SimpleQueue()
+
+    def look():
+        os.setgroups([])
+        os.setegid(65534)
+        os.seteuid(65534)
+        found = file.read()
+        said.put((found.lost, found.why(OTHER)))
+        try:
+            file.quarantine({OTHER: "y"})
+        except LedgerError as error:
+            said.put(str(error))
+        else:
+            said.put("written")
+
+    other = context.Process(target=look)
+    other.start()
+    lost, why = said.get()
+    error = said.get()
+    other.join()
+    assert lost
+    assert "Permission denied" in why
+    assert error != "written"
+    assert file.read().quarantined == {GPU: "x"}

@@ -239,6 +239,14 @@ def test_suspicion_alone_withholds_no_more_than_its_share(count, share, looks):
                 assert settled.alarms
 
 
+def test_what_is_not_suspicion_alone_is_not_let_through():
+    roles = node(8)
+    found = {each: (*symptom(Sign.LINK), *symptom(Sign.ABSENT)) for each in roles}
+    settled = settle({}, found, roles, at(0), RULES)
+    assert {one.state for one in settled.entries.values()} == {State.SUSPECT}
+    assert len(settled.entries) == 8
+
+
 def test_an_alarm_says_what_to_look_at():
     roles = node(8)
     found = {each: symptom(Sign.ERRORS) for each in roles}
