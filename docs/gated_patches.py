@@ -36,7 +36,10 @@ def tables() -> str:
     parts = []
     for title, found in (
         ("Wrapped", [each for each in patches.ALL if not each.overridden]),
-        ("Overridden, or called", [each for each in patches.ALL if each.overridden]),
+        (
+            "Overridden, or called",
+            [*(each for each in patches.ALL if each.overridden), *overrides.DRIVER],
+        ),
         ("Overridden in nova-scheduler and nova-api", list(overrides.SCHEDULER)),
     ):
         parts.append("\n".join([title, "-" * len(title), "", *_table(found)]))

@@ -61,7 +61,7 @@ def test_there_are_classes() -> None:
 @pytest.mark.parametrize("path", sorted(CLASSES))
 def test_every_method_is_listed(path: str) -> None:
     listed = {}
-    for patch in (*patches.ALL, *overrides.SCHEDULER):
+    for patch in (*patches.ALL, *overrides.ALL):
         # Private ones of the driver stand with the wraps, beside others that are only called.
         ours = getattr(patch, "ours", DRIVER if patch.overridden else None)
         if ours == path and patch.name in vars(CLASSES[path]):

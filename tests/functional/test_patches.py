@@ -23,9 +23,7 @@ from virt_driver_patches import patches
 from virt_driver_patches.patches import gate, moves, overrides, pci_devices, reasons, refuse_early
 
 
-@pytest.mark.parametrize(
-    "patch", [*patches.ALL, *overrides.SCHEDULER], ids=lambda patch: patch.name
-)
+@pytest.mark.parametrize("patch", [*patches.ALL, *overrides.ALL], ids=lambda patch: patch.name)
 def test_it_is_where_it_is_said_to_be(patch):
     """Nova's file and lines, in the release that runs the tests."""
     function = patch.function()

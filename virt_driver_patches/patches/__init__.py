@@ -10,7 +10,6 @@ from virt_driver_patches.patches import (
     gate,
     healing,
     moves,
-    overrides,
     pci_devices,
     placement,
     reasons,
@@ -30,7 +29,8 @@ def _override(name: str, lines: dict[int, tuple[int, int]], why: str, *parameter
     )
 
 
-#: All of them, and the methods of Nova's driver that this project's overrides.
+#: All of them, and the private methods of Nova's driver that this project's overrides; the
+#: public ones are in :mod:`~virt_driver_patches.patches.overrides`.
 ALL: Final[tuple[Patch, ...]] = (
     pci_devices.SETUP,
     moves.BIND,
@@ -72,7 +72,6 @@ ALL: Final[tuple[Patch, ...]] = (
         "Nova gives devices back without their addresses in the guest.",
         *("guest", "pci_devs"),
     ),
-    *overrides.DRIVER,
 )
 
 

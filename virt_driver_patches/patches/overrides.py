@@ -3,9 +3,9 @@
 
 Public methods are what Nova lets subclasses do, and still nothing that it promises: a
 parameter that comes or goes breaks them as it breaks a wrap. Private ones of the driver
-are in ``patches.ALL`` with the wraps. The classes are named as texts, those of the
-scheduler, too, which nova-compute never imports; a contract test compares this list with
-the classes themselves, on every release.
+are in ``patches.ALL`` with the wraps, which are checked when the service starts. The
+classes are named as texts, those of the scheduler, too, which nova-compute never
+imports; a contract test compares this list with the classes themselves, on every release.
 """
 
 from __future__ import annotations
@@ -207,3 +207,5 @@ SCHEDULER: Final[tuple[Override, ...]] = (
         ours=_VALIDATOR,
     ),
 )
+
+ALL: Final = (*DRIVER, *SCHEDULER)
