@@ -176,6 +176,7 @@ class InPlaceTest(LifecycleTest):
         self.refused(action, "its adapter is elsewhere", small, lambda: self._no(small, port))
         self._delete_server(small)
         self.keeps(action, self.server, lambda: self._attach(self.server, port))
+        self._as_recorded(action)
         with self.ill(self.server):
             with_port = "Hard reboot with a direct port"
             self.refused(with_port, ILL, self.server, self.ask(REBOOT))
@@ -186,8 +187,17 @@ class InPlaceTest(LifecycleTest):
         with self.allowed(), self.cold():
             action = "Snapshot, cold (allowed), with a direct port"
             self.always_refused(action, ALWAYS, self.server, self.ask(SNAPSHOT))
+        self._as_recorded(with_port)
         self.never_refused("Detach a direct port", self.server, lambda: self._detach(port))
+        self._as_recorded("Detach a direct port")
         self.act(self.server, REBOOT, "ACTIVE")
+
+    def _as_recorded(self, action: str) -> None:
+        """The guest has what Nova's records give the server, ports included."""
+        for _ in range(2):
+            self.update("alpha")
+        for address, text in self.stats_of("alpha").differs.items():
+            self.errors.append(f"{action}: {address} {text}")
 
     def _no(self, server: dict, port: str) -> None:
         with self.assertRaises(base.client.OpenStackApiException) as caught:
