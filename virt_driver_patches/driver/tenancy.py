@@ -185,10 +185,13 @@ class Tenancy:
         owners = self.owners(instance.node or "")
         domains = owners.domains()
         own = domains.of(instance.uuid)
+        why = domains.unknown
         if own is not None and own.live.all:
-            # Nova says that it is gone: a destroy that failed, or was undone. What is taken
-            # from a guest that runs is lost to it; the next update looks again.
-            LOG.error("Its devices are left as they are: %s is still there", own, instance=instance)
+            why = f"{own} is still there"
+        if why is not None:
+            # Nova says that it is gone, but what is taken from a guest that runs is lost to
+            # it. The next update looks again.
+            LOG.error("Its devices are left as they are for now: %s", why, instance=instance)
             return
         owners = owners.with_domains(domains)
         for step in reversed(self.steps):

@@ -16,7 +16,7 @@ from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import Ledger
 
 #: Locks that are held at once: each is an open file.
-_MOST_AT_ONCE: Final = 64
+_MOST_AT_ONCE: Final = 128
 
 
 @attrs.frozen
