@@ -49,10 +49,11 @@ def test_a_process_keeps_everybody_out(node):
 # As another user: root may open what is exclusive.
 EXCLUSIVE = """\
 import json, os, pathlib, sys
-os.setresgid(65534, 65534, 65534)
-os.setresuid(65534, 65534, 65534)
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.hygiene import reset
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+os.chdir("/")
 root = pathlib.Path(sys.argv[1])
 one = holders.holders(root, [sys.argv[2]])[sys.argv[2]]
 try:
