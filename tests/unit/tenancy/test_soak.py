@@ -66,12 +66,6 @@ class World:
                 self.vfs[pf].append(vf)
         self.offered = [*GPUS, *(vf for each in self.vfs.values() for vf in each)]
         self.roles = {each: "gpu" if each in GPUS else "vf" for each in self.offered}
-        groups = root / "sys/kernel/iommu_groups"
-        for number, each in enumerate([*self.offered, *PFS]):
-            folder = groups / str(number) / "devices"
-            folder.mkdir(parents=True)
-            (folder / each).symlink_to(self.node.devices / each)
-            (self.node.devices / each / "iommu_group").symlink_to(folder.parent)
         # What is asked of the kernel is not what is tried here: a reset takes no process.
         self.step = self.node.step(reset=self.reset)
 
@@ -95,7 +89,7 @@ class World:
             {each: self.roles[each] for each in here},
             ill=health.judge(node, offers, self.node.ledger, health.FRESH),
         )
-        withheld = self.step.withhold(view, lambda: self.used)
+        withheld = self.step.withhold(view, self.node.owners(*self.used))
         assert not any("not offered" in note for note in withheld.notes), withheld.notes
         self.alarms = withheld.alarms
         return set(here) - self.judged(node, offers).keys() - withheld.findings.keys()
