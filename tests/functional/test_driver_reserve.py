@@ -466,15 +466,10 @@ class LeftBehindTest(ReserveTest):
         self.assertIn(f"allocation unset --provider {provider} {server['id']}", text)
 
     def test_servers_and_migrations_are_none(self) -> None:
-        self.useFixture(
-            fixtures.fixtures.MockPatch(
-                "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off",
-                return_value="{}",
-            )
-        )
         self.host("alpha", TWO)
         server = self.boot(self.make_flavor(NEAR))
         self.host("beta", TWO)
+        self.useFixture(fixtures.Moves())
         self._migrate_server(server)
         for confirmed in (False, True):
             for name in ("alpha", "beta"):
