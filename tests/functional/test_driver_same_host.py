@@ -37,6 +37,7 @@ class MovesTest(DriverTest):
 
     def setUp(self) -> None:
         super().setUp()
+        self.known: set[str] = set()
         self.flags(allow_resize_to_same_host=True)
         self.useFixture(
             fixtures.fixtures.MockPatch(
@@ -60,12 +61,12 @@ class MovesTest(DriverTest):
                 found[name] = found.get(name, 0) + amount
         return found
 
-    def migrations(self) -> list[dict[str, Any]]:
-        return list(self.api.api_get("/os-migrations").body["migrations"])
-
     def left(self) -> dict[str, Any]:
-        """Migration -> what it holds in Placement."""
-        found = {each["uuid"]: self.allocated(each["uuid"]) for each in self.migrations()}
+        """Migration -> what it holds in Placement, of all that were ever asked for."""
+        # Nova shows none of a server that is deleted.
+        now = self.api.api_get("/os-migrations").body["migrations"]
+        self.known |= {each["uuid"] for each in now}
+        found = {uuid: self.allocated(uuid) for uuid in self.known}
         return {uuid: each for uuid, each in found.items() if each}
 
     def body(self, specs: dict[str, str]) -> dict[str, Any]:
@@ -182,6 +183,36 @@ class SameHostTest(MovesTest):
         self._wait_for_server_parameter(server, {"OS-EXT-STS:task_state": None})
 
 
+class LeftOverTest(MovesTest):
+    """An allocation of a migration that is over, as earlier releases have left some."""
+
+    def test_it_is_named_with_the_command_that_removes_it(self) -> None:
+        server = self.boot(self.make_flavor(STOCK))
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        ((uuid, held),) = self.left().items()
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        self._delete_server(server)
+        self.assertEqual({}, self.left())
+        again = {
+            "allocations": {each: {"resources": one["resources"]} for each, one in held.items()},
+            "project_id": "project",
+            "user_id": "user",
+            "consumer_generation": None,
+        }
+        answer = self.placement.put(f"/allocations/{uuid}", again, version="1.28")
+        self.assertEqual(204, answer.status, answer.body)
+        self.assertEqual({uuid: held.keys()}, {k: one.keys() for k, one in self.left().items()})
+        for _ in range(2):
+            self.update("alpha")
+        command = f"openstack resource provider allocation delete {uuid}"
+        (note,) = [each for each in self.stats_of("alpha").notes if uuid in each]
+        self.assertIn(command, note)
+        self.placement.delete(f"/allocations/{uuid}")
+        for _ in range(2):
+            self.update("alpha")
+        self.assertEqual((), self.stats_of("alpha").notes)
+
+
 RT = "nova.compute.resource_tracker.ResourceTracker"
 DRIVER = "nova.virt.libvirt.driver.LibvirtDriver"
 #: What fails -> whether that is on the way there, at the confirm or at the revert.
@@ -218,6 +249,8 @@ class FailingTest(MovesTest):
             self.api.post_server_action(self.server["id"], action)
             self._wait_for_migration_status(self.server, ["error", "failed"])
             self._wait_for_server_parameter(self.server, {"OS-EXT-STS:task_state": None})
+        self.left()
+        self.assertEqual(1, len(self.known))
         self.eventually(self._deleted)
         for host in self.computes:
             self.update(host)
