@@ -155,6 +155,8 @@ class FakeNode:
         """Put a device into an IOMMU group, whose file is there."""
         members = self.root / f"sys/kernel/iommu_groups/{number}/devices"
         members.mkdir(parents=True, exist_ok=True)
+        for old in members.parents[1].glob(f"*/devices/{address}"):
+            old.unlink()  # of a device that is added again
         (members / address).symlink_to(self.devices / address)
         link = self.devices / address / "iommu_group"
         link.unlink(missing_ok=True)
