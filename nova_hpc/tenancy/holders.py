@@ -37,6 +37,11 @@ BIND_ARGUMENT: Final = "=IIiI"
 _BLOCK: Final = "/sys/class/block"
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 _UP: Final = 1  # IFF_UP
+#: How links of an interface to what it is part of begin: a bond, a bridge, a VLAN on it.
+_ABOVE: Final = ("upper_", "master")
+_ROUTES: Final = "/proc/net/route"
+_ADDRESSES: Final = "/proc/net/if_inet6"
+_GLOBAL: Final = "00"
 #: Drivers that hand a device to whoever opens a file, and let anybody open it.
 _UIO: Final = ("uio_pci_generic", "igb_uio")
 #: Others of this project look at the same group for an instant.
@@ -203,16 +208,39 @@ class _Looker:
                 certain=False,
             )
         for name in self._tree.names(f"{DEVICES}/{address}/net"):
-            if self._number(f"{DEVICES}/{address}/net/{name}/flags") & _UP:
+            how = self._network(f"{DEVICES}/{address}/net/{name}", name)
+            if how is not None:
                 return Holder(
-                    f"the host uses its network interface {name}, which is up; take it down (ip "
-                    f"link set {name} down), or offer it with managed=no"
+                    f"the host uses its network interface {name}, which is up and {how}; take it "
+                    f"down (ip link set {name} down), or offer it with managed=no"
                 )
         for name, place in self._blocks().items():
             if f"/{address}/" in place:
                 holder = self._disk(name)
                 if holder is not None:
                     return holder
+        return None
+
+    def _network(self, path: str, name: str) -> str | None:
+        """How the host uses an interface; None: it does not.
+
+        One that is only up is not used: network managers bring up what they find.
+        """
+        if not self._number(f"{path}/flags") & _UP:
+            return None
+        above = [each for each in self._tree.names(path) if each.startswith(_ABOVE)]
+        if above:
+            return "part of another interface"
+        routes = self._text(_ROUTES)
+        if routes is None:
+            return f"perhaps in use ({_ROUTES} cannot be read)"
+        if any(line.split()[:1] == [name] for line in routes.splitlines()):
+            return "has a route"
+        for line in (self._text(_ADDRESSES) or "").splitlines():
+            # address, index, length of the prefix, scope, flags, interface
+            fields = line.split()
+            if len(fields) == 6 and fields[5] == name and fields[3] == _GLOBAL:
+                return "has an address"
         return None
 
     def _disk(self, name: str) -> Holder | None:

@@ -274,20 +274,44 @@ def test_uio_says_nothing(node, driver):
     assert driver in found.text
 
 
+ROUTES = "Iface\tDestination\tGateway\n{name}\t00000000\t0101A8C0\n"
+ADDRESS = "20010db8000000000000000000000001 04 40 {scope} 80    ens3v0\n"
+
+
 @pytest.mark.parametrize(
-    ("flags", "used"), [("0x1003", True), ("0x1002", False), ("", True), ("x", True)]
+    ("flags", "link", "routes", "addresses", "how"),
+    [
+        ("0x1003", "upper_bond0", ROUTES.format(name="eth0"), "", "part of another interface"),
+        ("0x1003", "master", ROUTES.format(name="eth0"), "", "part of another interface"),
+        ("0x1003", None, ROUTES.format(name="ens3v0"), "", "has a route"),
+        ("0x1003", None, "", ADDRESS.format(scope="00"), "has an address"),
+        ("0x1003", None, None, "", "/proc/net/route cannot be read"),
+        ("", None, ROUTES.format(name="ens3v0"), "", "has a route"),
+        ("x", None, ROUTES.format(name="ens3v0"), "", "has a route"),
+        # A network manager has brought it up, and nobody uses it.
+        ("0x1003", None, ROUTES.format(name="ens3v01"), ADDRESS.format(scope="20"), None),
+        ("0x1002", "master", ROUTES.format(name="ens3v0"), ADDRESS.format(scope="00"), None),
+    ],
 )
-def test_an_interface_that_is_up_is_used(node, flags, used):
+def test_an_interface_that_the_host_uses(node, flags, link, routes, addresses, how):
     node.add(PF)
     node.add(VF, physfn=PF)
     node.bind(VF, "mlx5_core")
     folder = node.devices / VF / "net/ens3v0"
     folder.mkdir(parents=True)
     (folder / "flags").write_text(f"{flags}\n")
+    if link is not None:
+        (folder / link).symlink_to("../bond0")
+    proc = node.root / "proc/net"
+    proc.mkdir(parents=True, exist_ok=True)
+    if routes is not None:
+        (proc / "route").write_text(routes)
+    (proc / "if_inet6").write_text(addresses)
     found = look(node, VF)
-    assert bool(found) is used
-    if used:
+    assert bool(found) is (how is not None)
+    if how is not None:
         assert "ens3v0" in found[VF].text
+        assert how in found[VF].text
 
 
 def test_disks(node, monkeypatch):
