@@ -318,7 +318,7 @@ def offered(
     devices: Mapping[str, evidence.HostDevice], providers: Iterable[observe.Provider]
 ) -> list[evidence.HostDevice]:
     """Those of a node's devices whose provider still has one to give."""
-    free = {one.address for one in providers if one.used < one.total}
+    free = {one.address for one in providers if one.used + one.reserved < one.total}
     return [device for device in devices.values() if device.provider in free]
 
 
@@ -416,7 +416,7 @@ def _many(demo: Servers) -> bool:
     gpu = "_".join(("CUSTOM_PCI", *qemu.GPU_IDS)).upper()
     for one in observe.providers(demo.connection):
         if one.resource_class == gpu:
-            free[one.host] = free.get(one.host, 0) + one.total - one.used
+            free[one.host] = free.get(one.host, 0) + one.total - one.used - one.reserved
     most = max(free.values(), default=0)
     demo.title(f"Refused: {most + 1} GPUs, where {most} are free")
     return _refused(

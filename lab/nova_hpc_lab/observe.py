@@ -27,6 +27,18 @@ class Provider:
     resource_class: str
     total: int
     used: int
+    #: Given to nobody: by the node, which withholds them, or by an operator.
+    reserved: int = 0
+
+    @property
+    def most(self) -> int:
+        """How many servers have and can have."""
+        return max(self.used, self.total - self.reserved)
+
+    @property
+    def offered(self) -> bool:
+        """Whether a server has one, or can have one."""
+        return self.most > 0
 
 
 @attrs.frozen
@@ -61,7 +73,10 @@ def providers(cloud: Any) -> list[Provider]:
         inventories = _get(cloud, f"/resource_providers/{item['uuid']}/inventories")["inventories"]
         usages = _get(cloud, f"/resource_providers/{item['uuid']}/usages")["usages"]
         found += [
-            Provider(host, address, name, inventory["total"], usages.get(name, 0))
+            Provider(
+                *(host, address, name, inventory["total"], usages.get(name, 0)),
+                reserved=inventory["reserved"],
+            )
             for name, inventory in inventories.items()
         ]
     return sorted(found, key=lambda one: (one.host, one.address))

@@ -137,14 +137,19 @@ def _devices(
 ) -> dict[str, tuple[Device, ...]]:
     found = {}
     for host in hosts:
+        why = withheld.get(host, {})
+        mine = [one for one in offered if one.host == host]
         devices = [
-            Device(one.address, one.resource_class, one.total, one.used)
-            for one in offered
-            if one.host == host
+            Device(one.address, one.resource_class, one.most, one.used)
+            for one in mine
+            if one.offered
         ]
+        devices += [Device(address, "", 0, 0, why[address]) for address in sorted(why)]
+        # Of a physical function whose virtual functions are all withheld, those say why.
         devices += [
-            Device(address, "", 0, 0, reason)
-            for address, reason in sorted(withheld.get(host, {}).items())
+            Device(one.address, one.resource_class, 0, 0, "it is reserved in Placement")
+            for one in mine
+            if not one.offered and one.address not in why
         ]
         found[host] = tuple(devices)
     return found

@@ -4,7 +4,7 @@
 import pytest
 
 from nova_hpc.topology.level import Level
-from nova_hpc_lab import evidence, node
+from nova_hpc_lab import evidence, node, report
 from nova_hpc_lab.demo import offered, specs, tightest
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.evidence import Asked
@@ -146,9 +146,31 @@ def test_the_tightest_level_that_can_be_given_is_asked_for():
         [
             Provider("hpc1", "0000:81:00.0", "CUSTOM_X", total=1, used=0),
             Provider("hpc1", "0000:82:00.0", "CUSTOM_Y", total=2, used=2),
+            Provider("hpc1", "0000:83:00.0", "CUSTOM_X", total=1, used=0, reserved=1),
         ],
     )
     assert [one.address for one in free] == ["0000:81:00.0"]
+
+
+def test_a_device_that_is_reserved_is_shown_as_withheld():
+    """The node keeps its provider, so that nobody's traits and allocations are lost."""
+    providers = [
+        Provider("hpc1", "0000:81:00.0", "CUSTOM_X", total=1, used=0, reserved=1),
+        Provider("hpc1", "0000:82:00.0", "CUSTOM_Y", total=4, used=1, reserved=2),
+        Provider("hpc1", "0000:83:00.0", "CUSTOM_X", total=1, used=1, reserved=1),
+        Provider("hpc1", "0000:84:00.0", "CUSTOM_X", total=1, used=0, reserved=1),
+        Provider("hpc2", "0000:81:00.0", "CUSTOM_X", total=1, used=0),
+    ]
+    withheld = {"hpc1": {"0000:81:00.0": "it is hot", "0000:82:00.1": "it is cold"}}
+    found = report._devices(providers, withheld, {"hpc1": "up", "hpc2": "up"})
+    assert [(one.address, one.used, one.total, one.withheld) for one in found["hpc1"]] == [
+        ("0000:82:00.0", 1, 2, ""),
+        ("0000:83:00.0", 1, 1, ""),
+        ("0000:81:00.0", 0, 0, "it is hot"),
+        ("0000:82:00.1", 0, 0, "it is cold"),
+        ("0000:84:00.0", 0, 0, "it is reserved in Placement"),
+    ]
+    assert [(one.total, one.withheld) for one in found["hpc2"]] == [(1, "")]
 
 
 def test_a_vf_is_counted_at_its_physical_function():
