@@ -155,7 +155,7 @@ class HealthTest(DriverTest):
         step = node.tenancy.step("hygiene")
         view = View(node.source.read().node, dict.fromkeys(GPUS, "gpu"))
         for each in GPUS:
-            step.accept(view.candidate(each), "firmware 2.0")
+            step.accept(view.candidate(each), node.owners("alpha"), "firmware 2.0")
         self.update("alpha")
         self.assert_all_free("alpha")
         self.assertEqual(4, len(self.tracked("alpha")))
