@@ -18,7 +18,7 @@ from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import Step
 from nova_hpc.wire import guest_abi
-from virt_driver_patches.driver import guest_topology, reading
+from virt_driver_patches.driver import guest_topology, orphans, reading
 from virt_driver_patches.driver.tenancy import Tenancy
 
 
@@ -87,3 +87,46 @@ def test_a_server_keeps_its_hardware_whatever_the_option_says(clique) -> None:
     text = Abi(Mode.FLAT, not clique).dumps()
     old = SimpleNamespace(system_metadata={guest_abi.KEY: text}, uuid=uuids.instance)
     assert guest_topology.wanted(old, specs, clique) == Abi(Mode.MIRROR, not clique)
+
+
+class TestOrphans:
+    """Whose allocations are called left behind; what Placement said is replaced by each pass."""
+
+    @pytest.fixture
+    def over(self, monkeypatch) -> set[str]:
+        """Consumers without a right to what they have."""
+        found: set[str] = set()
+        monkeypatch.setattr(
+            orphans,
+            "_cure",
+            lambda context, suspect, host: "remove it" if suspect.consumer in found else None,
+        )
+        return found
+
+    @staticmethod
+    def a_pass(*consumers: str) -> tuple[orphans.Suspect, ...]:
+        return tuple(orphans.Suspect(each, ("0000:40:00.0",), ("rp",)) for each in consumers)
+
+    def test_a_move_that_ends_between_two_looks_has_left_nothing(self, over) -> None:
+        """A resize was reverted after the last pass, which still showed its allocation."""
+        looks = orphans.Orphans()
+        looks.suspects = self.a_pass("migration")
+        assert looks.look("alpha") == ()
+        looks.suspects = self.a_pass("migration")
+        over.add("migration")
+        assert looks.look("alpha") == ()
+        assert looks.look("alpha") == ()  # Placement was not asked since
+        looks.suspects = self.a_pass()
+        assert looks.look("alpha") == ()
+
+    def test_what_stays_is_named_until_it_is_gone(self, over) -> None:
+        looks = orphans.Orphans()
+        over.add("migration")
+        looks.suspects = self.a_pass("migration", "server")
+        assert looks.look("alpha") == ()
+        looks.suspects = self.a_pass("migration", "server")
+        named = ("0000:40:00.0: allocation left behind by migration: remove it",)
+        assert looks.look("alpha") == named
+        assert looks.look("alpha") == named
+        looks.suspects = self.a_pass("server")
+        assert looks.look("alpha") == ()

@@ -76,36 +76,45 @@ def _normal(text: str | None) -> str | None:
 
 
 class Orphans:
-    """Looks twice before it names anybody: a server that is being built comes to be known."""
+    """Looks twice before it names anybody: a server that is being built comes to be known.
+
+    Both looks have to find that it has no right to what Placement said after the look
+    before: an answer of Placement's that is older than the end of a move proves nothing.
+    """
 
     def __init__(self) -> None:
+        self._seen: tuple[Suspect, ...] = ()
         self._before: frozenset[Suspect] = frozenset()
-        self._named: frozenset[str] = frozenset()
+        self._named: tuple[str, ...] = ()
         #: Replaced by the resource tracker, below its lock.
         self.suspects: tuple[Suspect, ...] = ()
 
     def look(self, host: str) -> tuple[str, ...]:
         """Once in each periodic update: one sentence for each that was left behind."""
-        now = frozenset(self.suspects)
-        again, self._before = now & self._before, now
-        texts = tuple(_name(again, host))
+        now = self.suspects
+        if now and now is self._seen:
+            return self._named  # Placement was not asked since
+        over = dict(_over(now, host))
+        texts = tuple(over[each] for each in over if each in self._before)
         for text in texts:
             if text not in self._named:
                 LOG.warning("%s", text)
-        self._named = frozenset(texts)
+        self._seen, self._before, self._named = now, frozenset(over), texts
         return texts
 
 
-def _name(again: Iterable[Suspect], host: str) -> Iterator[str]:
+def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, str]]:
+    """Those that have no right to what is allocated to them, each with a sentence."""
     context = nova_context.get_admin_context()
-    for each in sorted(again, key=lambda one: one.addresses):
+    for each in sorted(suspects, key=lambda one: one.addresses):
         try:
             cure = _cure(context, each, host)
         except Exception as error:
             LOG.debug("Nobody knows whether %s still lives: %s", each.consumer, error)
             continue
         if cure is not None:
-            yield f"{', '.join(each.addresses)}: allocation left behind by {each.consumer}: {cure}"
+            where = ", ".join(each.addresses)
+            yield each, f"{where}: allocation left behind by {each.consumer}: {cure}"
 
 
 def _cure(context: Any, suspect: Suspect, host: str) -> str | None:

@@ -90,6 +90,9 @@ class World(DriverTest):
         instances = self.folder / "instances"
         instances.mkdir(exist_ok=True)
         self.flags(instances_path=str(instances))
+        # A service says that it lives five seconds after its start and later; most lives
+        # here are shorter, so that after a minute of them nobody would believe it.
+        self.flags(service_down_time=3600)
         install()
         tree = self.useFixture(KeptSysfs(SHAPE, self.folder / "node"))
         self.sysfs[HOST] = tree
