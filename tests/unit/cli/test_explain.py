@@ -222,7 +222,7 @@ def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
         asked.append((list(config), image))
         return a_cloud()
 
-    monkeypatch.setattr(snapshot, "_reader", lambda: read)
+    monkeypatch.setattr(snapshot, "_reader", {"nova": read}.get)
     words = ["--flavor", "pair", "--image", "rocky", "--config-file", "nova.conf"]
     # The reader of this cloud knows no image, so the question has no answer.
     assert main(["explain", *words]) == 2
