@@ -24,6 +24,11 @@ def _listed(lab):
     return {row["Address"]: row for row in json.loads(lab.inside(f"{DEVICE} list --format json"))}
 
 
+def _given(lab, address):
+    (node,) = lab.status()["nodes"]
+    return any(e["address"] == address and not e["withheld"] for e in node["providers"])
+
+
 @pytest.fixture
 def flavor(lab):
     """A GPU for a server, whichever."""
@@ -116,3 +121,5 @@ def test_a_process_that_holds_a_group(lab, flavor):
     released = lab.inside(f"{DEVICE} release {mine}")
     print(f"RESULT: {released}")
     assert "back in service" in released
+    # The next node of this name would take what is still reserved for an operator's word.
+    lab.until(lambda: _given(lab, mine), f"Placement gives {mine} again")
