@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.from_nova import gate
+from nova_hpc.from_nova.gate import Patch
 from virt_driver_patches import patches
-from virt_driver_patches.patches import gate, overrides
-from virt_driver_patches.patches.gate import Patch
+from virt_driver_patches.patches import overrides
 
 PAGE: Final = Path(__file__).parent / "source/contributor/gated-patches.rst"
 _BEGIN: Final = ".. begin of the tables\n"

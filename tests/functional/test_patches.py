@@ -16,11 +16,12 @@ from oslo_serialization import jsonutils
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from docs import gated_patches as page
+from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.contract import SUPPORTED, release
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool
 from virt_driver_patches import patches
-from virt_driver_patches.patches import gate, moves, overrides, pci_devices, reasons, refuse_early
+from virt_driver_patches.patches import moves, overrides, pci_devices, reasons, refuse_early
 
 
 @pytest.mark.parametrize("patch", [*patches.ALL, *overrides.ALL], ids=lambda patch: patch.name)

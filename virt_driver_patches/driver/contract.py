@@ -13,11 +13,11 @@ from nova import exception
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
+from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.claim import Specs, hpc_tags
 from nova_hpc.tenancy.health import Offer
 from nova_hpc.topology.model import Node
 from nova_hpc.wire import tags
-from virt_driver_patches.patches import gate
 
 LOG = logging.getLogger(__name__)
 

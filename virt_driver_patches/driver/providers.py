@@ -10,13 +10,13 @@ import attrs
 from nova.compute.provider_tree import ProviderTree
 from oslo_log import log as logging
 
+from nova_hpc.from_nova.gate import Call
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology.model import Node
 from virt_driver_patches.driver import orphans
 from virt_driver_patches.driver.isolate import Isolator
 from virt_driver_patches.driver.orphans import Orphans
 from virt_driver_patches.driver.reserve import Look, Reserver, providers
-from virt_driver_patches.patches.gate import Call
 
 LOG = logging.getLogger(__name__)
 

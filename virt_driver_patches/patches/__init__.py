@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from nova_hpc.from_nova import gate
+from nova_hpc.from_nova.gate import Patch
 from virt_driver_patches.patches import (
-    gate,
     healing,
     moves,
     pci_devices,
@@ -15,7 +16,6 @@ from virt_driver_patches.patches import (
     reasons,
     refuse_early,
 )
-from virt_driver_patches.patches.gate import Patch
 
 
 def _override(name: str, lines: dict[int, tuple[int, int]], why: str, *parameters: str) -> Patch:

@@ -25,7 +25,7 @@ from nova import objects
 from nova.compute import pci_placement_translator
 from oslo_log import log as logging
 
-from virt_driver_patches.patches.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from nova.i18n import _
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.placement import flavor as flavors
 from virt_driver_patches.errors import rollback
-from virt_driver_patches.patches.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
 

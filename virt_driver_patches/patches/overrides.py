@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from virt_driver_patches.patches.gate import Patch
+from nova_hpc.from_nova.gate import Patch
 
 
 @attrs.frozen

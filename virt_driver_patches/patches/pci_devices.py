@@ -19,7 +19,7 @@ from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
-from virt_driver_patches.patches.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from nova.compute import pci_placement_translator as translator
 
-from virt_driver_patches.patches.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 
 TRANSLATE: Final = Patch(
     "nova.compute.pci_placement_translator:update_provider_tree_for_pci",

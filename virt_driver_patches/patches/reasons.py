@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from nova import exception
 
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.placement import flavor
 from virt_driver_patches import errors
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
-from virt_driver_patches.patches.gate import Call, Patch, wrap
 
 _MANAGER: Final = "nova.compute.manager:ComputeManager"
 LAST_HOST: Final = Patch(

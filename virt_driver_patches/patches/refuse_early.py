@@ -19,7 +19,7 @@ from nova.compute import manager as compute_manager
 from nova.compute import utils as compute_utils
 from oslo_log import log as logging
 
-from virt_driver_patches.patches.gate import Call, Patch, wrap
+from nova_hpc.from_nova.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate in front of every function of Nova that this project wraps or overrides.
 
+Both plug-in packages go through it.
+
 A plug-in or a subclass comes before a wrap. Where Nova has no such place, the process's
 one object of Nova (never its class, but for the claims of moves) gets a wrapped method,
 only on nodes where this project is in use. Each has a :class:`Patch`, which says what
