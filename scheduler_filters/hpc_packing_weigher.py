@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from nova import objects
+from nova import weights as nova_weights
 from nova.scheduler import utils, weights
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova.server import alias_requests
+from nova_hpc.placement import between_hosts
 from nova_hpc.placement import flavor as hpc_flavor
 
 CONF = cfg.CONF
@@ -22,10 +24,28 @@ hpc_conf.register(CONF)
 class HpcPackingWeigher(weights.BaseHostWeigher):
     """Rank hosts by the devices that HpcTopologyFilter chose, and what they leave.
 
+    Nova adds the weights of all weighers up, each brought to the range from 0 to 1 and
+    multiplied, so a multiplier that is large enough to pack would also override what
+    users asked for with the policy of a server group, which counts 1.0. This weigher
+    therefore asks the weighers of ``[hpc]weighers_before_packing`` itself, and adds
+    more to a host that they prefer than packing could ever take away.
+
     Without side effects: Nova does not call weighers when one host is left.
     """
 
+    #: Nova leaves weights between these two as they are (weights.py:25 of release 34):
+    #: they are multiplied already.
+    minval = 0.0
+    maxval = 1.0
+
+    def __init__(self) -> None:
+        self._wishes = _weighers(CONF.hpc.weighers_before_packing)
+
     def weight_multiplier(self, host_state: Any) -> float:
+        """1.0, which is Nova's default; what the operator set is in the weights."""
+        return 1.0
+
+    def packing_multiplier(self, host_state: Any) -> float:
         """``[hpc]packing_weight_multiplier``, or that of the host's aggregates."""
         found: float = utils.get_weight_multiplier(
             host_state, "hpc_packing_weight_multiplier", CONF.hpc.packing_weight_multiplier
@@ -38,18 +58,47 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         """One weight a host: the higher, the better.
 
         Hosts without a choice of the filter (a forced host, a rebuild) come last
-        together.
+        together, among those that are equal to the user.
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
-        ranks = [_rank(each.obj, weight_properties) for each in weighed_obj_list]
-        known = sorted({rank for rank in ranks if rank is not None})
-        places = {rank: place for place, rank in enumerate(known)}
-        return [float(-len(known) if rank is None else -places[rank]) for rank in ranks]
+        return between_hosts.scores(
+            [_rank(each.obj, weight_properties) for each in weighed_obj_list],
+            [self.packing_multiplier(each.obj) for each in weighed_obj_list],
+            self._wished(weighed_obj_list, weight_properties),
+        )
+
+    def _wished(
+        self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
+    ) -> list[float]:
+        """What the users' weighers give to each host, as Nova adds it up."""
+        totals = [0.0] * len(weighed_obj_list)
+        for weigher in self._wishes:
+            found = nova_weights.normalize(
+                weigher.weigh_objects(weighed_obj_list, weight_properties),
+                minval=weigher.minval,
+                maxval=weigher.maxval,
+            )
+            for number, weight in enumerate(found):
+                totals[number] += weight * weigher.weight_multiplier(weighed_obj_list[number].obj)
+        return totals
 
     def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
         """Nova's interface for one host; weigh_objects() does not use it."""
         return 0.0
+
+
+def _weighers(names: Sequence[str]) -> list[Any]:
+    """New weighers of these classes, as far as the operator has them switched on."""
+    if not names:
+        return []
+    classes = weights.HostWeightHandler().get_matching_classes(CONF.filter_scheduler.weight_classes)
+    return [
+        each()
+        for each in classes
+        if each is not HpcPackingWeigher
+        and (each.__name__ in names or f"{each.__module__}.{each.__name__}" in names)
+    ]
 
 
 def _rank(host_state: Any, spec: objects.RequestSpec) -> tuple[int, ...] | None:

@@ -17,18 +17,42 @@ flavor, the host whose free devices fit the request most tightly, so that
 whole switches and whole hosts stay free for larger servers.
 
 A positive value packs, a negative value spreads, and 0 switches the weigher
-off. It has no effect on servers without ``hpc:`` keys in their flavor. Nova
-brings the weights of each weigher to the range from 0 to 1, so between hosts
-whose scores are next to each other there is the multiplier divided by the
-number of different scores. The default outweighs Nova's weighers of memory,
-CPUs, disk and PCI devices, with a multiplier of 1.0 each, up to some two
-thousand different scores, and is far below those of failed builds and of moves
-between cells. The value can be overridden for the hosts of an aggregate with
-the metadata key ``hpc_packing_weight_multiplier``.
+off. It has no effect on servers without ``hpc:`` keys in their flavor. The best
+host gets the multiplier and the worst nothing, so between hosts whose scores
+are next to each other there is the multiplier divided by the number of
+different scores. The default outweighs Nova's weighers of memory, CPUs, disk
+and PCI devices, with a multiplier of 1.0 each, up to some two thousand
+different scores, and is far below those of failed builds and of moves between
+cells. What users ask for themselves comes before packing, whatever the value:
+see ``[hpc]weighers_before_packing``. The value can be overridden for the hosts
+of an aggregate with the metadata key ``hpc_packing_weight_multiplier``.
 
 Related options:
 
 * ``[filter_scheduler]weight_classes``
+* ``[hpc]weighers_before_packing``
+""",
+    ),
+    cfg.ListOpt(
+        "weighers_before_packing",
+        default=["ServerGroupSoftAffinityWeigher", "ServerGroupSoftAntiAffinityWeigher"],
+        help="""
+Weighers that say what users wished for: HpcPackingWeigher decides only among
+hosts that these leave equal. By default they are those of the soft policies of
+server groups. Name the class of a weigher, or its whole path; one that
+``[filter_scheduler]weight_classes`` does not name counts for nothing, and
+neither does one with a multiplier of 0.
+
+Each difference that they make between two hosts is worth twice
+``[hpc]packing_weight_multiplier``. With an empty list packing comes before the
+users' wishes, as large as its multiplier is.
+
+Related options:
+
+* ``[hpc]packing_weight_multiplier``
+* ``[filter_scheduler]weight_classes``
+* ``[filter_scheduler]soft_affinity_weight_multiplier``
+* ``[filter_scheduler]soft_anti_affinity_weight_multiplier``
 """,
     ),
     cfg.IntOpt(

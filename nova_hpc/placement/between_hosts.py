@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import attrs
 
@@ -33,6 +34,9 @@ from nova_hpc.topology.level import Level
 #: Hosts whose damage differs by less than this part of a device are equally
 #: good: then closer devices are worth more.
 _PARTS = 25
+
+#: How much one place in the users' wishes is worth, in the most that packing is worth.
+_WISH: Final = 2.0
 
 
 def grain(profile: Profile) -> int:
@@ -53,6 +57,36 @@ def rank(score: Sequence[int], asked: Level, coarse: int) -> tuple[int, ...]:
     level, misses, distance, spread, damage, groups, left, *rest = score
     wide = max(level, asked)
     return (wide, misses, -(-damage // coarse), level, distance, spread, left, groups, *rest)
+
+
+def scores(
+    ranks: Sequence[tuple[int, ...] | None],
+    multipliers: Sequence[float],
+    wishes: Sequence[float],
+) -> list[float]:
+    """What packing adds to the weights of hosts, below what users wished for.
+
+    The best rank gets the host's multiplier and the worst nothing, as Nova does with
+    the weights of a weigher (``weights.py:25-53`` of release 34). Of two hosts of which
+    one is better by the wishes, it also is by the sum, whatever the ranks are.
+
+    :param ranks: of :func:`rank`; None: nothing was chosen on the host, which comes last.
+    :param multipliers: of packing, for each host; a negative one spreads.
+    :param wishes: of each host, higher is better; all equal: there are none.
+    """
+    known = sorted({each for each in ranks if each is not None})
+    place = {each: number for number, each in enumerate(known)}
+    places = [len(known) if each is None else place[each] for each in ranks]
+    first, last = min(places, default=0), max(places, default=0)
+    span = max(last - first, 1)
+    step = _WISH * max((abs(each) for each in multipliers), default=0.0)
+    # Sums of products: what differs less than this does not differ.
+    rounded = [round(each, 9) for each in wishes]
+    steps = {wish: step * number for number, wish in enumerate(sorted(set(rounded)))}
+    return [
+        (last - here) / span * multiplier + steps[wish]
+        for here, multiplier, wish in zip(places, multipliers, rounded, strict=True)
+    ]
 
 
 @attrs.frozen

@@ -104,6 +104,47 @@ class WeigherTest(base.HpcServersTest):
         self.assertEqual(["tight", "tight"], [self.host_of(self.boot(flavor)) for _ in range(2)])
         self.assertEqual("loose", self.host_of(self.boot(flavor)))
 
+    def in_group(self, policy: str, *flavors: str) -> list[str]:
+        """The hosts of servers of one server group, made one after the other."""
+        group = self.api.post_server_groups({"name": policy, "policy": policy})
+        found = []
+        for flavor in flavors:
+            body = self._build_server(flavor_id=flavor, networks="none")
+            request = {"server": body, "os:scheduler_hints": {"group": group["id"]}}
+            server = self._wait_for_state_change(self.api.post_server(request), "ACTIVE")
+            found.append(self.host_of(server))
+        return found
+
+    def test_soft_anti_affinity_outranks_packing(self) -> None:
+        """What the user asked for decides first, packing among what is left."""
+        flavor = self.make_flavor(PAIR)
+        self.assertEqual(["tight", "loose"], self.in_group("soft-anti-affinity", flavor, flavor))
+        # Both hosts have none of another group.
+        self.assertEqual(["tight"], self.in_group("soft-anti-affinity", flavor))
+
+    def test_soft_affinity_outranks_packing(self) -> None:
+        """Only one host has three GPUs under one switch."""
+        flavor = self.make_flavor(PAIR)
+        large = self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:3"})
+        self.assertEqual(["loose", "loose"], self.in_group("soft-affinity", large, flavor))
+
+    def test_spreading_does_not_turn_the_wish_round(self) -> None:
+        self.flags(packing_weight_multiplier=-10000.0, group="hpc")
+        flavor = self.make_flavor(PAIR)
+        self.assertEqual(["loose", "tight"], self.in_group("soft-anti-affinity", flavor, flavor))
+
+    def test_packing_before_the_wish(self) -> None:
+        """The operator turns it round."""
+        self.flags(weighers_before_packing=[], group="hpc")
+        self.restart_scheduler()
+        flavor = self.make_flavor(PAIR)
+        self.assertEqual(["tight", "tight"], self.in_group("soft-anti-affinity", flavor, flavor))
+
+    def test_a_wish_that_the_operator_does_not_weigh(self) -> None:
+        self.flags(soft_anti_affinity_weight_multiplier=0.0, group="filter_scheduler")
+        flavor = self.make_flavor(PAIR)
+        self.assertEqual(["tight", "tight"], self.in_group("soft-anti-affinity", flavor, flavor))
+
     def test_aggregate_overrides_the_multiplier(self) -> None:
         aggregate = self._create_aggregate("spread")
         self.admin_api.add_host_to_aggregate(aggregate, "tight")

@@ -79,7 +79,7 @@ def spec(count: int = 1, policy: str = "preferred", **fields: object) -> objects
         instance_uuid=uuids.instance,
         pci_requests=objects.InstancePCIRequests(requests=[pci_request(count, policy)]),
         requested_resources=groups,
-        **({"numa_topology": None} | fields),
+        **({"numa_topology": None, "instance_group": None} | fields),
     )
 
 

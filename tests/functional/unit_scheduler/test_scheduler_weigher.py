@@ -43,7 +43,17 @@ class WeigherTest(test.NoDBTestCase):
             self.host("forced", None),
             self.host("a too", (0, 1, 2)),
         ]
-        self.assertEqual([-1.0, -3.0, 0.0, -2.0, -3.0, 0.0], weigher.weigh_objects(hosts, spec()))
+        thirds = [2, 0, 3, 1, 0, 3]
+        self.assertEqual(
+            [10000.0 * (each / 3) for each in thirds], weigher.weigh_objects(hosts, spec())
+        )
+
+    def test_nova_leaves_the_weights_as_they_are(self) -> None:
+        """Its handler would bring them to the range from 0 to 1."""
+        hosts = [self.host(name, (number,)).obj for number, name in enumerate("abc")]
+        weigher = hpc_packing_weigher.HpcPackingWeigher()
+        found = nova_weights.HostWeightHandler().get_weighed_objects([weigher], hosts, spec())
+        self.assertEqual([10000.0, 5000.0, 0.0], [each.weight for each in found])
 
     def test_stock_flavor(self) -> None:
         stock = spec()
@@ -55,10 +65,10 @@ class WeigherTest(test.NoDBTestCase):
     def test_multiplier(self) -> None:
         weigher = hpc_packing_weigher.HpcPackingWeigher()
         host = SimpleNamespace(host="a", aggregates=[])
-        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.packing_multiplier(host))
         host.aggregates = [
             objects.Aggregate(id=1, metadata={"hpc_packing_weight_multiplier": "-2.5"})
         ]
-        self.assertEqual(-2.5, weigher.weight_multiplier(host))
+        self.assertEqual(-2.5, weigher.packing_multiplier(host))
         host.aggregates[0].metadata = {"hpc_packing_weight_multiplier": "much"}
-        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.weight_multiplier(host))
+        self.assertEqual(CONF.hpc.packing_weight_multiplier, weigher.packing_multiplier(host))

@@ -51,3 +51,43 @@ SCORES = st.builds(
 def test_less_damage_on_the_same_devices_is_never_worse(found, asked, less):
     lower = (*found[:4], found[4] - less, *found[5:])
     assert not better(found, lower, asked)
+
+
+RANKS = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 3)))
+HOSTS = st.lists(
+    st.tuples(
+        RANKS,
+        st.sampled_from([-20000.0, -1.0, 0.0, 2.5, 10000.0]),
+        # Nova's multipliers of weights between 0 and 1, added up.
+        st.sampled_from([-1.0, 0.0, 1 / 3, 2 / 3, 1.0, 100.0]),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(HOSTS)
+def test_wishes_decide_before_packing(hosts):
+    found = between_hosts.scores(*zip(*hosts, strict=True))
+    scored = list(zip(found, hosts, strict=True))
+    for one, (_, mine, wish) in scored:
+        for other, (_, theirs, another) in scored:
+            if wish > another and (mine or theirs):
+                assert one > other
+
+
+@given(HOSTS)
+def test_without_wishes_it_is_what_nova_would_add(hosts):
+    """The same as weights that are brought to 0 to 1 and multiplied."""
+    ranks, multipliers, _ = zip(*hosts, strict=True)
+    found = between_hosts.scores(ranks, multipliers, [1.0] * len(hosts))
+    known = sorted({rank for rank in ranks if rank is not None})
+    raw = [-len(known) if rank is None else -known.index(rank) for rank in ranks]
+    low, high = min(raw), max(raw)
+    for each, weight, multiplier in zip(found, raw, multipliers, strict=True):
+        part = (weight - low) / (high - low) if high > low else 0.0
+        assert abs(each - part * multiplier) < 1e-6
+
+
+def test_wishes_that_differ_by_rounding_alone_are_equal():
+    assert between_hosts.scores([(1,), (0,)], [10.0, 10.0], [0.1 + 0.2, 0.3]) == [0.0, 10.0]
