@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from nova import exception
+from nova import context, exception, objects
 from nova.compute import manager as compute_manager
 from nova.tests.functional.api.client import OpenStackApiNotFoundException
 
@@ -105,6 +105,12 @@ class MovesTest(DriverTest):
         self.assertEqual({}, self.left())
 
 
+#: Methods of the compute manager; before each begins, a resize is at another point.
+ON_THE_WAY = "_prep_resize", "_resize_instance", "_finish_resize", "_complete_volume_attachments"
+BACK = "revert_resize", "_finish_revert_resize", "_revert_allocation", "_delete_stashed_flavor_info"
+FORTH = "confirm_resize", "_confirm_resize", "_delete_allocation_after_move"
+
+
 class SameHostTest(MovesTest):
     """A resize on one host, with updates in its gaps."""
 
@@ -112,19 +118,39 @@ class SameHostTest(MovesTest):
         super().setUp()
         self.errors: list[str] = []
 
-    def look(self) -> None:
-        """The periodic update."""
+    @property
+    def tracker(self) -> Any:
+        return self.computes["alpha"].manager.rt
+
+    def pinned(self) -> list[int]:
+        """The dedicated CPUs that somebody has, by what claims of this node go by."""
+        topology = objects.NUMATopology.obj_from_db_obj(
+            self.tracker.compute_nodes["alpha"].numa_topology
+        )
+        return sorted(cpu for cell in topology.cells for cpu in cell.pinned_cpus)
+
+    def look(self, when: str = "") -> None:
+        """The periodic update, which finds what there was.
+
+        Not by the manager, which logs most errors and goes on.
+        """
+        before = self.pinned()
         try:
-            self.update("alpha")
+            self.tracker.update_available_resource(context.get_admin_context(), "alpha")
         except Exception as error:
-            self.errors.append(f"{type(error).__name__}: {error}")
+            self.errors.append(f"{when}: {type(error).__name__}: {error}")
+        if self.pinned() != before:
+            self.errors.append(f"{when}: CPUs {before}, then {self.pinned()}")
+
+    def look_before(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.before(name, functools.partial(self.look, name))
 
     def reverted(self, specs: dict[str, str]) -> None:
         server = self.boot(self.make_flavor(specs))
         devices = self.devices_of(server)
-        self.before("_prep_resize", self.look)
+        self.look_before((*ON_THE_WAY, *BACK))
         self.act(server, self.body(specs), "VERIFY_RESIZE")
-        self.before("_revert_allocation", self.look)
         self.act(server, {"revertResize": None}, "ACTIVE")
         self.assertEqual([], self.errors)
         self.assertEqual(
@@ -140,12 +166,59 @@ class SameHostTest(MovesTest):
 
     def test_updates_around_a_confirm(self) -> None:
         server = self.boot(self.make_flavor(STOCK))
-        self.before("_prep_resize", self.look)
+        self.look_before((*ON_THE_WAY, *FORTH))
         self.act(server, self.body(STOCK), "VERIFY_RESIZE")
-        self.before("_delete_allocation_after_move", self.look)
         self.act(server, {"confirmResize": None}, "ACTIVE")
+        self.eventually(lambda: self.assertEqual({}, self.left()))
         self.assertEqual([], self.errors)
         self.clean(server)
+
+    def test_a_confirm_after_one_update_in_between(self) -> None:
+        """The second resize, after the first was reverted; no other update repairs anything."""
+        server = self.boot(self.make_flavor(STOCK))
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        self.look_before(["_finish_resize"])
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        self.api.post_server_action(server["id"], {"confirmResize": None})
+        self._wait_for_migration_status(server, ["confirmed", "error"])
+        self.eventually(lambda: self.assertIn(self._status(server), ("ACTIVE", "ERROR")))
+        self.assertEqual([], self.fault_messages(server))
+        self.assertEqual([], self.errors)
+        self.clean(server)
+
+    def test_a_cpu_that_a_guest_still_has_is_nobody_elses(self) -> None:
+        server = self.boot(self.make_flavor(STOCK))
+        others: list[dict[str, Any]] = []
+        flavor = self.make_flavor({"hw:cpu_policy": "dedicated"})
+
+        def crowd() -> None:
+            self.look("_resize_instance")
+            for _ in range(8):  # all that are free
+                asked = self._build_server(flavor_id=flavor, networks="none")
+                other = self.api.post_server({"server": asked})
+                self.eventually(
+                    lambda other=other: self.assertNotEqual("BUILD", self._status(other))
+                )
+                others.append(other)
+
+        self.before("_resize_instance", crowd)
+        before = self.cpus(server)
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        theirs = [cpu for other in others for cpu in self.cpus(other)]
+        self.assertEqual(8, len(set(theirs)), theirs)
+        self.assertEqual(set(), set(theirs) & {*before, *self.cpus(server)})
+        self.assertEqual([], self.errors)
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        self.assertEqual(before, self.cpus(server))
+        for other in others:
+            self._delete_server(other)
+        self.clean(server)
+
+    def cpus(self, server: dict[str, Any]) -> list[int]:
+        """The dedicated CPUs that a server has."""
+        cells = self.instance(server).numa_topology.cells
+        return sorted(cpu for cell in cells for cpu in cell.cpu_pinning.values())
 
     def test_a_server_is_created_in_the_gap(self) -> None:
         server = self.boot(self.make_flavor(STOCK))

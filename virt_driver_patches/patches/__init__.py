@@ -15,6 +15,7 @@ from virt_driver_patches.patches import (
     placement,
     reasons,
     refuse_early,
+    same_host,
 )
 
 
@@ -39,6 +40,7 @@ ALL: Final[tuple[Patch, ...]] = (
     moves.DROP,
     healing.HEAL,
     healing.OWNERS,
+    same_host.USAGE,
     reasons.LAST_HOST,
     reasons.BUILD,
     reasons.ATTACH,
@@ -95,6 +97,7 @@ def install(
     tracker = getattr(manager, "rt", None)
     moves.check_claims(tracker, check_move)
     pci_devices.follow(tracker)
+    same_host.count_once(tracker)
     placement.install(tracker, providers)
     reasons.keep(manager)
     refuse_early.install(manager, early)

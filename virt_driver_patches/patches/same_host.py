@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A periodic update counts a server as it still is while it is resized on its own host.
+
+Between the claim of a resize and ``finish_resize`` the server's record has its former
+flavor and its former NUMA topology. Where the server comes from another host, this host
+shall count the new one already: so the update applies the migration context to each
+server whose migration comes here (``_update_available_resource``, Nova's bug 1953359).
+But a resize on one host comes here, too, and there Nova counts the new topology a second
+time, for the migration (``_update_usage_from_migration``, "Record usage for the 'new_'
+resources"), and the former one not at all.
+
+Dedicated CPUs cannot be pinned twice: the update breaks off with ``CPUPinningInvalid``.
+Until the next one the CPUs of a guest that still runs count as free, and a confirm that
+comes first ends with ``CPUUnpinningInvalid``: the server is in ERROR. Without dedicated
+CPUs nothing is raised, and memory, huge pages among them, is counted wrongly.
+
+So the migration context is taken back from such a server, before anything is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nova import exception, objects
+from nova.compute import task_states
+
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+
+USAGE: Final = Patch(
+    "nova.compute.resource_tracker:ResourceTracker._update_usage_from_instances",
+    parameters=("context", "instances", "nodename"),
+    lines={32: (1687, 1712), 33: (1687, 1712), 34: (1688, 1713)},
+    why="A periodic update during a resize on one host pins the new CPUs twice and the former "
+    "ones not at all: it breaks off, the CPUs of a running guest count as free, and a confirm "
+    "before the next update ends in ERROR.",
+    until="Nova applies the migration context only to servers that come from another host",
+)
+
+#: From the claim on the destination to where ``_finish_resize`` saves what it has applied.
+_BEFORE_FINISH: Final = frozenset(
+    {task_states.RESIZE_PREP, task_states.RESIZE_MIGRATING, task_states.RESIZE_MIGRATED}
+)
+
+
+def count_once(tracker: Any) -> None:
+    """Wrap the resource tracker.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
+    wrap(tracker, USAGE, _as_they_are)
+
+
+def _as_they_are(call: Call) -> Any:
+    context = call.given["context"].elevated(read_deleted="yes")
+    for instance in call.given["instances"]:
+        if instance.task_state in _BEFORE_FINISH and _stays_here(context, instance):
+            # Nova, too, changes what it has just read and saves none of it.
+            instance.revert_migration_context()
+    return call()
+
+
+def _stays_here(context: Any, instance: Any) -> bool:
+    """Whether a server is resized on its own host, and has claimed its new resources."""
+    if instance.migration_context is None:
+        return False
+    number = instance.migration_context.migration_id
+    try:
+        return bool(objects.Migration.get_by_id(context, number).is_same_host_resize)
+    except exception.MigrationNotFound:
+        return False  # then there is none that Nova counts either
