@@ -25,10 +25,13 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 STEPS = ("libvirt: start the domain", "take_back > clean: file ledger", "Placement: DELETE")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+_KEPT = pytest.mark.skipif(
     (contract.release() or 0) < 34, reason="Nova's fixtures keep databases in files from 34 on"
 )
+
+
+@pytest.mark.slow
+@_KEPT
 def test_killed_at_some_steps(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"
     matches = [word for step in STEPS for word in ("--match", step)]
@@ -53,6 +56,39 @@ def test_killed_at_some_steps(tmp_path: Path) -> None:
     # What the first kill has left keeps its devices until its user deletes it.
     assert [row["status"] for row in body["rows"]] == ["ERROR", "gone", "gone"]
     assert [row["meanwhile"] for row in body["rows"]] == ["ERROR", "ACTIVE", "ACTIVE"]
+
+
+SILENT = """
+import sqlite3, sys
+from pathlib import Path
+from tests.functional.kills import __main__, run
+import tests.functional.conftest, tests.functional.kills.world
+runner = run.Runner(Path(sys.argv[1]))
+runner.begin()
+runner.life.kill()
+for path in (runner.world / "db").glob("*-*.sqlite"):
+    with sqlite3.connect(path) as database:
+        ago = "datetime('now', '-120 seconds')"
+        database.execute(f"update services set created_at = {ago}, last_seen_up = {ago}")
+runner.life = run.Life(runner.world)
+print(runner.life.ask("create", runner.flavors["all"]))
+runner.life.kill()
+"""
+
+
+@pytest.mark.slow
+@_KEPT
+def test_services_that_said_nothing_for_minutes_are_up(tmp_path: Path) -> None:
+    """Of many short lives none may come to say that it lives."""
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT, str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert "'ACTIVE'" in done.stdout, done.stdout + done.stderr
 
 
 # -- what a kill is judged by can fail ---------------------------------------------

@@ -10,7 +10,8 @@ their names, and those of :data:`ROOTS` say which threads count: the heartbeats
 of services do not.
 
 The environment switches it: ``NOVA_HPC_KILL_TRACE`` names a file to which each
-step is appended, ``NOVA_HPC_KILL_AT`` the number of the step to die at.
+step is appended, ``NOVA_HPC_KILL_AT`` the step to die at: how many of its name there
+are up to it, and the name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import re
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -101,7 +103,7 @@ class Agent:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._armed = False
-        self._count = 0
+        self._counts: Counter[str] = Counter()
         self._running = 0
 
     @property
@@ -111,7 +113,7 @@ class Agent:
 
     def arm(self) -> None:
         """Count from here on."""
-        self._count = 0
+        self._counts.clear()
         self._armed = True
 
     def disarm(self) -> None:
@@ -124,14 +126,14 @@ class Agent:
         if not self._armed or not (stack or anywhere):
             return
         with self._lock:
-            self._count += 1
             label = f"{' > '.join(_short(stack))}: {name}" if stack else name
+            self._counts[label] += 1
             path = os.environ.get(TRACE)
             if path:
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 os.write(handle, f"{label}\n".encode())
                 os.close(handle)
-            if os.environ.get(AT) == str(self._count):
+            if os.environ.get(AT) == f"{self._counts[label]} {label}":
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _stack(self) -> list[str]:

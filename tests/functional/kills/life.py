@@ -16,6 +16,8 @@ from typing import Any
 
 #: Seconds after which a silent life is taken for hung.
 PATIENCE = 300.0
+#: File of a world with the warnings and errors of all services.
+LOG = "log"
 
 
 class LifeError(Exception):

@@ -12,11 +12,13 @@ from typing import Any, Final
 import attrs
 
 from tests.functional.kills import agent, verdict
-from tests.functional.kills.life import KilledError, Life, LifeError
+from tests.functional.kills.life import LOG, KilledError, Life, LifeError
 
 PHASES: Final = ("spawn", "destroy")
 #: The point after the last step.
 END: Final = "the end"
+#: Of a world's log that are kept with a complaint.
+_LINES: Final = 60
 
 
 @attrs.frozen
@@ -26,6 +28,9 @@ class Step:
     phase: str
     number: int
     name: str
+    #: How many of its name there are in its phase up to it: where a step of another name
+    #: comes earlier or later, as in resets side by side, it is still the same.
+    which: int = 1
 
 
 @attrs.frozen
@@ -42,6 +47,8 @@ class Row:
     devices: str
     complaints: list[str]
     seconds: float
+    #: What the services have warned of, where there are complaints.
+    log: list[str] = attrs.field(factory=list)
 
     @property
     def verdict(self) -> str:
@@ -87,7 +94,10 @@ class Runner:
                     self.life.ask("delete", server)
                 self.life.ask("disarm")
                 names = [*self._names(), END]
-            found += [Step(phase, number, name) for number, name in enumerate(names, 1)]
+            found += [
+                Step(phase, number, name, names[:number].count(name))
+                for number, name in enumerate(names, 1)
+            ]
         self.life.ask("update")
         complaints = verdict.clean(self.first, self.life.ask("facts"))
         if complaints:
@@ -95,9 +105,10 @@ class Runner:
         return found
 
     @contextlib.contextmanager
-    def _traced(self, at: int | None = None) -> Iterator[None]:
+    def _traced(self, at: Step | None = None) -> Iterator[None]:
         self.trace.unlink(missing_ok=True)
-        environ = {agent.TRACE: str(self.trace), agent.AT: str(at or "")}
+        where = "" if at is None else f"{at.which} {at.name}"
+        environ = {agent.TRACE: str(self.trace), agent.AT: where}
         self.life.ask("arm", environ)
         yield
 
@@ -110,11 +121,12 @@ class Runner:
         """Die at a step, start again, recover; the next step goes on from there."""
         started = time.monotonic()
         try:
-            name, server = self._die(step)
+            server = self._die(step)
             status, meanwhile, devices, complaints = self._recover(server)
         except (KilledError, LifeError) as error:
-            name, status, meanwhile, devices = step.name, "?", "?", "?"
+            status, meanwhile, devices = "?", "?", "?"
             complaints = [f"{type(error).__name__}: {error}"]
+        log = self._log() if complaints else []
         if complaints:
             # What comes next must not suffer from it.
             self.life.kill()
@@ -122,32 +134,38 @@ class Runner:
         return Row(
             phase=step.phase,
             number=step.number,
-            step=name,
+            step=step.name,
             status=status,
             meanwhile=meanwhile,
             devices=devices,
             complaints=complaints,
             seconds=round(time.monotonic() - started, 1),
+            log=log,
         )
 
-    def _die(self, step: Step) -> tuple[str, str | None]:
-        """The name of the step that it died at, and the server that it was about."""
+    def _log(self) -> list[str]:
+        """The last warnings and errors of the services."""
+        path = self.world / LOG
+        return path.read_text().splitlines()[-_LINES:] if path.exists() else []
+
+    def _die(self, step: Step) -> str | None:
+        """Die at a step; the server that it was about, if there was one before."""
         server: str | None = None
         if step.phase == "destroy":
             server, status, fault = self.life.ask("create", self.flavors["one"])
             if status != "ACTIVE":
                 raise LifeError(f"{status}: {fault}")
         order = ("delete", server) if server else ("create", self.flavors["one"])
-        at = None if step.name == END else step.number
+        at = None if step.name == END else step
         with self._traced(at):
             try:
                 self.life.ask(*order)
             except KilledError:
-                return self._names()[-1], server
+                return server
         if at is not None:
             raise LifeError("the step was not reached")
         self.life.kill()
-        return END, server
+        return server
 
     def _recover(self, server: str | None) -> tuple[str, str, str, list[str]]:
         """Start nova-compute again, and do what users do."""

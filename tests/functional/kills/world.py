@@ -33,8 +33,11 @@ from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
 from tests.functional.kills.agent import AGENT, install
 from tests.functional.kills.hypervisor import Hypervisor
+from tests.functional.kills.life import LOG
 
 HOST = "alpha"
+#: Seconds for which nova-compute may say nothing: longer than any run takes.
+SILENCE = 30 * 24 * 3600
 #: Two GPUs and two virtual functions below one switch.
 SHAPE = fixtures.Shape((fixtures.Switch(gpus=2, pfs=1, vfs=2),))
 #: What one server takes, and all there is.
@@ -81,18 +84,23 @@ class World(DriverTest):
         tempfile.tempdir = str(self.folder / "tmp")
         # Nova's fixture formats every line, which takes longer than what is logged.
         logging.disable(logging.INFO)
+        keeper = logging.FileHandler(self.folder / LOG)
+        keeper.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        logging.getLogger().addHandler(keeper)
         self.hypervisor = Hypervisor(
             self.folder / "domains.json", self.folder / "node/sys/bus/pci/devices"
         )
         self.hypervisor.install()
         self._keep_databases()
+        # A service says that it lives five seconds after its start and later; most lives
+        # here are shorter, so that after a minute of them nobody would believe it: no host
+        # would be valid, and servers would be deleted without their node. API and scheduler
+        # read it once, when they start.
+        self.flags(service_down_time=SILENCE)
         super().setUp()
         instances = self.folder / "instances"
         instances.mkdir(exist_ok=True)
         self.flags(instances_path=str(instances))
-        # A service says that it lives five seconds after its start and later; most lives
-        # here are shorter, so that after a minute of them nobody would believe it.
-        self.flags(service_down_time=3600)
         install()
         tree = self.useFixture(KeptSysfs(SHAPE, self.folder / "node"))
         self.sysfs[HOST] = tree
