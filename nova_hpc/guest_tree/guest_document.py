@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
 from nova_hpc.guest import document
-from nova_hpc.topology import nccl, peer
+from nova_hpc.topology import classes, nccl, peer
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire.documents import GUEST_DOCUMENT
-
-#: What a GPU or an adapter is to NCCL.
-_FOR_NCCL: Final = ("03", "02")
 
 
 @attrs.frozen
@@ -139,11 +136,11 @@ def _peers(node: Node, functions: Sequence[Function]) -> list[dict[str, Any]]:
     """Paths between GPUs and adapters below one switch, by their numbers."""
     found = []
     for number, gpu in enumerate(functions):
-        if not peer.is_gpu(gpu.class_code):
+        if not classes.is_gpu(gpu.class_code):
             continue
         alike: dict[tuple[peer.Peer, peer.Why], list[int]] = {}
         for other, adapter in enumerate(functions):
-            if peer.is_adapter(adapter.class_code):
+            if classes.is_adapter(adapter.class_code):
                 path, why = peer.verdict(node, gpu, adapter)
                 if why is not None:
                     alike.setdefault((path, why), []).append(other)
@@ -170,11 +167,9 @@ def _nccl(
     processor: nccl.Processor | None,
 ) -> str:
     chosen = {
-        number: function
-        for number, function in enumerate(functions)
-        if function.class_code is not None and function.class_code.startswith(_FOR_NCCL)
+        number: function for number, function in enumerate(functions) if nccl.is_read(function)
     }
-    shared = nccl.shared_points(chosen.values())
+    shared = nccl.switches_above(chosen.values())
     devices = [
         nccl.Device(
             busid=document.PLACEHOLDER.format(number),
@@ -192,7 +187,7 @@ def _nccl(
                 busid = _no_address(len(switches) + 1)
                 switches[point] = nccl.switch_of(node, point, busid)
     # The guest's CPUs are the guest's to say: NCCL reads them from its sysfs.
-    return nccl.write(devices, switches, {}, processor)
+    return nccl.write(devices, switches, {}, processor, nccl.version_for(chosen.values()))
 
 
 def _no_address(number: int) -> str:

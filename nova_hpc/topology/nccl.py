@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topology as NCCL reads it: the file that ``NCCL_TOPO_FILE`` names.
+"""A topology as NCCL and RCCL read it: the file that ``NCCL_TOPO_FILE`` names.
 
 NCCL puts GPUs and adapters where the
 file has their ``busid``, and looks in sysfs only for attributes that the file
-leaves out. What follows from its reader, which is not an XML parser:
+leaves out. What follows from its reader, which is not an XML parser (read in NCCL
+2.30 and in RCCL of ROCm 4.3 to 6.2, src/graph/xml.cc and topo.cc):
 
 * no declaration, one blank between attributes, none before ``/>``, no entities,
-  at most 16 attributes, 254 characters a value and 256 elements;
-* the class says what an element is: ``0x06`` a switch, ``0x03`` a GPU, ``0x02``
-  an adapter; ``gpu``, ``nic`` and ``net`` elements it adds itself;
+  at most 16 attributes, 253 characters a value and 256 elements. RCCL does not
+  check the length of a value: a longer one spoils its memory;
+* NCCL takes version 1 and nothing else, RCCL version 2 and nothing else;
+* the class says what an element is: ``0x06`` a switch, ``0x03`` a GPU, to RCCL
+  ``0x120000`` as well, ``0x02`` an adapter; ``gpu``, ``nic`` and ``net`` elements it
+  adds itself;
 * a switch is one element, its upstream port: root ports and downstream ports
   are left out, as NCCL leaves them out when it reads sysfs;
 * host bridges cannot be written down: two devices of one NUMA node with no
@@ -17,23 +21,30 @@ leaves out. What follows from its reader, which is not an XML parser:
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from nova_hpc.topology import classes
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function, InventoryError, Link, Node
 
-VERSION: Final = 1
+#: Of the file, for NCCL and for RCCL (NCCL_TOPO_XML_VERSION of each).
+NCCL_VERSION: Final = 1
+RCCL_VERSION: Final = 2
+#: The vendors whose GPUs NCCL and RCCL serve.
+_NVIDIA: Final = "10de"
+_AMD: Final = "1002"
+#: Longest value of an attribute: two less than MAX_STR_LEN.
+LONGEST: Final = 253
 #: NCCL's limit of elements in a file (NCCL_TOPO_XML_MAX_NODES).
 MOST_ELEMENTS: Final = 256
 #: What NCCL adds below a device: nic and net, or gpu and nvlink.
 _ADDED: Final = 2
 _BRIDGE: Final = "060400"
-#: Display controllers and network controllers, by base class.
-_DEVICES: Final = ("03", "02")
 
 
 class NcclError(InventoryError):
@@ -79,7 +90,7 @@ def from_node(node: Node, processor: Processor | None = None) -> str:
     :raises NcclError: more than NCCL can read.
     """
     chosen = [function for function in node.functions if _is_device(function)]
-    shared = shared_points(chosen)
+    shared = switches_above(chosen)
     devices = [
         Device(
             busid=function.address,
@@ -92,32 +103,54 @@ def from_node(node: Node, processor: Processor | None = None) -> str:
     ]
     switches = {point: switch_of(node, point) for device in devices for point in device.switches}
     cells = {numa.id: numa.cpus for numa in node.numa_nodes}
-    return write(devices, switches, cells, processor)
+    return write(devices, switches, cells, processor, version_for(chosen))
 
 
 def _is_device(function: Function) -> bool:
-    return (
-        function.bridge is None
-        and function.physical_function is None
-        and function.class_code is not None
-        and function.class_code.startswith(_DEVICES)
+    return function.bridge is None and function.physical_function is None and is_read(function)
+
+
+def is_read(function: Function) -> bool:
+    """Whether NCCL or RCCL has a use for the device: a GPU or an adapter."""
+    return classes.is_gpu(function.class_code) or classes.is_adapter(function.class_code)
+
+
+def version_for(functions: Iterable[Function]) -> int:
+    """The file's version for the library that serves these GPUs.
+
+    RCCL's where AMD's GPUs are and none of NVIDIA's. A board has a display controller
+    of a third vendor beside them.
+    """
+    vendors = {each.vendor_id for each in functions if classes.is_gpu(each.class_code)}
+    return RCCL_VERSION if _AMD in vendors and _NVIDIA not in vendors else NCCL_VERSION
+
+
+def switches_above(functions: Iterable[Function]) -> frozenset[str]:
+    """The points of the devices' paths that are written as switches.
+
+    Those that NCCL finds in sysfs, which it climbs two bridges at a time: the
+    upstream port of each switch. It stops at a root port, whatever shares it: two
+    functions of one card without a switch are ``PHB``.
+    """
+    # Above the first bridge of a path there is no switch: it is a root port.
+    return frozenset(
+        point
+        for function in functions
+        for point in function.switches
+        if (point,) != function.path[:1]
     )
 
 
 def shared_points(functions: Iterable[Function]) -> frozenset[str]:
-    """The points of the devices' paths that are written as switches.
+    """The points of the devices' paths that devices may share.
 
     Every switch; a root port alone (a device without a switch names it) only
     where several devices are behind it.
     """
-    count: dict[str, int] = {}
-    real: set[str] = set()
-    for function in functions:
-        for point in function.switches:
-            count[point] = count.get(point, 0) + 1
-        # Above the first bridge of a path there is no switch: it is a root port.
-        real.update(point for point in function.switches if (point,) != function.path[:1])
-    return frozenset(point for point, users in count.items() if users > 1 or point in real)
+    functions = list(functions)
+    count = collections.Counter(point for each in functions for point in each.switches)
+    several = frozenset(point for point, users in count.items() if users > 1)
+    return several | switches_above(functions)
 
 
 def switch_of(node: Node, point: str, busid: str | None = None) -> Switch:
@@ -164,6 +197,7 @@ def write(
     switches: Mapping[str, Switch],
     cells: Mapping[int, Collection[int]],
     processor: Processor | None = None,
+    version: int = NCCL_VERSION,
 ) -> str:
     """The file.
 
@@ -174,7 +208,7 @@ def write(
     groups: dict[int | None, list[Device]] = {}
     for device in devices:
         groups.setdefault(device.numa, []).append(device)
-    lines = [f'<system version="{VERSION}">']
+    lines = [f'<system version="{version}">']
     for numa in sorted(groups, key=lambda number: -1 if number is None else number):
         lines.append(f"  <cpu{_cpu(numa, cells, processor)}>")
         lines.extend(_level(groups[numa], switches, 0, "    "))
@@ -196,8 +230,9 @@ def _cpu(
     # -1 is what NCCL itself takes from sysfs where no node is near.
     found: dict[str, str] = {"numaid": str(-1 if numa is None else numa)}
     cpus = cells.get(numa, ()) if numa is not None else ()
-    if cpus:
-        found["affinity"] = _mask(cpus)
+    # Where it is too long NCCL looks the processors up itself (/sys/.../cpumap).
+    if cpus and len(mask := _mask(cpus)) <= LONGEST:
+        found["affinity"] = mask
     if processor is not None:
         found["arch"] = processor.arch
         known = (processor.vendor, processor.family, processor.model)

@@ -18,6 +18,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.topology import classes
 from nova_hpc.topology.model import BridgeKind, Function, Node
 
 _REDIRECT: Final = 0x04 | 0x08  # of requests, of completions
@@ -64,21 +65,6 @@ class Pair:
     ats_enabled: bool | None
 
 
-#: Base classes of GPUs (display, processing accelerators) and of adapters.
-_GPUS: Final = ("03", "12")
-_ADAPTERS: Final = ("02",)
-
-
-def is_gpu(class_code: str | None) -> bool:
-    """Whether a function of this class computes."""
-    return (class_code or "").startswith(_GPUS)
-
-
-def is_adapter(class_code: str | None) -> bool:
-    """Whether a function of this class is a network's."""
-    return (class_code or "").startswith(_ADAPTERS)
-
-
 def pairs(node: Node) -> Iterator[Pair]:
     """Every GPU with every adapter below the same switch, in order of addresses.
 
@@ -86,11 +72,11 @@ def pairs(node: Node) -> Iterator[Pair]:
     """
     adapters: dict[str, dict[str, list[Function]]] = {}
     for each in node.functions:
-        if is_adapter(each.class_code) and each.switches:
+        if classes.is_adapter(each.class_code) and each.switches:
             below = adapters.setdefault(each.switches[0], {})
             below.setdefault(each.physical_function or each.address, []).append(each)
     for gpu in node.functions:
-        if not is_gpu(gpu.class_code) or not gpu.switches:
+        if not classes.is_gpu(gpu.class_code) or not gpu.switches:
             continue
         for adapter, functions in adapters.get(gpu.switches[0], {}).items():
             found: dict[tuple[Peer, Why, bool | None], list[str]] = {}
@@ -110,8 +96,8 @@ def redirected(node: Node, addresses: Collection[str]) -> tuple[int, int] | None
     """
     functions = [each for each in map(node.function, addresses) if each is not None]
     total = away = 0
-    for gpu in filter(lambda each: is_gpu(each.class_code), functions):
-        for adapter in filter(lambda each: is_adapter(each.class_code), functions):
+    for gpu in filter(lambda each: classes.is_gpu(each.class_code), functions):
+        for adapter in filter(lambda each: classes.is_adapter(each.class_code), functions):
             where = path(node, gpu, adapter)
             total += where is not Peer.NONE
             away += where is Peer.ROOT

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology import peer
+from nova_hpc.topology import classes, peer
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import BridgeKind, Function, HugePages, Link, Node, NumaNode
 
@@ -36,67 +36,6 @@ _KINDS: Final = {
     BridgeKind.DOWNSTREAM: "Switch port",
     BridgeKind.PCI: "PCI bridge",
 }
-
-# Names of PCI classes (PCI Code and ID Assignment Specification).
-_SUBCLASSES: Final = {
-    "0100": "SCSI",
-    "0101": "IDE",
-    "0104": "RAID",
-    "0106": "SATA",
-    "0107": "SAS",
-    "0108": "NVMe",
-    "0200": "Ethernet",
-    "0207": "InfiniBand",
-    "0208": "Fabric",
-    "0300": "VGA",
-    "0302": "3D controller",
-    "0380": "Display",
-    "0403": "Audio",
-    "0500": "RAM",
-    "0502": "CXL memory",
-    "0600": "Host bridge",
-    "0601": "ISA bridge",
-    "0604": "PCI bridge",
-    "0680": "Bridge device",
-    "0700": "Serial port",
-    "0800": "Interrupt controller",
-    "0801": "DMA engine",
-    "0806": "IOMMU",
-    "0b40": "Co-processor",
-    "0c03": "USB",
-    "0c04": "Fibre Channel",
-    "0c05": "SMBus",
-    "0c06": "InfiniBand",
-    "1200": "Accelerator",
-}
-
-_CLASSES: Final = {
-    "00": "Unclassified",
-    "01": "Storage",
-    "02": "Network",
-    "03": "Display",
-    "04": "Multimedia",
-    "05": "Memory",
-    "06": "Bridge",
-    "07": "Communication",
-    "08": "System",
-    "09": "Input",
-    "0a": "Docking station",
-    "0b": "Processor",
-    "0c": "Serial bus",
-    "0d": "Wireless",
-    "0e": "Intelligent I/O",
-    "0f": "Satellite",
-    "10": "Encryption",
-    "11": "Signal processing",
-    "12": "Accelerator",
-    "13": "Instrumentation",
-    "40": "Co-processor",
-    "ff": "Unassigned class",
-}
-
-#: What the chipset and the processor bring along and no guest ever gets.
-_CHIPSET: Final = ("05", "06", "07", "08", "0a", "0c05", "11")
 
 
 @attrs.define
@@ -210,12 +149,12 @@ class _Drawing:
             return function.bridge is BridgeKind.DOWNSTREAM or not used
         if function.physical_function is not None:
             return self.node.function(function.physical_function) is not None
-        return not function.path and _is_chipset(function.class_code)
+        return not function.path and classes.is_chipset(function.class_code)
 
     def describe(self, function: Function) -> str:
         kind = _KINDS.get(function.bridge) if function.bridge else None
         ids = f"{function.vendor_id or '????'}:{function.product_id or '????'}"
-        parts = [f"{function.address} {kind or _class_name(function.class_code)} {ids}"]
+        parts = [f"{function.address} {kind or classes.name_of(function.class_code)} {ids}"]
         if function.model:
             parts[0] += f" {function.model}"
         if function.link is not None:
@@ -325,19 +264,3 @@ def _size(kib: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.4g} {unit}"
-
-
-def _class_name(class_code: str | None) -> str:
-    """The name of a class; ``class 1300`` for one without a name.
-
-    :param class_code: four or six hex digits, None when it is unknown.
-    """
-    if class_code is None:
-        return "unknown class"
-    short = class_code[:4]
-    return _SUBCLASSES.get(short) or _CLASSES.get(short[:2]) or f"class {short}"
-
-
-def _is_chipset(class_code: str | None) -> bool:
-    """Whether a function of this class, directly at a root, is furniture."""
-    return class_code is not None and class_code.startswith(_CHIPSET)

@@ -19,6 +19,7 @@ from nova_hpc.from_nova.server import guest_cells
 from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, windows
 from nova_hpc.guest_tree import plan as make_plan
 from nova_hpc.placement import flavor as flavors
+from nova_hpc.topology import classes
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
@@ -32,7 +33,6 @@ LOG = logging.getLogger(__name__)
 
 #: QEMU accepts cliques for GPUs of this vendor only.
 _CLIQUE_VENDOR = "10de"
-_DISPLAY = "03"
 
 
 def mode_of(extra_specs: Mapping[str, str]) -> Mode:
@@ -154,7 +154,7 @@ def _plan(
 def _device(address: str, function: Function | None) -> Device:
     if function is None:
         return Device(address=address, location=Location())
-    display = (function.class_code or "").startswith(_DISPLAY)
+    display = classes.is_display(function.class_code)
     return Device(
         address=address,
         location=function.location,

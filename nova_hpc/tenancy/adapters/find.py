@@ -20,10 +20,10 @@ from nova_hpc.tenancy.adapters.settings import (
     VirtualFunction,
     layer_of,
 )
+from nova_hpc.topology import classes
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function, Node
 
-_NETWORK: Final = "02"
 _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 
 
@@ -40,7 +40,7 @@ def parent_of(node: Node, address: str) -> Function | None:
     if function is None or function.physical_function is None:
         return None
     parent = node.function(function.physical_function)
-    return parent if parent and (parent.class_code or "").startswith(_NETWORK) else None
+    return parent if parent and classes.is_adapter(parent.class_code) else None
 
 
 def index_of(tree: Tree, parent: str, address: str) -> int:

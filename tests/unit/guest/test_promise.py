@@ -148,9 +148,8 @@ def test_nccl_gets_the_hosts_distances_and_the_guests_addresses(server, topology
         names = {address: guest.folders[address].name for address in chosen}
         assert seen.keys() == set(names.values())
         for one, other in itertools.combinations(chosen, 2):
-            real = distance(node.function(one).location, node.function(other).location).name
             kind = nccl_reader.path_type(seen[names[one]], seen[names[other]])
-            assert kind == ("PHB" if real == "NODE" else real)
+            assert kind == nccl_reader.expected_path(node, one, other)
         for address in chosen:
             cell = HOME[node.function(address).numa_node]
             above = seen[names[address]]

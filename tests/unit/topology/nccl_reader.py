@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL's reader of topology files, as strict as the real one.
+"""NCCL's and RCCL's reader of topology files, as strict as the real ones.
+
+Held against both, compiled from their published sources (NCCL 2.30, RCCL of ROCm 6.2):
+the same trees for all synthetic nodes, hosts and guests, and the same limits. Three
+things it refuses that they pass over: more than 16 attributes, unknown elements, and
+(RCCL alone) values that are too long.
 
 It knows no XML: one character at a time, one blank between attributes, no
 declaration, no entities. What it makes of the classes and of the path between
@@ -10,7 +15,11 @@ from __future__ import annotations
 
 import attrs
 
-LONGEST = 254
+from nova_hpc.topology import nccl
+from nova_hpc.topology.level import Distance, distance
+from nova_hpc.topology.model import Node
+
+LONGEST = 253
 MOST_ATTRIBUTES = 16
 MOST_ELEMENTS = 256
 CHILDREN = {
@@ -21,6 +30,8 @@ CHILDREN = {
 #: As NCCL compares: the beginning of the value decides, the first that fits.
 CLASSES = (("0x060400", "PCI"), ("0x080100", "PCI"), ("0x068000", "NVS"), ("0x068001", "CPU"))
 CLASSES += (("0x03", "GPU"), ("0x02", "NIC"))
+#: By the version of the file: 1 is NCCL's, 2 is RCCL's, and neither takes the other's.
+KINDS = {"1": CLASSES, "2": (*CLASSES, ("0x120000", "GPU"))}
 SPEEDS = {
     "2.5 GT/s": 15,
     "5 GT/s": 30,
@@ -49,8 +60,11 @@ class Element:
 
     @property
     def kind(self) -> str:
-        text = self.values["class"]
-        return next((kind for start, kind in CLASSES if text.startswith(start)), "PCI")
+        text, top = self.values["class"], self
+        while top.above is not None:
+            top = top.above
+        kinds = KINDS[top.values["version"]]
+        return next((kind for start, kind in kinds if text.startswith(start)), "PCI")
 
     def all(self, name: str) -> list[Element]:
         found = [self] if self.name == name else []
@@ -125,17 +139,18 @@ class Reader:
 
 
 def read(text: str) -> Element:
-    """Parse a file; it holds one ``system`` of version 1."""
+    """Parse a file; it holds one ``system`` of a version that one of the two reads."""
     reader = Reader(text)
     kind, system = reader.element()
     if kind != "open" or system is None or system.name != "system":
         raise RefusedError("no system")
-    if system.values.get("version") != "1":
+    if system.values.get("version") not in KINDS:
         raise RefusedError("wrong version")
     _fill(reader, system)
     if reader.element()[0] != "end":
         raise RefusedError("something after the system")
-    if _count(system) > MOST_ELEMENTS:
+    # It takes one more for the end of the file.
+    if _count(system) >= MOST_ELEMENTS:
         raise RefusedError("too many elements")
     for cpu in system.all("cpu"):
         int(cpu.values["numaid"])
@@ -179,6 +194,22 @@ def path_type(one: Element, other: Element) -> str:
         return "PHB"
     bridges = sum([id(each) for each in above].index(id(common)) for above in (mine, theirs)) + 1
     return "PIX" if bridges == 1 else "PXB"
+
+
+def expected_path(node: Node, one: str, other: str) -> str:
+    """What NCCL makes of the path that the inventory has between two functions.
+
+    It knows no host bridges, so NODE is PHB as well; and it stops at a root port, so
+    what is below the same one without a switch is PHB, too.
+    """
+    mine, theirs = (node.function(each) for each in (one, other))
+    assert mine is not None
+    assert theirs is not None
+    found = distance(mine.location, theirs.location)
+    apart = nccl.switches_above([mine]).isdisjoint(nccl.switches_above([theirs]))
+    if found is Distance.NODE or (apart and found in (Distance.PIX, Distance.PXB)):
+        return "PHB"
+    return found.name
 
 
 def _above(element: Element) -> list[Element]:

@@ -13,10 +13,17 @@ from nova_hpc.topology import lstopo, nccl
 from nova_hpc.topology.cpuset import parse_mask
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.level import Distance, distance
-from nova_hpc.topology.model import Function, Link, Node
+from nova_hpc.topology.model import BridgeKind, Function, Link, Node
 from tests.unit.guest.worlds import hosts
 from tests.unit.topology import nccl_reader
-from tests.unit.topology.nccl_reader import Element, RefusedError, devices, path_type, read
+from tests.unit.topology.nccl_reader import (
+    Element,
+    RefusedError,
+    devices,
+    expected_path,
+    path_type,
+    read,
+)
 
 #: NCCL knows no host bridges, so it cannot tell these two apart.
 SAME = {Distance.NODE: "PHB"}
@@ -96,8 +103,7 @@ def test_nccl_sees_the_distances_of_the_inventory(host):
     chosen = [each for each in host.functions if each.class_code in ("030200", "020700")]
     assert seen.keys() == {each.address for each in chosen if not each.physical_function}
     for one, other in itertools.combinations(seen, 2):
-        real = distance(host.function(one).location, host.function(other).location)
-        assert path_type(seen[one], seen[other]) == SAME.get(real, real.name)
+        assert path_type(seen[one], seen[other]) == expected_path(host, one, other)
 
 
 def test_the_dgx2():
@@ -167,6 +173,51 @@ def test_more_than_nccl_can_read_is_refused():
         nccl.write(cards, {}, {})
 
 
+def test_an_accelerator_of_amd_is_a_gpu_to_rccl():
+    """MI300X are no display controllers; RCCL takes version 2 of the file alone."""
+    switch = Function(
+        "0000:02:00.0",
+        class_code="060400",
+        root="pci0000:00",
+        path=("0000:00:01.0",),
+        bridge=BridgeKind.UPSTREAM,
+    )
+    path = ("0000:00:01.0", "0000:02:00.0", "0000:03:00.0")
+    gpu = attrs.evolve(
+        GPU,
+        vendor_id="1002",
+        class_code="120000",
+        address="0000:04:00.0",
+        path=path,
+        switches=(switch.address,),
+    )
+    card = attrs.evolve(gpu, address="0000:05:00.0", vendor_id="15b3", class_code="020700")
+    vga = Function("0000:06:00.0", vendor_id="1a03", class_code="030000", numa_node=0)
+    node = Node("x", functions=(switch, gpu, card, vga))
+    text = nccl.from_node(node)
+    assert text.startswith('<system version="2">\n')
+    seen = devices(read(text))
+    assert path_type(seen[gpu.address], seen[card.address]) == "PIX"
+    # NCCL's own GPUs decide where there are both.
+    green = attrs.evolve(GPU, address="0000:07:00.0")
+    both = nccl.from_node(attrs.evolve(node, functions=(*node.functions, green)))
+    assert both.startswith('<system version="1">\n')
+
+
+def test_a_root_port_is_no_switch():
+    """NCCL climbs two bridges at a time: it never sees what two functions of a card share."""
+    card = attrs.evolve(GPU, address="0000:03:00.1", class_code="020700")
+    seen = devices(read(nccl.from_node(Node("x", functions=(GPU, card)))))
+    assert path_type(seen[GPU.address], seen[card.address]) == "PHB"
+
+
+@pytest.mark.parametrize(("cpus", "named"), [(896, True), (897, False)])
+def test_a_mask_that_is_too_long_is_left_out(cpus, named):
+    text = nccl.write([nccl.Device("0000:03:00.0", "030200", 0)], {}, {0: range(cpus)})
+    (cpu,) = read(text).below
+    assert ("affinity" in cpu.values) is named
+
+
 INTEL = (
     "processor : 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name : x\n"
 )
@@ -207,7 +258,9 @@ def test_the_command_writes_a_file_for_nccl(virtual_node, capsys):
         '<?xml version="1.0"?><system version="1"></system>',
         '<system version="1"><cpu numaid="0"><pci  busid="0" class="0x03"/></cpu></system>',
         '<system version="1">\t<cpu numaid="0"></cpu></system>',
-        '<system version="2"></system>',
+        '<system version="3"></system>',
+        f'<system version="1"><cpu numaid="0" affinity="{"f" * 254}"></cpu></system>',
+        f'<system version="1">{"""<cpu numaid="0"/>""" * 255}</system>',
         '<system version="1"><cpu numaid="0"></system>',
         f'<system version="1"><cpu numaid="{"0" * 300}"></cpu></system>',
     ],
