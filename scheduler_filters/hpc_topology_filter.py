@@ -26,10 +26,11 @@ from nova_hpc.from_nova import contract, providers, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
+from nova_hpc.offer import roles
 from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Miss
-from nova_hpc.placement.server import merge_roles
 from scheduler_filters import choice
 
 CONF = cfg.CONF
@@ -57,6 +58,9 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
         for text in contract.advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
+        #: Roles that are configured, or were seen since the start; replaced as a whole, and
+        #: what one thread takes from another is seen again by the next request.
+        self._known = roles.configured(CONF.hpc.device_role)
 
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
@@ -90,14 +94,18 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         try:
             task = server.read_task(spec)
             views, misses = _read_all(hosts, task)
-            roles = merge_roles(view.pattern.roles for view in views.values())
-            request = task.server.request(roles)
+            bound = self._bind(task, views.values())
+            request = task.server.request(bound)
         except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")
+        except hpc_roles.RoleConflictError as error:
+            LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
+            return _refuse(spec, f"Flavor: {error}")
         except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
+        views = {host: reader.bind(view, bound) for host, view in views.items()}
         order = choice.Order.of(spec, task, request, CLOUD_PROFILES.current())
         passed = []
         for host in hosts:
@@ -113,6 +121,17 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         if not passed:
             return _refuse(spec, _for_user(misses.values()))
         return passed
+
+    def _bind(self, task: server.Task, views: Iterable[reader.View]) -> Mapping[str, str]:
+        """The roles whose devices the server may have.
+
+        :raises nova_hpc.placement.roles.RoleConflictError: its aliases do not say.
+        """
+        played = hpc_roles.played_by(view.pattern.roles for view in views)
+        # A role whose devices are all taken is still no other role.
+        if not played.known <= self._known:
+            self._known |= played.known
+        return hpc_roles.bind(task.server.wants, played, self._known)
 
 
 def _read_all(

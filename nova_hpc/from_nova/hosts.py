@@ -22,8 +22,8 @@ from nova_hpc.from_nova.cache import Cache, Once
 from nova_hpc.from_nova.pools import Seen
 from nova_hpc.from_nova.providers import Free, Kind
 from nova_hpc.from_nova.server import Task
+from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import Host, HostNode, Pool
-from nova_hpc.placement.server import roles_on
 from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
@@ -40,12 +40,14 @@ class Pattern:
 
     #: Without a name; its pools' ids are keys of View.providers.
     host: Host
-    #: want -> role, from the tags of the pools that can serve it
-    roles: Mapping[str, str]
+    #: From the tags of its pools.
+    roles: hpc_roles.Played
     #: NVLink sets that cannot be used, each with the reason.
     faults: tuple[str, ...]
     #: NUMA node of each pool, as Nova has it.
     numa: Mapping[str, int | None]
+    #: Pools that Nova would give for an alias of another role.
+    strangers: tuple[str, ...] = ()
     #: Equal for patterns with the same devices.
     devices: Hashable = ()
     number: int = attrs.field(factory=cache.number)
@@ -83,6 +85,7 @@ class View:
 
 
 _PATTERNS: Final[Cache[Pattern]] = Cache()
+_BOUND: Final[Cache[Pattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
 
 
@@ -169,6 +172,24 @@ def on_host(pattern: Pattern, host: Host) -> Pattern:
     )
 
 
+def bind(view: View, roles: Mapping[str, str]) -> View:
+    """The host whose devices serve only wants of their own role.
+
+    :param roles: Want.key -> role, as :func:`nova_hpc.placement.roles.bind` makes them.
+    """
+    played = view.pattern.roles.by_want
+    if all(found <= {roles.get(want)} for want, found in played.items()):
+        return view
+    key = (view.pattern.number, tuple(sorted(roles.items())))
+    pattern = _BOUND.get(key, lambda: _bind(view.pattern, roles, key))
+    return attrs.evolve(view, pattern=pattern, unusable=(*view.unusable, *pattern.strangers))
+
+
+def _bind(pattern: Pattern, roles: Mapping[str, str], key: Hashable) -> Pattern:
+    host, strangers = hpc_roles.bound(pattern.host, roles)
+    return attrs.evolve(pattern, host=host, strangers=strangers, devices=key, number=cache.number())
+
+
 @attrs.frozen
 class HostDevice:
     """What a host has free of one provider, and what its NVLink sets are made of."""
@@ -215,7 +236,7 @@ def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashab
     )
     return Pattern(
         host=host,
-        roles=roles_on((pool.serves, pool.role) for pool in host.pools),
+        roles=hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools),
         faults=faults,
         numa={each: seen.known.node for each, seen in zip(ids, found, strict=True)},
         devices=devices,

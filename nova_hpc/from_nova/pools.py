@@ -23,6 +23,7 @@ from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.providers import Free, Kind
 from nova_hpc.from_nova.server import Device, Task
 from nova_hpc.placement.model import Pool
+from nova_hpc.placement.roles import Played, RoleConflictError, bind
 from nova_hpc.placement.server import majority
 from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
@@ -143,7 +144,7 @@ class Samples:
                 self._kept[key] = _Sample(sample, resource_class, traits, role)
 
     def role_of(self, device: Device) -> str | None:
-        """The role that most kinds of devices which match an alias have."""
+        """The role of the devices which match an alias; of several, that of most kinds."""
         with self._lock:
             samples = list(self._kept.values())
         stats = pci_stats.PciDeviceStats(None)
@@ -154,7 +155,11 @@ class Samples:
             and device.kind.traits <= sample.traits
             and stats._filter_pools([sample.pool], device.probe, None, [])
         )
-        return majority(found) if found else None
+        played = Played({"": frozenset(found)}, frozenset(each.role for each in samples))
+        try:
+            return bind([attrs.evolve(device.want, key="")], played).get("")
+        except RoleConflictError:
+            return majority(found)
 
 
 #: What this process has seen.

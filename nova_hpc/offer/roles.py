@@ -18,6 +18,7 @@ from typing import Final
 import attrs
 from oslo_log import log as logging
 
+from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.topology.model import Function
 
 LOG = logging.getLogger(__name__)
@@ -102,6 +103,16 @@ def lenient(entries: Sequence[str]) -> Roles:
         except RoleError as error:
             LOG.error("%s The entry is ignored.", error)
     return Roles(tuple(good))
+
+
+def configured(entries: Sequence[str]) -> frozenset[str]:
+    """The names of the roles that an operator has given; none where all is the default.
+
+    :param entries: ``[hpc]device_role`` as a service has it.
+    """
+    if list(entries) == DEFAULT_ROLES:
+        return frozenset()
+    return frozenset(lenient(entries).names)
 
 
 def _parse(number: int, text: str) -> Pattern:

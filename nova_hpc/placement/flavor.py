@@ -88,7 +88,7 @@ def build_request(
     :param wants: the devices that Nova read from ``pci_passthrough:alias``
     :param cells: the guest's NUMA cells, () where it has none
     :param roles: Want.key -> role of its devices; a term of ``hpc:group``
-        names an alias first, otherwise a role
+        names an alias first, otherwise a role; devices of another role are refused
     :param numa_policy: the policy that Nova will follow, where the caller
         knows it (an image or an alias can set it, too); otherwise it is read
         from *extra_specs*
@@ -135,6 +135,7 @@ def build_request(
         cells=tuple(cells),
         on_cells=bool(cells) and effective == "required",
         nvlink=Nvlink(extra_specs.get(NVLINK, Nvlink.NONE.value)),
+        roles=roles or {},
     )
 
 

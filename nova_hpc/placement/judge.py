@@ -48,6 +48,12 @@ def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
                         f"a claimed {wants[key].name} is not among the devices of the host",
                         f" ({identifier})",
                     )
+                asked = request.roles.get(key)
+                if asked is not None and pool.role not in (None, asked):
+                    return _no(
+                        f"a claimed {wants[key].name} has the role {pool.role}, not {asked}",
+                        f" ({pool.name})",
+                    )
                 mine.append((key, pool))
             else:
                 others.append(pool)

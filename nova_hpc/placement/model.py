@@ -48,6 +48,10 @@ def _plain(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(counts)
 
 
+def _words(words: Mapping[str, str]) -> dict[str, str]:
+    return dict(words)
+
+
 @attrs.frozen
 class Group:
     """Devices that must be co-located: how many of each want, by its key."""
@@ -85,6 +89,8 @@ class Request:
     on_cells: bool = False
     #: The NVLink devices of each group are exactly one of Host.nvlink.
     nvlink: Nvlink = Nvlink.NONE
+    #: Want.key -> the role that its devices have to have, where that is known.
+    roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
 
 
 @attrs.frozen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server asks for, and which roles its devices play: the inputs of a request.
+"""What a server asks for: the input of a request.
 
 The scheduler reads a request specification, a node what the server has claimed,
 ``explain`` a flavor in a snapshot. All of them make the same value of it, and the
@@ -9,7 +9,7 @@ value makes the request.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import attrs
 
@@ -43,32 +43,6 @@ class ServerSpec:
         return flavor.build_request(
             self.extra_specs, self.wants, self.cells, roles, self.numa_policy
         )
-
-
-def roles_on(devices: Iterable[tuple[Iterable[str], str | None]]) -> dict[str, str]:
-    """Want -> role of the devices of one host that can serve it, by majority.
-
-    :param devices: what is free on the host: the wants that it can serve, by any
-        name, and its role. A pool of several functions counts once.
-    """
-    found: dict[str, collections.Counter[str]] = {}
-    for serves, role in devices:
-        if role is not None:
-            for want in serves:
-                found.setdefault(want, collections.Counter())[role] += 1
-    return {want: majority(counter) for want, counter in found.items()}
-
-
-def merge_roles(hosts: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Want -> role over all hosts; where they differ the majority decides.
-
-    :param hosts: the answers of :func:`roles_on`.
-    """
-    found: dict[str, collections.Counter[str]] = {}
-    for roles in hosts:
-        for want, role in roles.items():
-            found.setdefault(want, collections.Counter())[role] += 1
-    return {want: majority(counter) for want, counter in found.items()}
 
 
 def majority(counter: collections.Counter[str]) -> str:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import nova.conf
 from nova import context as nova_context
 from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc.from_nova import claim as devices
 from nova_hpc.from_nova.claim import Claim
+from nova_hpc.offer import roles
 from nova_hpc.placement import flavor, judge
+from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Miss, Nvlink
-from nova_hpc.placement.server import roles_on
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Offer
 from nova_hpc.topology import peer
@@ -31,6 +33,7 @@ from nova_hpc.wire.tags import Tags
 from virt_driver_patches.driver.reading import Reading
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
+CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
 
 USE_HOST = (
@@ -119,8 +122,9 @@ def check_flavor(
     for fault in faults:
         LOG.warning("An NVLink set of this node is not used: %s", fault)
     try:
-        roles = roles_on((pool.serves, pool.role) for pool in host.pools)
-        request = claim.server.request(roles)
+        played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
+        bound = hpc_roles.bind(claim.server.wants, played, _known_roles(reading))
+        request = claim.server.request(bound)
     except FlavorError as error:
         LOG.warning("The flavor is refused: %s", error, instance=instance)
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
@@ -178,6 +182,13 @@ def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
             entry = {key: value for key, value in (entry or {}).items() if key in _NO_PLACE}
         places[address] = devices.place_of(function, entry)
     return places
+
+
+def _known_roles(reading: Reading) -> frozenset[str]:
+    """The roles of all devices of the node, and those of its configuration."""
+    entries = [entry for _, entry in reading.offers().values()]
+    mine = {str(entry[tags.ROLE]) for entry in entries if entry.get(tags.ROLE)}
+    return roles.configured(CONF.hpc.device_role) | mine
 
 
 _NO_PLACE = frozenset({tags.VERSION, tags.ROLE})

@@ -49,7 +49,7 @@ class Chooser:
 
     def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:
         """The best devices of *node* for *request*, by their providers."""
-        host = snapshot.engine_host(node, flavor.server.wants)
+        host = snapshot.engine_host(node, flavor.server.wants, request.roles)
         ids = {pool.id: pool.name for pool in host.pools}
         if len(set(ids.values())) < len(ids):
             return choose(request, host, profile=self._profile)

@@ -321,7 +321,10 @@ def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[Task]:
 def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape | None:
     if flavor.problem is not None or not flavor.wants:
         return None
-    roles = cloud.roles(snapshot.hosts, flavor.server.wants)
+    try:
+        roles = cloud.roles(snapshot.hosts, flavor.server.wants)
+    except FlavorError:
+        return None
     keys = {key for key, played in roles.items() if played == role}
     gpus = sum(want.count for want in flavor.server.wants if want.key in keys)
     if not gpus:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from nova_hpc.placement import profile as profiles
+from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
-from nova_hpc.placement.server import ServerSpec, merge_roles, roles_on
+from nova_hpc.placement.server import ServerSpec
 from nova_hpc.topology.level import Location
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.decision import loads as read_decision
@@ -212,16 +213,26 @@ def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
 
 
 def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
-    """Want.key -> role, as the scheduler finds it on these hosts."""
-    by_alias = merge_roles(
-        roles_on((device.aliases, device.role) for device in host.devices if device.free)
-        for host in hosts
+    """Want.key -> role, as the scheduler finds it on these hosts.
+
+    :raises nova_hpc.placement.roles.RoleConflictError: devices of several roles, none of
+        which the alias is called as.
+    """
+    everywhere = tuple(hosts)
+    played = hpc_roles.played_by(
+        hpc_roles.played_on((device.aliases, device.role) for device in host.devices if device.free)
+        for host in everywhere
     )
-    return {want.key: by_alias[want.name] for want in wants if want.name in by_alias}
+    # The scheduler remembers the roles of devices that servers have.
+    known = {each.role for host in everywhere for each in host.devices if each.role is not None}
+    return hpc_roles.bind(wants, played, known, by_name=True)
 
 
-def engine_host(node: Node, wants: Sequence[Want]) -> Host:
-    """What is free on one node, in the engine's words."""
+def engine_host(node: Node, wants: Sequence[Want], roles: Mapping[str, str] | None = None) -> Host:
+    """What is free on one node, in the engine's words.
+
+    :param roles: Want.key -> the role that its devices have to have.
+    """
     free = {device.provider for device in node.devices if device.free}
     pools = [
         Pool(
@@ -236,12 +247,13 @@ def engine_host(node: Node, wants: Sequence[Want]) -> Host:
         for device in node.devices
         if device.free
     ]
-    return Host(
+    host = Host(
         name=node.host,
         pools=tuple(sorted(pools, key=lambda pool: (pool.name, pool.id))),
         nodes=node.numa,
         nvlink=tuple(each for each in node.nvlink if each <= free),
     )
+    return hpc_roles.bound(host, roles or {})[0]
 
 
 def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> Node:

@@ -15,6 +15,7 @@ from nova_hpc.cloud.snapshot import ServerCell, Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell
+from nova_hpc.placement.roles import RoleConflictError
 from tests.unit.cloud import clouds
 
 
@@ -267,11 +268,30 @@ def test_only_nvlink_sets_that_are_free_are_offered():
     assert host.nvlink == (frozenset({"one-0-0", "one-0-1"}),)
 
 
-def test_roles_are_those_of_the_majority():
+def test_an_alias_is_of_the_role_of_its_name():
     odd = clouds.node("odd", [1])
     odd = attrs.evolve(odd, devices=tuple(attrs.evolve(d, role="fpga") for d in odd.devices))
     wants = clouds.flavor().server.wants
-    hosts = [odd, clouds.node("a", [1]), clouds.node("b", [1])]
+    hosts = [odd, clouds.node("a", [1])]
     assert snapshot.roles(hosts, wants) == {"0": "gpu"}
-    # A tie goes to the first in the alphabet.
-    assert snapshot.roles(hosts[:2], wants) == {"0": "fpga"}
+    assert snapshot.roles([odd], wants) == {"0": "fpga"}
+    # Somebody has the devices that are called so.
+    taken = clouds.node("b", [["s1"]])
+    assert snapshot.roles([odd, taken], wants) == {"0": "gpu"}
+    assert snapshot.engine_host(odd, wants, {"0": "gpu"}).pools[0].serves == frozenset()
+    assert snapshot.engine_host(odd, wants, {"0": "fpga"}).pools[0].serves == {"0"}
+
+
+def test_devices_of_several_roles_under_another_name():
+    odd = clouds.node("odd", [1])
+    odd = attrs.evolve(odd, devices=tuple(attrs.evolve(d, role="fpga") for d in odd.devices))
+    hosts = [odd, clouds.node("a", [1])]
+    hosts = [
+        attrs.evolve(
+            host,
+            devices=tuple(attrs.evolve(d, aliases=frozenset({"any"})) for d in host.devices),
+        )
+        for host in hosts
+    ]
+    with pytest.raises(RoleConflictError, match=r"the alias any .* roles fpga and gpu"):
+        snapshot.roles(hosts, clouds.flavor(wants={"any": 1}).server.wants)

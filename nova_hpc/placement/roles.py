@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which role the devices of an alias play, and that they play no other.
+
+An alias is Nova's name for devices, a role is the operator's (``[hpc]device_role``).
+Nova compares ids, resource class and traits, never the role, and where two roles
+have the same of all of these (the virtual functions of InfiniBand and of Ethernet
+adapters have the same ids), it gives devices of either. So an alias is bound to one
+role here: to that of its name, which ``nova-hpc configure`` has given it; else to
+the only one that its devices have.
+
+The scheduler, the node's check before start, ``explain`` and ``simulate`` all bind
+by these functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Host, Pool, Want
+
+#: How ``nova-hpc configure`` names the kinds of devices of one role: ``vf-101e``.
+_PRODUCT: Final = re.compile(r"-[0-9a-f]{4}(?:[-.].*)?", re.ASCII)
+
+
+class RoleConflictError(FlavorError):
+    """An alias stands for devices of several roles; the text names them, and no host."""
+
+
+@attrs.frozen
+class Played:
+    """Roles of devices, of one host or of many."""
+
+    #: want, by any name -> roles of the devices that Nova would serve it with
+    by_want: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
+    #: Of all devices.
+    known: frozenset[str] = frozenset()
+
+
+def played_on(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:
+    """The roles of the devices of one host.
+
+    :param devices: the wants that each can serve, by any name, and its role.
+    """
+    by_want: dict[str, frozenset[str]] = {}
+    known = set()
+    for serves, role in devices:
+        if role is None:
+            continue
+        known.add(role)
+        for want in serves:
+            by_want[want] = by_want.get(want, frozenset()) | {role}
+    return Played(by_want, frozenset(known))
+
+
+def played_by(hosts: Iterable[Played]) -> Played:
+    """The roles of the devices of many hosts."""
+    by_want: dict[str, frozenset[str]] = {}
+    known: frozenset[str] = frozenset()
+    # A cloud has few kinds of hosts, and hosts that are alike share the value.
+    for played in {id(each): each for each in hosts}.values():
+        known |= played.known
+        for want, roles in played.by_want.items():
+            by_want[want] = by_want.get(want, frozenset()) | roles
+    return Played(by_want, known)
+
+
+def bind(
+    wants: Sequence[Want], played: Played, known: Iterable[str] = (), *, by_name: bool = False
+) -> dict[str, str]:
+    """Want.key -> the one role whose devices it may have; nothing where none is known.
+
+    The same whatever the order of hosts and devices.
+
+    :param known: more roles that there are: of devices that nobody has free.
+    :param by_name: *played* has the names of the wants, not their keys.
+    :raises RoleConflictError: devices of several roles, none of which the alias
+        is called as.
+    """
+    names = played.known.union(known)
+    bound = {}
+    for want in wants:
+        found = played.by_want.get(want.name if by_name else want.key, frozenset())
+        role = _named(want.name, found, names)
+        if role is None and len(found) > 1:
+            raise RoleConflictError(
+                f"the alias {want.name} stands for devices of the roles "
+                f"{' and '.join(sorted(found))}, which cannot be told apart by it; the operator "
+                "has to give each role an alias of its own"
+            )
+        role = role or next(iter(found), None)
+        if role is not None:
+            bound[want.key] = role
+    return bound
+
+
+def _named(alias: str, found: frozenset[str], known: frozenset[str]) -> str | None:
+    """The role that an alias is called as, with what ``configure`` adds to it."""
+    if alias in known:
+        return alias
+    fits = [
+        role
+        for role in known
+        if alias.startswith(role)
+        and (
+            (role in found and alias[len(role)] in "-.")
+            or _PRODUCT.fullmatch(alias, len(role)) is not None
+        )
+    ]
+    return max(fits, key=len, default=None)
+
+
+def bound(host: Host, roles: Mapping[str, str]) -> tuple[Host, tuple[str, ...]]:
+    """*host* whose devices serve only wants of their own role.
+
+    A device without a role is what Nova says that it is.
+
+    :param roles: as :func:`bind` makes them.
+    :returns: the same host where nothing changes; and why a device serves nothing now.
+    """
+    pools, refused = [], []
+    for pool in host.pools:
+        serves = frozenset(key for key in pool.serves if _plays(pool, roles.get(key)))
+        if pool.serves and not serves:
+            asked = " and ".join(sorted({roles[key] for key in pool.serves}))
+            refused.append(f"{pool.name}: its role is {pool.role}, asked for is {asked}")
+        pools.append(pool if serves == pool.serves else attrs.evolve(pool, serves=serves))
+    if all(one is other for one, other in zip(pools, host.pools, strict=True)):
+        return host, ()
+    return attrs.evolve(host, pools=tuple(pools)), tuple(refused)
+
+
+def _plays(pool: Pool, role: str | None) -> bool:
+    return pool.role is None or role is None or pool.role == role
