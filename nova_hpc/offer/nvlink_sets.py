@@ -133,21 +133,25 @@ def check(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
 
 
 def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """What the inventory can tell: NVSwitches connect all GPUs of their vendor.
+    """What the inventory can tell: NVSwitches connect the GPUs of their board.
 
-    GPUs that cannot be given count as well: a set that lacks one of its
-    members is not whole.
+    They are of their vendor and of one product, which a card in a slot beside the
+    board is not; where two products have equally many GPUs the inventory cannot tell,
+    and the operator has to. GPUs that cannot be given count as well: a set that lacks
+    one of its members is not whole.
     """
     vendors = {each.vendor_id for each in node.functions if roles.role_of(each) == SWITCH_ROLE}
     sets = []
     for vendor in sorted(vendor for vendor in vendors if vendor is not None):
-        members = frozenset(
-            each.address
-            for each in node.functions
-            if each.vendor_id == vendor
-            and each.physical_function is None
-            and roles.role_of(each) == GPU_ROLE
-        )
+        products: dict[str | None, set[str]] = {}
+        for each in node.functions:
+            whole = each.physical_function is None
+            if each.vendor_id == vendor and whole and roles.role_of(each) == GPU_ROLE:
+                products.setdefault(each.product_id, set()).add(each.address)
+        most = sorted(products.values(), key=len)[-2:]
+        if not most or (len(most) == 2 and len(most[0]) == len(most[1])):
+            continue
+        members = frozenset(most[-1])
         if 2 <= len(members) <= nvlink.MOST_MEMBERS:
             sets.append(NvlinkSet(f"all-{vendor}" if len(vendors) > 1 else "all", members))
     return tuple(sets)

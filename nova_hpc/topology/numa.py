@@ -86,6 +86,13 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
         single = True
     else:
         single = False
+        lost = online - frozenset().union(*found.values())
+        if lost:
+            # An offline node keeps CPUs that are online, and a node may be missing.
+            reader.problems.append(
+                f"CPUs {cpuset.format_list(lost)} are online, but on no NUMA node that is; "
+                "servers cannot use them"
+            )
     owners = _gpu_memory(reader)
     nodes = []
     for number, cpus in sorted(found.items()):

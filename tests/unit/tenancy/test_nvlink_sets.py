@@ -120,3 +120,14 @@ def test_without_switches_nothing_is_claimed():
     assert nvlink_sets.default(MACHINE, ROLES) == ()
     assert all(offer.tags.nvlink is None for offer in device_spec.build(MACHINE, ROLES).offers)
     assert nvlink_sets.default(node(gpu(ONE), SWITCH), ROLES) == ()
+
+
+def test_a_card_of_another_product_is_in_no_set():
+    """An HGX board with an L4 in a slot: a set of all of them would never be whole."""
+    other = gpu("0000:99:00.0", product_id="27b8")
+    machine = node(*MACHINE.functions, other, SWITCH)
+    assert nvlink_sets.default(machine, ROLES) == (NvlinkSet("all", frozenset({ONE, TWO, THREE})),)
+    # As many of the one as of the other: the operator knows, nobody else.
+    two = gpu("0000:9a:00.0", product_id="27b8")
+    even = node(gpu(ONE), gpu(TWO), other, two, SWITCH)
+    assert nvlink_sets.default(even, ROLES) == ()

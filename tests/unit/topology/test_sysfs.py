@@ -378,6 +378,10 @@ def test_offline_cpus_and_nodes_do_not_count(machine: Machine) -> None:
     node = sysfs.read(machine.root)
     assert numa(node) == [(0, [0, 1, 2])]
     assert node.numa_nodes[0].smt_siblings == (frozenset({0, 1}), frozenset({2}))
+    # CPUs that no node has are no servers', and nobody wonders where they are.
+    assert node.problems == (
+        "CPUs 4-7 are online, but on no NUMA node that is; servers cannot use them",
+    )
 
 
 def test_online_files_of_single_cpus(machine: Machine) -> None:
