@@ -77,7 +77,7 @@ NCCL_TOPOLOGY: Final = Document(
     name="NCCL topology",
     lives="opt/org.nova-hpc/nccl-topology.xml of the guest's firmware",
     writer="nova_hpc.topology.nccl:write",
-    # And NCCL itself, which refuses every version but its own.
+    # And NCCL (version 1) or RCCL (2), each of which refuses the other's.
     readers=("nova_hpc.guest.install:fill",),
 )
 SNAPSHOT: Final = Document(

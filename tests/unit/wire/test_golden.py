@@ -27,7 +27,7 @@ from nova_hpc.guest import document as guest
 from nova_hpc.guest import install
 from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
-from nova_hpc.topology.nccl import VERSION as NCCL_VERSION
+from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import decision, device_record, documents, guest_abi, ledger, stats, tags, unplug
 from nova_hpc.wire.version import Document, WireError
 from tests.unit.topology import nccl_reader
