@@ -99,7 +99,9 @@ class TestOrphans:
         monkeypatch.setattr(
             orphans,
             "_cure",
-            lambda context, suspect, host: "remove it" if suspect.consumer in found else None,
+            lambda context, suspect, host: (
+                orphans._Cure("remove it", removed=True) if suspect.consumer in found else None
+            ),
         )
         return found
 

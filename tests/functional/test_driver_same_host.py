@@ -96,6 +96,8 @@ class MovesTest(DriverTest):
         """The servers have what their flavors say, then they are deleted, and all is free."""
         # A confirm ends after the server is ACTIVE.
         self.eventually(lambda: self.assertEqual({}, self.left()))
+        for host in self.computes:
+            self.update(host)  # which heals what is allocated
         for server in servers:
             found = self.held(server)
             self.assertEqual((1, 1), (found["CUSTOM_HPC_GPU"], found["PCPU"]), found)
@@ -215,6 +217,26 @@ class SameHostTest(MovesTest):
             self._delete_server(other)
         self.clean(server)
 
+    def test_a_stock_flavor_gets_another_device_than_was_chosen(self) -> None:
+        """What the scheduler has chosen falls ill before the claim; as in stock Nova."""
+        server = self.boot(self.make_flavor(STOCK))
+        taken: list[str] = []
+
+        def fall_ill() -> None:
+            names = self.placement.get("/resource_providers", version="1.14").body
+            for each in names["resource_providers"]:
+                address = each["name"].partition("_")[2]
+                if address and each["uuid"] in self.allocated(server["id"]):
+                    taken.append(address)
+                    self.quarantine("alpha", address, "overheats")
+            self.update("alpha")
+
+        self.before("_prep_resize", fall_ill)
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        (ill,) = taken
+        self.assertNotIn(ill, [each.address for each in self.devices_of(server)])
+        self.assertEqual(1, len(self.domain_devices(server)))
+
     def cpus(self, server: dict[str, Any]) -> list[int]:
         """The dedicated CPUs that a server has."""
         cells = self.instance(server).numa_topology.cells
@@ -259,13 +281,7 @@ class SameHostTest(MovesTest):
 class LeftOverTest(MovesTest):
     """An allocation of a migration that is over, as earlier releases have left some."""
 
-    def test_it_is_named_with_the_command_that_removes_it(self) -> None:
-        server = self.boot(self.make_flavor(STOCK))
-        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
-        ((uuid, held),) = self.left().items()
-        self.act(server, {"revertResize": None}, "ACTIVE")
-        self._delete_server(server)
-        self.assertEqual({}, self.left())
+    def allocate(self, uuid: str, held: dict[str, Any]) -> None:
         again = {
             "allocations": {each: {"resources": one["resources"]} for each, one in held.items()},
             "project_id": "project",
@@ -274,9 +290,51 @@ class LeftOverTest(MovesTest):
         }
         answer = self.placement.put(f"/allocations/{uuid}", again, version="1.28")
         self.assertEqual(204, answer.status, answer.body)
+
+    def reverted(self) -> tuple[dict[str, Any], str, dict[str, Any]]:
+        """A server whose resize was reverted; the migration, and what it had."""
+        server = self.boot(self.make_flavor(STOCK))
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        ((uuid, held),) = self.left().items()
+        self.act(server, {"revertResize": None}, "ACTIVE")
+        return server, uuid, held
+
+    def test_it_is_removed_when_its_server_is_deleted(self) -> None:
+        server, uuid, held = self.reverted()
+        self._delete_server(server)
+        self.assertEqual({}, self.left())
+        self.allocate(uuid, held)
+        self.update("alpha")  # asks Placement
+        self.update("alpha")  # sees it, and waits
         self.assertEqual({uuid: held.keys()}, {k: one.keys() for k, one in self.left().items()})
+        self.update("alpha")
+        self.assertEqual({}, self.left())
+        self.update("alpha")
+        self.assertEqual((), self.stats_of("alpha").notes)
+
+    def test_it_is_removed_when_its_server_has_other_devices(self) -> None:
+        """One that was left by a confirm: the server lives and has what it should."""
+        server = self.boot(self.make_flavor(STOCK))
+        self.act(server, self.body(STOCK), "VERIFY_RESIZE")
+        ((uuid, held),) = self.left().items()
+        self.act(server, {"confirmResize": None}, "ACTIVE")
+        self.eventually(lambda: self.assertEqual({}, self.left()))
+        self.update("alpha")
+        self.allocate(uuid, held)
         for _ in range(3):
             self.update("alpha")
+        self.assertEqual({}, self.left())
+        self.clean(server)
+
+    def test_one_that_nobody_knows_is_named_with_the_command_that_removes_it(self) -> None:
+        server, _, held = self.reverted()
+        self._delete_server(server)
+        uuid = "6f6f6f6f-0000-4000-8000-00000000000f"
+        self.known.add(uuid)
+        self.allocate(uuid, held)
+        for _ in range(4):
+            self.update("alpha")
+        self.assertEqual({uuid}, self.left().keys())
         command = f"openstack resource provider allocation delete {uuid}"
         (note,) = [each for each in self.stats_of("alpha").notes if uuid in each]
         self.assertIn(command, note)
@@ -287,6 +345,7 @@ class LeftOverTest(MovesTest):
 
 
 RT = "nova.compute.resource_tracker.ResourceTracker"
+MANAGER = "nova.compute.manager.ComputeManager"
 DRIVER = "nova.virt.libvirt.driver.LibvirtDriver"
 #: What fails -> whether that is on the way there, at the confirm or at the revert.
 STEPS = {
@@ -295,8 +354,10 @@ STEPS = {
     f"{DRIVER}.finish_migration": "move",
     f"{DRIVER}.confirm_migration": "confirmResize",
     f"{RT}.drop_move_claim_at_source": "confirmResize",
+    f"{MANAGER}._delete_allocation_after_move": "confirmResize",
     f"{DRIVER}.destroy": "revertResize",
     f"{RT}.drop_move_claim_at_dest": "revertResize",
+    f"{MANAGER}._revert_allocation": "revertResize",
     f"{DRIVER}.finish_revert_migration": "revertResize",
 }
 
@@ -307,7 +368,7 @@ def _fails(*args: Any, **keywords: Any) -> None:
 
 @pytest.mark.slow
 class FailingTest(MovesTest):
-    """A step of a move fails: what a migration keeps then is gone with its server, or named."""
+    """A step of a move fails: what a migration keeps is named, and gone with its server."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -324,15 +385,24 @@ class FailingTest(MovesTest):
             self._wait_for_server_parameter(self.server, {"OS-EXT-STS:task_state": None})
         self.left()
         self.assertEqual(1, len(self.known))
+        self.look()
+        # While the server lives.
+        notes = [note for host in self.computes for note in self.stats_of(host).notes]
+        for each in self.left():
+            self.assertTrue(any(each in note for note in notes), (path, each, notes))
+        print(f"RESULT: {self.id().rpartition('.')[2]}: {notes}")
         self.eventually(self._deleted)
-        for _ in range(3):  # the first asks Placement, and two have to see the same
+        self.look()
+        self.assertEqual({}, self.left())
+        self.assertEqual({}, self.allocated(self.server["id"]))
+        for host in self.computes:
+            self.assert_all_free(host)
+            self.assertEqual((), self.stats_of(host).notes)
+
+    def look(self) -> None:
+        for _ in range(4):  # the first asks Placement, two have to see the same, one is after
             for host in self.computes:
                 self.update(host)
-        notes = [note for host in self.computes for note in self.stats_of(host).notes]
-        for uuid in self.left():
-            command = f"openstack resource provider allocation delete {uuid}"
-            self.assertTrue(any(command in note for note in notes), (path, uuid, notes))
-        self.assertEqual({}, self.allocated(self.server["id"]))
 
     def _deleted(self) -> None:
         """Its user deletes the server, again if need be."""

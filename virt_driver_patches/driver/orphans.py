@@ -3,7 +3,16 @@
 
 A server that is deleted while its host is down, a migration that broke off, a restored
 database: each can leave an allocation in Placement that no server has. The device is
-healthy and idle, and nobody gets it. Nothing is deleted here: operators are told.
+healthy and idle, and nobody gets it. Operators are told.
+
+One kind is removed: that of a migration which Nova's database has, which is over, and whose
+server has none of its devices here, or is deleted. Nova deletes or moves a migration's
+allocation only in the step that ends the move (``_delete_allocation_after_move`` and
+``_revert_allocation`` of nova/compute/manager.py); if that step fails, or the revert before it
+(``revert_resize``, on the destination), it never does, not even with the server. As long as
+the server has devices of the migration's here, by Nova's tracker, somebody may still give
+the allocation back to it, and it is left alone. Nova itself removes that of a server that is
+deleted (``_remove_deleted_instances_allocations`` of nova/compute/resource_tracker.py).
 """
 
 from __future__ import annotations
@@ -36,6 +45,17 @@ class Suspect:
     addresses: tuple[str, ...]
     #: Their UUIDs.
     providers: tuple[str, ...]
+    #: Servers that have devices of these by Nova's tracker.
+    owners: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class _Cure:
+    """What helps."""
+
+    text: str
+    #: The consumer is a migration that is over: it can be removed here.
+    removed: bool = False
 
 
 def suspects(
@@ -62,9 +82,9 @@ def suspects(
             if uuid in addresses and (addresses[uuid], consumer) not in owned
         )
         if mine:
-            found.append(
-                Suspect(consumer, tuple(each for each, _ in mine), tuple(each for _, each in mine))
-            )
+            places = tuple(each for each, _ in mine)
+            servers = frozenset(server for place, server in owned if place in places)
+            found.append(Suspect(consumer, places, tuple(each for _, each in mine), servers))
     return tuple(found)
 
 
@@ -86,6 +106,7 @@ class Orphans:
         self._seen: tuple[Suspect, ...] = ()
         self._before: frozenset[Suspect] = frozenset()
         self._named: tuple[str, ...] = ()
+        self._over: tuple[Suspect, ...] = ()
         #: Replaced by the resource tracker, below its lock.
         self.suspects: tuple[Suspect, ...] = ()
 
@@ -95,15 +116,40 @@ class Orphans:
         if now and now is self._seen:
             return self._named  # Placement was not asked since
         over = dict(_over(now, host))
-        texts = tuple(over[each] for each in over if each in self._before)
+        certain = {each: cure for each, cure in over.items() if each in self._before}
+        texts = tuple(cure.text for cure in certain.values())
         for text in texts:
             if text not in self._named:
                 LOG.warning("%s", text)
+        self._over = tuple(each for each, cure in certain.items() if cure.removed)
         self._seen, self._before, self._named = now, frozenset(over), texts
         return texts
 
+    def finish(self, client: Any, context: Any) -> None:
+        """Remove what migrations that are over have left. Never raises.
 
-def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, str]]:
+        Below the resource tracker's lock, after a look and before Placement is asked again.
+
+        :param client: Nova's, of Placement.
+        """
+        over, self._over = self._over, ()
+        for each in over:
+            try:
+                # Not by force: should anybody change it just now, the next look sees that.
+                client.delete_allocation_for_instance(
+                    context, each.consumer, consumer_type="migration"
+                )
+            except Exception as error:
+                LOG.warning("The allocation of migration %s stays: %s", each.consumer, error)
+            else:
+                LOG.warning(
+                    "%s: the allocation that migration %s had left behind is removed",
+                    ", ".join(each.addresses),
+                    each.consumer,
+                )
+
+
+def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, _Cure]]:
     """Those that have no right to what is allocated to them, each with a sentence."""
     context = nova_context.get_admin_context()
     for each in sorted(suspects, key=lambda one: one.addresses):
@@ -114,22 +160,20 @@ def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, str
             continue
         if cure is not None:
             where = ", ".join(each.addresses)
-            yield each, f"{where}: allocation left behind by {each.consumer}: {cure}"
+            text = f"{where}: allocation left behind by {each.consumer}: {cure.text}"
+            yield each, attrs.evolve(cure, text=text)
 
 
-def _cure(context: Any, suspect: Suspect, host: str) -> str | None:
-    """The command that removes the allocation; None: it has a right to it."""
+def _cure(context: Any, suspect: Suspect, host: str) -> _Cure | None:
+    """What helps against the allocation; None: it has a right to it."""
     try:
         server = objects.Instance.get_by_uuid(context, suspect.consumer)
     except exception.InstanceNotFound:
         try:
             migration = objects.Migration.get_by_uuid(context, suspect.consumer)
         except exception.MigrationNotFound:
-            pass
-        else:
-            if migration.status not in _OVER:
-                return None
-        return f"openstack resource provider allocation delete {suspect.consumer}"
+            return _Cure(_delete(suspect))
+        return _of_migration(context, suspect, migration)
     if server.host in (None, host) or server.task_state is not None:
         return None
     moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
@@ -137,4 +181,24 @@ def _cure(context: Any, suspect: Suspect, host: str) -> str | None:
         return None
     # It lives elsewhere: what it has there must stay.
     named = " ".join(f"--provider {each}" for each in suspect.providers)
-    return f"openstack resource provider allocation unset {named} {suspect.consumer}"
+    return _Cure(f"openstack resource provider allocation unset {named} {suspect.consumer}")
+
+
+def _of_migration(context: Any, suspect: Suspect, migration: Any) -> _Cure | None:
+    if migration.status not in _OVER:
+        return None
+    server = migration.instance_uuid
+    every = context.elevated(read_deleted="yes")
+    try:
+        found = objects.Instance.get_by_uuid(every, server)
+    except exception.InstanceNotFound:
+        found = None  # archived
+    if found is not None and found.hidden:
+        return None  # of a move to another cell: Nova still works at it
+    if found is None or found.deleted or server not in suspect.owners:
+        return _Cure(_delete(suspect), removed=True)
+    return _Cure(f"a move of server {server} failed; it goes with the server")
+
+
+def _delete(suspect: Suspect) -> str:
+    return f"openstack resource provider allocation delete {suspect.consumer}"

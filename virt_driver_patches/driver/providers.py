@@ -61,6 +61,7 @@ class Providers:
 
     def guard(self, tracker: Any, call: Call) -> Any:
         """Around ``ResourceTracker._update_to_placement``."""
+        self.orphans.finish(tracker.reportclient, call.given["context"])
         return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
 
     def translate(self, call: Call) -> bool:

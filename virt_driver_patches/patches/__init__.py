@@ -46,6 +46,7 @@ ALL: Final[tuple[Patch, ...]] = (
     reasons.ATTACH,
     placement.TRANSLATE,
     placement.UPDATE,
+    placement.DELETE,
     *refuse_early.ACTIONS.values(),
     pci_devices.READING,
     _override(

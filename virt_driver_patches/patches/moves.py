@@ -7,8 +7,9 @@ and the claim takes exactly those devices. For a resize, a cold migration or an
 evacuation it makes the PCI requests anew from the flavor and forgets the allocation: the
 claim takes any devices, and the resource tracker then adds those to the allocation
 (nova/compute/pci_placement_translator.py), so that the server holds both sets in
-Placement. Here the requests of a move are bound to the allocation as well, for flavors
-with ``hpc:`` keys only.
+Placement, and nobody gets the one that it does not have. Here the requests of a move are
+bound to the allocation as well. A flavor with ``hpc:`` keys gets what was chosen or is
+refused; any other still gets what Nova finds, where what was chosen cannot be had.
 
 The destination claims devices first, and the driver is called much later, when the guest
 is already off. So a claim that does not fit is dropped again and refused at once. Nova
@@ -69,6 +70,8 @@ DROP: Final = Patch(
 Check = Callable[[Any, Any, Claim], object]
 
 _MARK: Final = "hpc_bound"
+#: Where Nova looks for the providers of a request (nova/pci/stats.py).
+_PROVIDERS: Final = "rp_uuids"
 
 
 def bind_claims() -> None:
@@ -84,24 +87,35 @@ def bind_claims() -> None:
 
 
 def _bound(call: Call) -> None:
-    if flavors.has_hpc_keys(call.given["flavor"].extra_specs or {}):
-        _bind_claim(call.given)
-    call()
-
-
-def _bind_claim(given: Mapping[str, Any]) -> None:
+    given = call.given
+    requests = _requests(given)
+    if not requests:
+        call()
+        return
     tracker, instance = given["tracker"], given["instance"]
-    requests = [
+    allocations = tracker.reportclient.get_allocations_for_consumer(given["context"], instance.uuid)
+    required = flavors.has_hpc_keys(given["flavor"].extra_specs or {})
+    try:
+        bind(requests, tracker.pci_tracker.stats, allocations)
+        call()
+    except exception.ComputeResourcesUnavailable as error:
+        if required:
+            raise
+        LOG.info("The move claims any devices: %s", error, instance=instance)
+        unbind(requests)
+        call()
+
+
+def _requests(given: Mapping[str, Any]) -> list[objects.InstancePCIRequest]:
+    """Those that the scheduler has chosen devices for: of the new flavor's aliases."""
+    # A live migration claims no devices here.
+    if not given["tracker"].pci_tracker or given["migration"].is_live_migration:
+        return []
+    return [
         request
         for request in given["pci_requests"].requests
         if request.source == objects.InstancePCIRequest.FLAVOR_ALIAS
     ]
-    # A live migration claims no devices here.
-    if not requests or not tracker.pci_tracker or given["migration"].is_live_migration:
-        return
-    allocations = tracker.reportclient.get_allocations_for_consumer(given["context"], instance.uuid)
-    bind(requests, tracker.pci_tracker.stats, allocations)
-    LOG.debug("The move claims what the scheduler chose", instance=instance)
 
 
 def bind(
@@ -116,13 +130,14 @@ def bind(
     :param allocations: provider -> what the server has of it in Placement;
         during an evacuation also on the host that it comes from
     :raises nova.exception.ComputeResourcesUnavailable: they do not fit each
-        other; Nova then tries another host.
+        other, and nothing is written; Nova then tries another host.
     """
     left = {
         (provider, name): amount
         for provider, allocation in allocations.items()
         for name, amount in allocation["resources"].items()
     }
+    chosen = []
     for request in requests:
         spec = request.spec[0]
         wanted = pci_placement_translator.get_resource_class(
@@ -138,8 +153,17 @@ def bind(
             raise exception.ComputeResourcesUnavailable(
                 reason=_("the devices that the scheduler chose are not all free")
             )
+        chosen.append(",".join(providers))
+    for request, uuids in zip(requests, chosen, strict=True):
         for each in request.spec:
-            each["rp_uuids"] = ",".join(providers)
+            each[_PROVIDERS] = uuids
+
+
+def unbind(requests: list[objects.InstancePCIRequest]) -> None:
+    """Take out of *requests* what :func:`bind` has written."""
+    for request in requests:
+        for each in request.spec:
+            each.pop(_PROVIDERS, None)
 
 
 def check_claims(tracker: Any, check: Check) -> None:
