@@ -58,6 +58,38 @@ def test_killed_at_some_steps(tmp_path: Path) -> None:
     assert [row["meanwhile"] for row in body["rows"]] == ["ERROR", "ACTIVE", "ACTIVE"]
 
 
+#: What is done at a step, and what the API says of the server afterwards.
+FAULTS = {
+    "local-delete": "gone",
+    "guest-dies": "gone",
+    "guest-resets": "gone",
+    "allocation": "gone",
+}
+
+
+@pytest.mark.slow
+@_KEPT
+def test_other_faults_while_a_device_is_being_reset(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    words = [word for fault in FAULTS for word in ("--fault", fault)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.functional.kills", "--json", str(found)),
+            *("--match", "destroy: a device is being reset", *words),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(found.read_text())["rows"]
+    assert {row["fault"]: row["status"] for row in rows} == FAULTS
+    assert {row["devices"] for row in rows} == {"4 of 4 free and clean"}
+
+
 SILENT = """
 import sqlite3, sys
 from pathlib import Path
@@ -147,6 +179,37 @@ def test_a_server_that_does_not_get_everything_is_told() -> None:
         assert len(verdict.taken(FIRST, {**now, key: value}, "s")) == 1
     assert verdict.state(FIRST, FIRST) == "2 of 2 free and clean"
     assert verdict.state(FIRST, now) == "0 of 2 free and clean"
+
+
+def test_a_device_that_a_domain_has_and_that_is_offered_is_told() -> None:
+    domain = {"running": False, "devices": [ONE]}
+    now = {**FIRST, "domains": {"s": domain}}
+    assert verdict.held(now) == [f"{ONE} is offered, and the domain of s has it"]
+    assert verdict.held({**now, "tracked": {OTHER: "available"}}) == []
+
+
+def test_the_hypervisor_notes_what_is_reset_in_use(tmp_path: Path) -> None:
+    (tmp_path / ONE).mkdir()
+    reset = tmp_path / ONE / "reset"
+    reset.write_text("")
+    kept = Hypervisor(tmp_path / "domains", tmp_path)
+    kept.defined("a", "a", DOMAIN.format(name="a"))
+    kept.started("a")
+    kept.look()
+    assert kept.read()["violations"] == []
+    body = json.dumps(kept.read())
+    for act in (kept.look, lambda: kept.used("a"), lambda: kept.stopped("a")):
+        kept.path.write_text(body)
+        reset.write_text("1\n")
+        act()
+        assert kept.read()["violations"] == [f"{ONE} was reset while a domain had it"]
+    # Of a domain that has ended nobody minds.
+    kept.path.write_text(body)
+    reset.write_text("")
+    kept.stopped("a")
+    reset.write_text("1\n")
+    kept.look()
+    assert kept.read()["violations"] == []
 
 
 def test_the_hypervisor_notes_what_must_not_be(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def _main(options: argparse.Namespace) -> int:
     # Lives are forked from here and find everything imported.
     import tests.functional.conftest  # noqa: F401
     from tests.functional.kills import report, run, world  # noqa: F401
+    from tests.functional.kills.faults import Fault
+
+    faults = list(Fault) if "all" in options.fault else [Fault(each) for each in options.fault]
 
     started = time.monotonic()
     # What was started must end with the command, however that ends.
@@ -52,13 +55,14 @@ def _main(options: argparse.Namespace) -> int:
         try:
             steps = runner.steps()
             rows = _known(options.json) if options.resume else []
-            done = {(row.phase, row.number) for row in rows}
+            done = {(row.fault, row.phase, row.number) for row in rows}
             if options.list:
                 for step in steps:
                     print(f"{step.phase:8} {step.number:3}  {step.name}")
                 return 0
-            for step in run.chosen(steps, options.match):
-                if (step.phase, step.number) in done:
+            wanted = run.chosen(steps, options.match)
+            for step in (attrs.evolve(step, fault=each) for each in faults for step in wanted):
+                if (step.fault.value, step.phase, step.number) in done:
                     continue
                 rows.append(runner.kill(step))
                 print(_line(rows[-1]), file=sys.stderr, flush=True)
@@ -69,13 +73,14 @@ def _main(options: argparse.Namespace) -> int:
         finally:
             runner.life.kill()
     seconds = time.monotonic() - started
-    rows.sort(key=lambda row: (run.PHASES.index(row.phase), row.number))
+    order = [each.value for each in Fault]
+    rows.sort(key=lambda row: (order.index(row.fault), run.PHASES.index(row.phase), row.number))
     Console(width=options.width).print(_table(rows))
     bad = [row for row in rows if row.complaints]
     found = Counter(row.phase for row in rows)
     print(
-        f"RESULT: killed at {len(rows)} of {len(steps)} steps "
-        f"({', '.join(f'{found[phase]} of {phase}' for phase in run.PHASES)}): "
+        f"RESULT: {len(rows)} faults ({', '.join(dict.fromkeys(row.fault for row in rows))}) at "
+        f"{len(steps)} steps ({', '.join(f'{found[phase]} of {phase}' for phase in run.PHASES)}): "
         f"{len(rows) - len(bad)} ok, {len(bad)} not; {seconds:.0f} s"
     )
     return 1 if bad else 0
@@ -104,7 +109,7 @@ def _write(path: str | None, rows: Sequence[Row], steps: int, seconds: float) ->
 
 def _line(row: Row) -> str:
     return (
-        f"{row.phase} {row.number}: {row.step}: {row.status}, {row.meanwhile}, "
+        f"{row.fault}: {row.phase} {row.number}: {row.step}: {row.status}, {row.meanwhile}, "
         f"{row.devices}: {row.verdict} ({row.seconds} s)"
     )
 
@@ -112,6 +117,7 @@ def _line(row: Row) -> str:
 def _table(rows: Sequence[Row]) -> Table:
     table = Table(title="nova-compute is killed right before each step")
     for title in (
+        "fault",
         "phase",
         "",
         "step",
@@ -122,7 +128,7 @@ def _table(rows: Sequence[Row]) -> Table:
     ):
         table.add_column(title, justify="right" if not title else "left")
     for row in rows:
-        names = ("phase", "number", "step", "status", "meanwhile", "devices", "verdict")
+        names = ("fault", "phase", "number", "step", "status", "meanwhile", "devices", "verdict")
         table.add_row(*(str(getattr(row, name)) for name in names))
     return table
 
@@ -136,6 +142,21 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="TEXT",
         help='only steps whose "phase: name" holds the text; may be repeated',
     )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        choices=[
+            "kill",
+            "local-delete",
+            "guest-dies",
+            "guest-resets",
+            "libvirt",
+            "allocation",
+            "all",
+        ],
+        help="what happens at each step; may be repeated; all: one after the other (default: kill)",
+    )
     parser.add_argument("--list", action="store_true", help="only print the steps of a clean run")
     parser.add_argument("--json", help="also write the rows to this file")
     parser.add_argument(
@@ -146,7 +167,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rst", help="also write the table as reStructuredText to this file")
     parser.add_argument("--folder", help="where worlds are made, instead of the temporary folder")
     parser.add_argument("--width", type=int, default=200, help="columns of the table")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.fault = options.fault or ["kill"]
+    return options
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ of services do not.
 
 The environment switches it: ``NOVA_HPC_KILL_TRACE`` names a file to which each
 step is appended, ``NOVA_HPC_KILL_AT`` the step to die at: how many of its name there
-are up to it, and the name.
+are up to it, and the name. ``NOVA_HPC_KILL_WITH`` names another fault that
+happens there instead (:mod:`tests.functional.kills.faults`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final
 
 TRACE: Final = "NOVA_HPC_KILL_TRACE"
 AT: Final = "NOVA_HPC_KILL_AT"
+WITH: Final = "NOVA_HPC_KILL_WITH"
 
 _MANAGER: Final = "nova.compute.manager:ComputeManager"
 _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
@@ -105,6 +107,12 @@ class Agent:
         self._armed = False
         self._counts: Counter[str] = Counter()
         self._running = 0
+        #: Lets a fault of this name happen.
+        self.strike: Callable[[str], None] | None = None
+        #: What libvirt fails with as long as it is away.
+        self.away: Callable[[], Exception] | None = None
+        #: Whether the step of the fault was reached.
+        self.struck = False
 
     @property
     def busy(self) -> bool:
@@ -115,6 +123,7 @@ class Agent:
         """Count from here on."""
         self._counts.clear()
         self._armed = True
+        self.struck = False
 
     def disarm(self) -> None:
         """The user has the answer: what is not done now is no step of it."""
@@ -133,8 +142,15 @@ class Agent:
                 handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 os.write(handle, f"{label}\n".encode())
                 os.close(handle)
-            if os.environ.get(AT) == f"{self._counts[label]} {label}":
+            if os.environ.get(AT) != f"{self._counts[label]} {label}":
+                return
+            fault = os.environ.get(WITH)
+            if not fault or self.strike is None:
                 os.kill(os.getpid(), signal.SIGKILL)
+            # What comes after it is not counted: it may be anything.
+            self._armed, self.struck = False, True
+        if fault and self.strike is not None:
+            self.strike(fault)
 
     def _stack(self) -> list[str]:
         try:
@@ -209,6 +225,8 @@ def _stepping(name: str) -> Callable[[Any], Any]:
             words = [getattr(each, "name", str(each)) for each in args]
             # Resets run in threads of their own, side by side.
             AGENT.step(_UUID.sub("*", name.format(*words)), anywhere="reset" in name)
+            if AGENT.away is not None and name.startswith("libvirt"):
+                raise AGENT.away()
             return plain(*args, **kwargs)
 
         return wrapper

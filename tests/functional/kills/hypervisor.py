@@ -2,8 +2,8 @@
 """Nova's fake libvirt, with domains that outlive nova-compute as real ones do.
 
 They are kept in one file, which stands for libvirtd and QEMU. It also notes
-what must never be: a device in two running domains, and a device that starts
-in a domain with the traces of another server.
+what must never be: a device in two running domains, a device that starts in a
+domain with the traces of another server, and one that is reset in a running domain.
 """
 
 from __future__ import annotations
@@ -86,10 +86,36 @@ class Hypervisor:
                 body["traces"][address] = uuid
                 (self.devices / address / "reset").write_text("")
 
+    def used(self, uuid: str) -> None:
+        """The guest begins to use its devices anew, as after a reset of its own."""
+        with self._change() as body:
+            domain = body["domains"].get(uuid)
+            if domain is not None and domain["running"]:
+                self._look(body, domain)
+                for address in domain["devices"]:
+                    body["traces"][address] = uuid
+                    (self.devices / address / "reset").write_text("")
+
     def stopped(self, uuid: str) -> None:
         with self._change() as body:
-            if uuid in body["domains"]:
-                body["domains"][uuid]["running"] = False
+            domain = body["domains"].get(uuid)
+            if domain is not None and domain["running"]:
+                self._look(body, domain)
+                domain["running"] = False
+
+    def _look(self, body: dict[str, Any], domain: dict[str, Any]) -> None:
+        """Note the devices of a running domain that were reset; its start has forgotten."""
+        for address in domain["devices"]:
+            text = f"{address} was reset while a domain had it"
+            if self.was_reset(address) and text not in body["violations"]:
+                body["violations"].append(text)
+
+    def look(self) -> None:
+        """Note what must not be of the domains that run now."""
+        with self._change() as body:
+            for domain in body["domains"].values():
+                if domain["running"]:
+                    self._look(body, domain)
 
     def undefined(self, uuid: str) -> None:
         with self._change() as body:

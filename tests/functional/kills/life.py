@@ -31,15 +31,17 @@ class KilledError(Exception):
 class Life:
     """A process with all services on one world."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, compute: bool = True) -> None:
         """Start the services.
+
+        :param compute: nova-compute, too.
 
         :raises LifeError: they do not start.
         """
         folder.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_begin, args=(folder, theirs, self._pipe))
+        self._process = context.Process(target=_begin, args=(folder, theirs, self._pipe, compute))
         self._process.start()
         theirs.close()
         self._answer()
@@ -78,7 +80,7 @@ class Life:
         self._process.join()
 
 
-def _begin(folder: Path, orders: Any, other_end: Any) -> None:
+def _begin(folder: Path, orders: Any, other_end: Any, compute: bool) -> None:
     other_end.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # It lives for seconds, on a heap of all of Nova.
@@ -89,7 +91,7 @@ def _begin(folder: Path, orders: Any, other_end: Any) -> None:
     from tests.functional.kills.world import serve
 
     try:
-        serve(folder, orders)
+        serve(folder, orders, compute)
     finally:
         # No thread of any service may hold the process.
         os._exit(0)

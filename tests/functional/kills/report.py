@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from tests.functional.kills.faults import Fault
 from tests.functional.kills.run import PHASES, Row
 
 _COLUMNS: Final = (
@@ -19,17 +20,19 @@ _COLUMNS: Final = (
 
 
 def rst(rows: Sequence[Row], steps: int) -> str:
-    """A sentence with the counts, and one table a phase."""
-    bad = sum(bool(row.complaints) for row in rows)
-    found = Counter(row.phase for row in rows)
+    """A sentence with the counts, and one table a phase; of other faults only the counts."""
+    kills = [row for row in rows if row.fault == Fault.KILL.value]
+    bad = sum(bool(row.complaints) for row in kills)
+    found = Counter(row.phase for row in kills)
     counts = " and ".join(f"{found[phase]} of a {phase}" for phase in PHASES)
     lines = [
-        f"Killed at {len(rows)} of {steps} steps, {counts}: {len(rows) - bad} times all was",
+        f"Killed at {len(kills)} of {steps} steps, {counts}: {len(kills) - bad} times all was",
         f"in order afterwards, {bad} times not.",
         "",
+        *_faults([row for row in rows if row not in kills]),
     ]
     for phase in PHASES:
-        mine = sorted((row for row in rows if row.phase == phase), key=lambda row: row.number)
+        mine = sorted((row for row in kills if row.phase == phase), key=lambda row: row.number)
         if not mine:
             continue
         lines += [
@@ -47,3 +50,35 @@ def rst(rows: Sequence[Row], steps: int) -> str:
                 lines.append(f"     - ``{text}``" if name == "step" else f"     - {text}")
         lines.append("")
     return "\n".join(lines)
+
+
+def _faults(rows: Sequence[Row]) -> list[str]:
+    """A row a fault and phase, and what was not in order."""
+    if not rows:
+        return []
+    titles = ("Fault", "In a", "Steps", "In order", "Servers afterwards")
+    lines = [
+        ".. list-table:: Other faults at each of these steps",
+        "   :header-rows: 1",
+        "   :widths: 22 12 10 12 44",
+        "",
+        "   * - Fault",
+        *(f"     - {title}" for title in titles[1:]),
+    ]
+    for fault in Fault:
+        for phase in PHASES:
+            mine = [row for row in rows if row.fault == fault.value and row.phase == phase]
+            if not mine:
+                continue
+            shown = Counter(row.status for row in mine)
+            well = sum(not row.complaints for row in mine)
+            servers = ", ".join(f"{count} {status}" for status, count in shown.most_common())
+            words = (phase, str(len(mine)), str(well), servers)
+            lines += [f"   * - ``{fault.value}``", *(f"     - {word}" for word in words)]
+    lines.append("")
+    for row in rows:
+        if row.complaints:
+            lines.append(
+                f"* ``{row.fault}``, {row.phase} {row.number}, ``{row.step}``: {row.verdict}"
+            )
+    return [*lines, ""]

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from tests.functional.kills import agent, verdict
+from tests.functional.kills.faults import NOBODY, Fault
 from tests.functional.kills.life import LOG, KilledError, Life, LifeError
 
 PHASES: Final = ("spawn", "destroy")
@@ -19,6 +20,9 @@ PHASES: Final = ("spawn", "destroy")
 END: Final = "the end"
 #: Of a world's log that are kept with a complaint.
 _LINES: Final = 60
+#: Looks after which the devices must be as on the first day, where more than
+#: nova-compute has died.
+_LOOKS: Final = 3
 
 
 @attrs.frozen
@@ -31,6 +35,7 @@ class Step:
     #: How many of its name there are in its phase up to it: where a step of another name
     #: comes earlier or later, as in resets side by side, it is still the same.
     which: int = 1
+    fault: Fault = Fault.KILL
 
 
 @attrs.frozen
@@ -47,6 +52,8 @@ class Row:
     devices: str
     complaints: list[str]
     seconds: float
+    #: What happened at the step, a value of :class:`Fault`.
+    fault: str = Fault.KILL.value
     #: What the services have warned of, where there are complaints.
     log: list[str] = attrs.field(factory=list)
 
@@ -108,7 +115,8 @@ class Runner:
     def _traced(self, at: Step | None = None) -> Iterator[None]:
         self.trace.unlink(missing_ok=True)
         where = "" if at is None else f"{at.which} {at.name}"
-        environ = {agent.TRACE: str(self.trace), agent.AT: where}
+        fault = "" if at is None or at.fault.kills else at.fault.value
+        environ = {agent.TRACE: str(self.trace), agent.AT: where, agent.WITH: fault}
         self.life.ask("arm", environ)
         yield
 
@@ -122,7 +130,7 @@ class Runner:
         started = time.monotonic()
         try:
             server = self._die(step)
-            status, meanwhile, devices, complaints = self._recover(server)
+            status, meanwhile, devices, complaints = self._recover(server, step.fault)
         except (KilledError, LifeError) as error:
             status, meanwhile, devices = "?", "?", "?"
             complaints = [f"{type(error).__name__}: {error}"]
@@ -140,6 +148,7 @@ class Runner:
             devices=devices,
             complaints=complaints,
             seconds=round(time.monotonic() - started, 1),
+            fault=step.fault.value,
             log=log,
         )
 
@@ -149,7 +158,10 @@ class Runner:
         return path.read_text().splitlines()[-_LINES:] if path.exists() else []
 
     def _die(self, step: Step) -> str | None:
-        """Die at a step; the server that it was about, if there was one before."""
+        """Let the fault happen at a step; the server that it was about, if it was there before.
+
+        :raises LifeError: the step was not reached.
+        """
         server: str | None = None
         if step.phase == "destroy":
             server, status, fault = self.life.ask("create", self.flavors["one"])
@@ -162,16 +174,39 @@ class Runner:
                 self.life.ask(*order)
             except KilledError:
                 return server
-        if at is not None:
+        struck = self.life.ask("disarm")
+        if at is not None and not struck:
             raise LifeError("the step was not reached")
-        self.life.kill()
+        if step.fault.kills:
+            self.life.kill()
+        elif at is None:
+            self.life.ask("strike", step.fault.value)
         return server
 
-    def _recover(self, server: str | None) -> tuple[str, str, str, list[str]]:
-        """Start nova-compute again, and do what users do."""
-        self.life = life = Life(self.world)
+    def _deleted(self) -> list[str]:
+        """Users delete their servers while nova-compute is down."""
+        life = Life(self.world, compute=False)
+        life.ask("force_down", True)
+        servers = life.ask("servers")
+        complaints = [
+            f"server {each} cannot be deleted locally"
+            for each in servers
+            if not life.ask("delete", each)
+        ]
+        life.kill()
+        return complaints
+
+    def _recover(self, server: str | None, fault: Fault) -> tuple[str, str, str, list[str]]:
+        """Start nova-compute again, if it has died, and do what users and operators do."""
+        complaints = self._deleted() if fault is Fault.LOCAL_DELETE else []
+        if fault.kills:
+            self.life = Life(self.world)
+        life = self.life
+        if fault is Fault.LOCAL_DELETE:
+            life.ask("force_down", False)
+        life.ask("return")
         life.ask("update")
-        complaints = verdict.violations(life.ask("facts"))
+        complaints += verdict.violations(life.ask("facts"))
         servers = life.ask("servers")
         status = ", ".join(servers.values()) or "gone"
         if len(servers) > 1 or (server and set(servers) - {server}):
@@ -182,13 +217,38 @@ class Runner:
         for each in [greedy, *servers]:
             if not life.ask("delete", each):
                 complaints.append(f"server {each} cannot be deleted")
-        life.ask("update")
-        facts = life.ask("facts")
-        complaints += verdict.clean(self.first, facts)
+        facts, more = self._settled(fault)
+        complaints += more
         devices = verdict.state(self.first, facts)
         if not complaints and meanwhile != "ACTIVE":
             complaints += self._take_all()
         return status, meanwhile, devices, complaints
+
+    def _settled(self, fault: Fault) -> tuple[dict[str, Any], list[str]]:
+        """The facts when no server is left, and what is not as on the first day."""
+        life, complaints = self.life, []
+        life.ask("update")
+        if fault is Fault.KILL:
+            facts = life.ask("facts")
+            return facts, verdict.clean(self.first, facts)
+        complaints += verdict.held(life.ask("facts"))
+        if fault in (Fault.LOCAL_DELETE, Fault.LIBVIRT):
+            # Where libvirt was away, Nova has left a domain that is defined.
+            life.ask("reap")
+        if fault is Fault.ALLOCATION:
+            # Nobody is named before the second look.
+            life.ask("update")
+            if NOBODY not in " ".join(life.ask("facts")["notes"]):
+                complaints.append("nobody says that an allocation was left behind")
+            life.ask("remove")
+        # What is suspect is tried again, and what is clean is offered, by the next looks.
+        for _ in range(_LOOKS):
+            life.ask("update")
+            facts = life.ask("facts")
+            more = verdict.clean(self.first, facts)
+            if not more:
+                break
+        return facts, complaints + more
 
     def _take_all(self) -> list[str]:
         """Nothing is lost: one server gets every device, and gives it back."""

@@ -27,6 +27,16 @@ def violations(facts: Facts) -> list[str]:
     return found
 
 
+def held(facts: Facts) -> list[str]:
+    """Complaints about devices that a domain has and that are offered all the same."""
+    return [
+        f"{address} is offered, and the domain of {server} has it"
+        for server, domain in facts["domains"].items()
+        for address in domain["devices"]
+        if facts["tracked"].get(address) == "available"
+    ]
+
+
 def clean(first: Facts, now: Facts) -> list[str]:
     """Complaints about a node that no server is left on; [] if it is as new."""
     found = violations(now)

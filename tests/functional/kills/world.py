@@ -32,6 +32,7 @@ from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
 from tests.functional.kills.agent import AGENT, install
+from tests.functional.kills.faults import Faults
 from tests.functional.kills.hypervisor import Hypervisor
 from tests.functional.kills.life import LOG
 
@@ -71,10 +72,13 @@ class KeptSysfs(FakeSysfs):
             self._add(function)
 
 
-class World(DriverTest):
+class World(Faults, DriverTest):
     """All services in this process; :meth:`live` serves orders from a pipe."""
 
+    host_name = HOST
     folder: Path
+    #: Whether nova-compute is started.
+    with_compute: bool
     orders: Any
 
     def setUp(self) -> None:
@@ -109,7 +113,9 @@ class World(DriverTest):
             ledger_file=str(tree.root / "ledger"),
             group="hpc",
         )
-        self.start_host(HOST, SHAPE)
+        if self.with_compute:
+            self.start_host(HOST, SHAPE)
+            self.prepare()
 
     # -- the databases -----------------------------------------------------------
 
@@ -170,8 +176,10 @@ class World(DriverTest):
         os.environ.update(environ)
         AGENT.arm()
 
-    def do_disarm(self) -> None:
+    def do_disarm(self) -> bool:
+        """Nothing is counted any more; whether the step of the fault was reached."""
         AGENT.disarm()
+        return AGENT.struck
 
     def do_flavors(self) -> dict[str, str]:
         """Make the flavors."""
@@ -195,11 +203,15 @@ class World(DriverTest):
         """What a user does; whether it is gone after a while."""
         try:
             self.api.delete_server(server)
-            for _ in range(30):
-                self.api.get_server(server)
-                time.sleep(1)
+            for _ in range(300):
+                task = self.admin_api.get_server(server)["OS-EXT-STS:task_state"]
+                if not AGENT.busy and task is None:
+                    break  # it has failed
+                time.sleep(0.1)
         except api_client.OpenStackApiNotFoundException:
             return True
+        except api_client.OpenStackApiException:
+            pass  # a cast is a call here: it has failed
         return False
 
     def do_servers(self) -> dict[str, str]:
@@ -213,6 +225,7 @@ class World(DriverTest):
     def do_facts(self) -> dict[str, Any]:
         """Everything that must be as it was; see :mod:`tests.functional.kills.verdict`."""
         root = self.sysfs[HOST].root
+        self.hypervisor.look()
         body = self.hypervisor.read()
         ledger = self.ledger(HOST)
         return {
@@ -231,6 +244,7 @@ class World(DriverTest):
             "violations": body["violations"],
             "dirty": self.hypervisor.dirty(),
             "withheld": dict(self.stats_of(HOST).withheld),
+            "notes": list(self.stats_of(HOST).notes),
         }
 
     def _allocations(self) -> dict[str, list[str]]:
@@ -253,9 +267,9 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def serve(folder: Path, orders: Any) -> None:
+def serve(folder: Path, orders: Any, compute: bool) -> None:
     """Main function of the process of one life."""
-    World.folder, World.orders = folder, orders
+    World.folder, World.orders, World.with_compute = folder, orders, compute
     result = unittest.TestResult()
     World("live").run(result)
     for _, text in [*result.errors, *result.failures]:
