@@ -12,9 +12,18 @@ from typing import Final
 
 from nova_hpc.cli import include_files, node_config
 from nova_hpc.cli.base import Answer, CommandError, Count, List
-from nova_hpc.offer import declaration, device_spec, nvlink_sets, roles, settings
+from nova_hpc.offer import (
+    aliases,
+    configured,
+    declaration,
+    device_spec,
+    nvlink_sets,
+    roles,
+    settings,
+)
 from nova_hpc.offer.configured import Loss
 from nova_hpc.offer.declaration import Declaration, DeclarationError
+from nova_hpc.offer.identity import Form
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
 
@@ -39,6 +48,7 @@ class Configure(List):
         roles.RoleError,
         nvlink_sets.NvlinkError,
         DeclarationError,
+        aliases.ClashError,
     )
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -112,8 +122,18 @@ class Configure(List):
             action="append",
             default=[],
             metavar="ROLE=NAME",
-            help="count the devices of a role as this resource class, whatever their ids (default: "
-            "Nova's CUSTOM_PCI_<vendor>_<product>); may be repeated",
+            help="count the devices of a role as this resource class, and let its alias ask for "
+            "any product of it (default: see --role-identity); may be repeated",
+        )
+        offer.add_argument(
+            "--role-identity",
+            action="append",
+            default=[],
+            metavar="ROLE=FORM",
+            help="by what Nova tells the devices of a role from others. class: by a resource class "
+            "of the role; trait: by a trait, for nodes that have servers; ids: by vendor and "
+            "product alone (default: as it is configured, and class where nothing is); may be "
+            "repeated",
         )
         offer.add_argument(
             "--trait",
@@ -201,17 +221,7 @@ class Configure(List):
             raise CommandError("--dry-run needs --write: without it nothing is written anyway")
         parts = [part for part in settings.PARTS if not args.part or part in args.part]
         told = node_config.told(args.config, args.write, settings.PLACEMENT in parts)
-        table = roles.strict(args.device_role or told.device_role)
         sets = nvlink_sets.strict(args.nvlink_set or told.nvlink_set)
-        wishes = Declaration(
-            whole=frozenset(_whole(args.whole_pf)),
-            resource_classes=_resource_classes(args.resource_class),
-            traits=_traits(args.trait),
-            one_time_use=frozenset(args.one_time_use),
-            switches=args.offer_switches,
-            left_out=_addresses("--leave-out", args.leave_out),
-            nvlink=sets or None,
-        )
         node = sysfs.read(args.root) if args.xml is None else lstopo.read(args.xml)
         if not node.functions and not node.numa_nodes:
             # Never replace good settings by those of an empty directory.
@@ -219,14 +229,36 @@ class Configure(List):
                 f"no CPU and no PCI device found in {node.source}: name the directory that holds "
                 "sys and proc of the node"
             )
+        before = told.configured
+        table = node_config.table(args.device_role or told.device_role, node, before.device_spec)
+        classes, chosen = _resource_classes(args.resource_class), _forms(args.role_identity)
+        identity = configured.forms(before, node, table, chosen)
+        # A name of the operator's own is an identity.
+        identity |= {role: chosen.get(role, Form.IDS) for role in classes if role in identity}
+        wishes = Declaration(
+            whole=frozenset(_whole(args.whole_pf)),
+            resource_classes=classes,
+            identity={**identity, **chosen},
+            traits=_traits(args.trait),
+            one_time_use=frozenset(args.one_time_use),
+            switches=args.offer_switches,
+            left_out=_addresses("--leave-out", args.leave_out),
+            nvlink=sets or None,
+        )
         wishes.check(node, table)
         # The others are only named, so wishes about single devices are not theirs.
         named = Declaration(
             resource_classes=wishes.resource_classes,
+            identity=wishes.identity,
             traits=wishes.traits,
             switches=wishes.switches,
         )
         spec = device_spec.build(node, table, wishes)
+        if spec.mixed:
+            raise CommandError(
+                "Nova takes all virtual functions of an adapter for one kind of device, but there "
+                f"is {'; '.join(spec.mixed)}: change --device-role so that each adapter has one"
+            )
         result = settings.render(
             node,
             spec,
@@ -241,13 +273,17 @@ class Configure(List):
                 declaration=wishes,
             ),
             others=[device_spec.build(_read(path), table, named) for path in args.also],
-            before=told.configured,
+            before=before,
         )
         files = {
             settings.file_name(part): include_files.owned(result.files[part]) for part in parts
         }
         if set(_OF_THE_NODE) & set(parts):
-            _tell(node, spec, result.remarks)
+            kept = [
+                f"The role {old} stays: a node that is configured now has {new} for these devices."
+                for new, old in sorted(table.kept.items())
+            ]
+            _tell(node, spec, [*result.remarks, *kept])
         losses = [
             loss for part in parts for loss in result.losses[part] if not loss.meant(args.replace)
         ]
@@ -328,11 +364,13 @@ def _addresses(option: str, values: Iterable[str]) -> frozenset[str]:
         raise CommandError(f"{option}: {error}") from error
 
 
-def _pairs(option: str, values: Iterable[str]) -> Iterable[tuple[str, str]]:
+def _pairs(
+    option: str, values: Iterable[str], form: str = "ROLE=NAME"
+) -> Iterable[tuple[str, str]]:
     for value in values:
         role, equals, name = value.partition("=")
         if not (role and equals and name):
-            raise CommandError(f"{option}: {value!r} is not ROLE=NAME")
+            raise CommandError(f"{option}: {value!r} is not {form}")
         yield role, name
 
 
@@ -342,6 +380,18 @@ def _resource_classes(values: Sequence[str]) -> dict[str, str]:
     for role, name in _pairs("--resource-class", values):
         if found.setdefault(role, declaration.check_resource_class(name)) != name:
             raise CommandError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
+    return found
+
+
+def _forms(values: Sequence[str]) -> dict[str, Form]:
+    """Role -> form, of --role-identity."""
+    found: dict[str, Form] = {}
+    for role, name in _pairs("--role-identity", values, "ROLE=FORM"):
+        if name not in {form.value for form in Form}:
+            words = ", ".join(form.value for form in Form)
+            raise CommandError(f"--role-identity: {name!r} is none of {words}")
+        if found.setdefault(role, Form(name)) is not Form(name):
+            raise CommandError(f"--role-identity: role {role!r} has two")
     return found
 
 

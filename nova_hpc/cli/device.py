@@ -64,15 +64,16 @@ class Place:
         :raises CommandError: the roles in it cannot be used.
         """
         options = node_config.read(config, _NEEDED)
-        try:
-            table = roles.strict(options.hpc.device_role)
-        except roles.RoleError as error:
-            raise CommandError(f"[hpc]device_role cannot be used: {error}") from error
         file = LedgerFile.from_options(options.hpc)
         busy = hygiene_reset.busy(*file.all_locks)
+        node = sysfs.read(Path(options.hpc.sysfs_root), busy)
+        try:
+            table = node_config.table(options.hpc.device_role, node, options.pci.device_spec)
+        except roles.RoleError as error:
+            raise CommandError(f"[hpc]device_role cannot be used: {error}") from error
         return cls(
             options=options,
-            node=sysfs.read(Path(options.hpc.sysfs_root), busy),
+            node=node,
             table=table,
             file=file,
             ledger=file.read(),
@@ -81,7 +82,7 @@ class Place:
     def role(self, address: str) -> str | None:
         """The role of the device at *address*."""
         function = self.node.function(address)
-        return None if function is None else self.table.role_of(function)
+        return None if function is None else self.table.role_of(function, self.node)
 
     def is_there(self, address: str) -> bool:
         """Whether there is a device that can be given at *address*."""

@@ -175,12 +175,13 @@ def _draw(node: Node, everything: bool) -> None:
 
 
 def _device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
-    from nova_hpc.offer import device_spec, nvlink_sets, roles
+    from nova_hpc.offer import configured, device_spec, nvlink_sets, roles
     from nova_hpc.offer.declaration import Declaration
 
     try:
-        options = node_config.read(config, ("device_role", "nvlink_set")).hpc
-        table = roles.strict(options.device_role)
+        everything = node_config.read(config, ("device_role", "nvlink_set"))
+        options, lines = everything.hpc, tuple(everything.pci.device_spec or ())
+        table = node_config.table(options.device_role, node, lines)
     except (roles.RoleError, node_config.ConfigError) as error:
         raise InventoryError(f"[hpc]device_role cannot be used: {error}") from error
     try:
@@ -188,7 +189,9 @@ def _device_spec(node: Node, config: Sequence[str]) -> Iterator[str]:
         nvlink_sets.check(links, node, table)
     except nvlink_sets.NvlinkError as error:
         raise InventoryError(str(error)) from error
-    spec = device_spec.build(node, table, Declaration(nvlink=links or None))
+    now = configured.Configured(device_spec=lines, aliases=tuple(everything.pci.alias or ()))
+    identity = configured.forms(now, node, table, {})
+    spec = device_spec.build(node, table, Declaration(nvlink=links or None, identity=identity))
     for item in spec.omitted:
         print(f"Not offered: {item.address} ({item.role}): {item.reason}", file=sys.stderr)
     for line in spec.lines():

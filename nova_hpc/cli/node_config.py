@@ -21,8 +21,11 @@ from oslo_config import cfg
 
 from nova_hpc import conf
 from nova_hpc.cli import include_files
-from nova_hpc.offer import settings
+from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.offer import configured, roles, settings
 from nova_hpc.offer.configured import Configured, HeldBack
+from nova_hpc.offer.roles import Roles
+from nova_hpc.topology.model import Node
 
 _FILE: Final = "--config-file="
 _FOLDER: Final = "--config-dir="
@@ -138,9 +141,22 @@ def read(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
     :param needed: options of group ``[hpc]`` that are used later.
     :raises ConfigError: it cannot be read, or one of these has no value that can be used.
     """
-    options = load(files(words), _LIBVIRT)
+    options = load(files(words), {**_LIBVIRT, "pci": _NOVA["pci"]})
     check(options, "hpc", needed)
     return options
+
+
+def table(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
+    """The roles of *node*; by default those that its devices have already.
+
+    :param entries: ``[hpc]device_role``.
+    :param device_spec: what is configured now.
+    :raises nova_hpc.offer.roles.RoleError: a bad entry.
+    """
+    found = roles.strict(entries)
+    if list(entries) != DEFAULT_ROLES:
+        return found
+    return configured.keep_names(found, node, device_spec or ())
 
 
 def check(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:

@@ -122,7 +122,7 @@ def _layout(path: Path) -> Layout:
         raise ValueError(str(error)) from error
     table = roles.strict(conf.roles.DEFAULT_ROLES)
     places = tuple(
-        function.location for function in node.functions if table.role_of(function) == "gpu"
+        function.location for function in node.functions if table.role_of(function, node) == "gpu"
     )
     if not places:
         raise ValueError(f"{path} has no GPU")

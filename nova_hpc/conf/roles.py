@@ -16,9 +16,13 @@ DEFAULT_ROLES: Final = [
     '{"role": "gpu", "vendor_id": "1002", "class": "0380"}',
     '{"role": "gpu", "vendor_id": "8086", "class": "0380"}',
     '{"role": "gpu", "vendor_id": "8086", "class": "1200"}',
-    '{"role": "vf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-VF"}',
-    '{"role": "pf", "vendor_id": "15b3", "class": "02*", "dev_type": "type-PF"}',
-    '{"role": "nic", "vendor_id": "15b3", "class": "02*"}',
+    # An adapter on another fabric is another device, although its ids are the same.
+    '{"role": "vf", "vendor_id": "15b3", "link_layer": "InfiniBand", "dev_type": "type-VF"}',
+    '{"role": "pf", "vendor_id": "15b3", "link_layer": "InfiniBand", "dev_type": "type-PF"}',
+    '{"role": "nic", "vendor_id": "15b3", "link_layer": "InfiniBand"}',
+    '{"role": "ethvf", "vendor_id": "15b3", "link_layer": "Ethernet", "dev_type": "type-VF"}',
+    '{"role": "ethpf", "vendor_id": "15b3", "link_layer": "Ethernet", "dev_type": "type-PF"}',
+    '{"role": "ethnic", "vendor_id": "15b3", "link_layer": "Ethernet"}',
 ]
 
 OPTS: Final[list[cfg.Opt]] = [
@@ -33,12 +37,16 @@ role and is never offered.
 Each value is a JSON object. ``role`` is the name of the role, which is also
 the default name of the PCI alias and the word used in ``hpc:group``. The
 other keys all have to match: ``vendor_id`` and ``product_id`` (four hex
-digits), ``class`` (base class and sub-class, four hex digits) and
-``dev_type`` (``type-PCI``, ``type-PF`` or ``type-VF``, as Nova has them). A
-value may contain the wildcards ``*`` and ``?``.
+digits), ``class`` (base class and sub-class, four hex digits),
+``dev_type`` (``type-PCI``, ``type-PF`` or ``type-VF``, as Nova has them),
+``interface`` (name of the network interface of the function, or of its physical
+function, on the host) and ``link_layer`` (``InfiniBand`` or ``Ethernet``: of the
+ports of the function or of its physical function; by its class where they do not
+say). All values but ``link_layer`` may contain the wildcards ``*`` and ``?``.
 
 The defaults know the GPUs of NVIDIA, AMD and Intel, NVSwitches, and the
-adapters of the mlx5 family. Giving the option replaces all of the defaults.
+adapters of the mlx5 family, those of InfiniBand and of Ethernet apart. Giving
+the option replaces all of the defaults.
 
 Related options:
 

@@ -92,3 +92,18 @@ def _ask(kind: Kind, amount: int) -> list[str] | None:
             error,
         )
         return None
+
+
+def classes_of(provider: str) -> frozenset[str]:
+    """Resource classes of a provider's inventory; none where Placement does not say.
+
+    :param provider: its UUID.
+    """
+    url = f"/resource_providers/{provider}/inventories"
+    try:
+        answer = report.report_client_singleton().get(url, version=_MICROVERSION)
+        found = answer.json()["inventories"] if answer.status_code == 200 else {}
+    except Exception as error:
+        LOG.warning("Placement could not be asked what provider %s is (%s)", provider, error)
+        return frozenset()
+    return frozenset(found)

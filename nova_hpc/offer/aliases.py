@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from nova_hpc.offer.device_spec import DeviceSpec
+from nova_hpc.offer import identity
+from nova_hpc.offer.device_spec import DeviceSpec, Offer
+
+
+class ClashError(ValueError):
+    """Two roles that Nova cannot tell apart; the text names both and the cure."""
 
 
 @attrs.frozen(order=True)
@@ -20,6 +26,8 @@ class _Kind:
     vendor_id: str  # "" with a resource class of the operator
     product_id: str
     dev_type: str
+    #: That the devices have to have, in order.
+    traits: tuple[str, ...] = ()
 
 
 def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
@@ -54,21 +62,80 @@ def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict
     return [_alias(kind, name) for kind, name in named.items()]
 
 
+def check(specs: Sequence[DeviceSpec]) -> None:
+    """See whether every role's aliases ask for devices of that role alone.
+
+    :raises ClashError: Nova would give devices of another role for one.
+    """
+    offers = [offer for spec in specs for offer in spec.offers]
+    classes: dict[str, str] = {}
+    for offer in offers:
+        role, name = offer.tags.role or "", offer.tags.resource_class
+        if name is None:
+            continue
+        other = classes.setdefault(name, role)
+        if other != role:
+            pair = " and ".join(sorted((role, other)))
+            raise ClashError(
+                f"the roles {pair} would have the same resource class {name}; give each another "
+                "name, or a class of its own: --resource-class ROLE=NAME"
+            )
+    samples = {_kind(offer): offer for offer in reversed(offers)}
+    for kind, mine in samples.items():
+        asked = _alias(kind, "")
+        for theirs in samples.values():
+            if theirs.tags.role != kind.role and asks_for(asked, theirs):
+                raise ClashError(
+                    f"the roles {kind.role} ({mine.provider}) and {theirs.tags.role} "
+                    f"({theirs.provider}) cannot be told apart: Nova would give one for the other. "
+                    "Where no server has any of them, --role-identity ROLE=class for both; "
+                    "otherwise --role-identity ROLE=trait for both"
+                )
+
+
+def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
+    """The roles whose devices an alias asks for, in order."""
+    offers = (offer for spec in specs for offer in spec.offers)
+    return sorted({offer.tags.role or "" for offer in offers if asks_for(alias, offer)})
+
+
+def asks_for(alias: Mapping[str, Any], offer: Offer) -> bool:
+    """Whether Nova and Placement would give a device of *offer* for *alias*.
+
+    As nova/objects/request_spec.py (generate_request_groups_from_pci_requests, 32 to 34)
+    and PciDeviceStats._filter_pools_for_spec ask.
+    """
+    ids = {key: str(alias.get(key, "")).lower() for key in ("vendor_id", "product_id")}
+    name = str(alias.get("resource_class") or identity.product_class(*ids.values())).upper()
+    theirs = identity.product_class(offer.vendor_id, offer.product_id)
+    traits = {word.strip().upper() for word in str(alias.get("traits", "")).split(",")} - {""}
+    return (
+        name == (offer.tags.resource_class or theirs)
+        and traits <= offer.tags.traits
+        and ids["vendor_id"] in ("", offer.vendor_id)
+        and ids["product_id"] in ("", offer.product_id)
+        and alias.get("device_type") in (None, offer.dev_type)
+    )
+
+
 def _word(text: str) -> str:
     return text.removeprefix("CUSTOM_").removeprefix("type-").lower()
 
 
 def _kinds(spec: DeviceSpec) -> Iterator[_Kind]:
     for offer in spec.offers:
-        resource_class = offer.tags.resource_class or ""
-        own = bool(resource_class)
-        yield _Kind(
-            role=offer.tags.role or "",
-            resource_class=resource_class,
-            vendor_id="" if own else offer.vendor_id,
-            product_id="" if own else offer.product_id,
-            dev_type=offer.dev_type,
-        )
+        yield _kind(offer)
+
+
+def _kind(offer: Offer) -> _Kind:
+    return _Kind(
+        role=offer.tags.role or "",
+        resource_class=offer.tags.resource_class or "",
+        vendor_id="" if offer.any_product else offer.vendor_id,
+        product_id="" if offer.any_product else offer.product_id,
+        dev_type=offer.dev_type,
+        traits=tuple(sorted(offer.own_traits)),
+    )
 
 
 def _alias(kind: _Kind, name: str) -> dict[str, str]:
@@ -77,6 +144,7 @@ def _alias(kind: _Kind, name: str) -> dict[str, str]:
         "vendor_id": kind.vendor_id,
         "product_id": kind.product_id,
         "resource_class": kind.resource_class,
+        "traits": ",".join(kind.traits),
         "device_type": kind.dev_type,
     }
     return {key: value for key, value in pairs.items() if value}

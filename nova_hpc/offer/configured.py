@@ -16,10 +16,14 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.offer import identity
 from nova_hpc.offer.declaration import EVERY, Declaration
 from nova_hpc.offer.device_spec import DeviceSpec, Offer
+from nova_hpc.offer.identity import Form
+from nova_hpc.offer.roles import Roles
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.wire import tags
 
 #: Begins the line of the node's file that says what the operator held back.
 _RECORD: Final = "# Held back by the operator: "
@@ -28,8 +32,8 @@ _RECORD: Final = "# Held back by the operator: "
 #: _get_alias_from_config): these differ without naming other devices.
 _NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
 
-#: What an entry of device_spec says of its devices at the operator's wish.
-_WISHES: Final = ("resource_class", "traits", "one_time_use", "hpc_nvlink")
+#: What else an entry of device_spec says of its devices at the operator's wish.
+_WISHES: Final = ("one_time_use", "hpc_nvlink")
 
 _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 
@@ -82,7 +86,7 @@ class HeldBack:
         """What a file says; None: it is of a release that did not write it down."""
         for line in text.splitlines():
             if line.startswith(_RECORD):
-                pair = _object(line.removeprefix(_RECORD))
+                pair = read(line.removeprefix(_RECORD))
                 lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
                 if all(isinstance(one, list) for one in lists):
                     return cls(*(frozenset(map(str, one or ())) for one in lists))
@@ -124,8 +128,8 @@ def aliases(
     Placement, Nova refuses a name with two specifications, even with the same one
     twice (nova/pci/request.py, _validate_multispec).
     """
-    theirs = {str(alias.get("name")): alias for alias in map(_object, configured.other_aliases)}
-    kept = {str(alias["name"]): alias for alias in map(_object, configured.aliases) if alias}
+    theirs = {str(alias.get("name")): alias for alias in map(read, configured.other_aliases)}
+    kept = {str(alias["name"]): alias for alias in map(read, configured.aliases) if alias}
     losses = []
     lines = {name: alias for name, alias in kept.items() if name not in theirs}
     for alias in wanted:
@@ -198,12 +202,12 @@ def devices(configured: Configured, node: Node, spec: DeviceSpec) -> list[Loss]:
                 "no device of this node would be offered to servers (see nova-hpc inventory)",
             )
         ]
-    return [*_given_now(configured, node, spec), *_wishes(configured, spec)]
+    return [*_given_now(configured, node, spec), *_wishes(configured, node, spec)]
 
 
 def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     held = configured.held_back
-    entries = [_object(text) for text in configured.device_spec]
+    entries = [read(text) for text in configured.device_spec]
     for offer in spec.offers:
         functions = [found for each in offer.functions if (found := node.function(each))]
         if held is not None:
@@ -232,12 +236,19 @@ def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterat
         )
 
 
-def _wishes(configured: Configured, spec: DeviceSpec) -> Iterator[Loss]:
+def _wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     """What the operator wished for a device and would not get any more."""
-    before = {_key(entry): entry for entry in map(_object, configured.device_spec)}
+    before = {_key(entry): entry for entry in map(read, configured.device_spec)}
     for offer in spec.offers:
+        functions = [found for each in offer.functions if (found := node.function(each))]
+        yield from _class_changed(configured, offer, functions)
         for entry in offer.entries:
             old = before.get(_key(entry), {})
+            lost = _words(old) - _words(entry)
+            if lost:
+                names = ",".join(sorted(lost))
+                text = f"{offer.provider}: traits is {names} and would be lost"
+                yield Loss("device_spec", offer.provider, text)
             for name in _WISHES:
                 if name in old and str(old[name]) != str(entry.get(name)):
                     after = f"would be {entry[name]}" if name in entry else "would be lost"
@@ -246,6 +257,92 @@ def _wishes(configured: Configured, spec: DeviceSpec) -> Iterator[Loss]:
                         offer.provider,
                         f"{offer.provider}: {name} is {old[name]} and {after}",
                     )
+
+
+def _words(entry: Mapping[str, Any]) -> set[str]:
+    """The traits of an entry."""
+    return {word.strip() for word in str(entry.get("traits", "")).split(",")} - {""}
+
+
+def _class_changed(
+    configured: Configured, offer: Offer, functions: Sequence[Function]
+) -> Iterator[Loss]:
+    """A provider that would change its resource class, which it cannot while it is in use."""
+    now = offer.tags.resource_class
+    for entry in _entries_of(configured.device_spec, functions):
+        was = entry.get("resource_class")
+        mine = identity.product_class(offer.vendor_id, offer.product_id)
+        if str(was or mine).upper() == (now or mine):
+            continue
+        after = "would be lost" if now is None else f"would be {now}"
+        yield Loss(
+            "device_spec",
+            offer.provider,
+            f"{offer.provider}: resource_class is {was or mine} and {after}; as long as a server "
+            "has one of its devices, nova-compute does not start with that (InventoryInUse), and "
+            f"--role-identity {offer.tags.role}=trait does without",
+        )
+        return
+
+
+def _entries_of(
+    device_spec: Iterable[str], functions: Iterable[Function]
+) -> Iterator[Mapping[str, Any]]:
+    """The entry that names each of *functions*, where one does: the first, as for Nova."""
+    entries = [read(text) for text in device_spec]
+    for function in functions:
+        entry = next((each for each in entries if matches(each, function)), None)
+        if entry is not None:
+            yield entry
+
+
+def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
+    """*roles* under the names that the node's devices have already.
+
+    The default roles of later releases tell more devices apart. A node that was
+    configured before keeps what its entries say, until its operator says otherwise.
+
+    :param roles: the default ones.
+    """
+    lines = tuple(device_spec)
+    kept = {}
+    for role, functions in _by_role(node, roles).items():
+        said = {entry.get(tags.ROLE) for entry in _entries_of(lines, functions)} - {None}
+        if len(said) == 1 and not said & {role}:
+            kept[role] = str(said.pop())
+    return attrs.evolve(roles, kept=kept) if kept else roles
+
+
+def _by_role(node: Node, roles: Roles) -> dict[str, list[Function]]:
+    found: dict[str, list[Function]] = {}
+    for function in node.functions:
+        role = roles.role_of(function, node)
+        if role is not None:
+            found.setdefault(role, []).append(function)
+    return found
+
+
+def forms(
+    configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
+) -> dict[str, Form]:
+    """Role -> how its devices are told from others: as it is configured, else by class.
+
+    The node's own entries decide; where they name no device of a role yet, its alias
+    does, so that a new node of an old cloud is as its others are.
+
+    :param chosen: what the operator has decided.
+    """
+    found: dict[str, Form] = {}
+    aliases = [*map(read, (*configured.aliases, *configured.other_aliases))]
+    by_role = _by_role(node, roles)
+    for role in roles.names:
+        entries = _entries_of(configured.device_spec, by_role.get(role, ()))
+        called = re.compile(re.escape(role) + "(?:-[0-9a-f]{4}.*)?", re.ASCII)
+        named = [each for each in aliases if called.fullmatch(str(each.get("name", "")).strip())]
+        written = identity.oldest(identity.written_in(each, role) for each in entries)
+        asked = identity.oldest(identity.written_in(each, role) for each in named)
+        found[role] = chosen.get(role) or written or asked or Form.CLASS
+    return found
 
 
 def _key(entry: Mapping[str, Any]) -> str:
@@ -300,7 +397,7 @@ def _fits(wanted: Sequence[str], address: str) -> bool:
         return False
 
 
-def _object(text: str) -> Mapping[str, Any]:
+def read(text: str) -> Mapping[str, Any]:
     """A JSON object; empty where it is none, which Nova would not start with."""
     try:
         found = json.loads(text)

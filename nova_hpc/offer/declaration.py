@@ -9,7 +9,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer import nvlink_sets
+from nova_hpc.offer import identity, nvlink_sets
+from nova_hpc.offer.identity import Form
 from nova_hpc.offer.nvlink_sets import NvlinkSet
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, Node
@@ -59,6 +60,8 @@ class Declaration:
     whole: frozenset[str] = frozenset()
     #: Role -> resource class; Nova's own, made of the ids, where there is none.
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Role -> how its devices are told from others; by their ids where there is none.
+    identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
     #: Roles whose devices Nova reserves once they were used, until they are clean.
@@ -75,6 +78,18 @@ class Declaration:
     def gives_whole(self, address: str) -> bool:
         """Whether the physical function at *address* is given as a whole."""
         return EVERY in self.whole or address in self.whole
+
+    def class_of(self, role: str) -> str | None:
+        """The resource class of a role's devices; None: Nova's own, made of the ids."""
+        mine = self.resource_classes.get(role)
+        return mine or identity.resource_class(self.identity.get(role, Form.IDS), role)
+
+    def own_traits(self, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
+        """The traits by which a role's devices are told from others."""
+        form = self.identity.get(role, Form.IDS)
+        if form is Form.CLASS and role in self.resource_classes:
+            return frozenset()  # the operator's class stands for all products
+        return identity.traits(form, role, vendor_id, product_id)
 
     def refuses(self, function: Function, role: str) -> str | None:
         """Why a *function* of this role is not offered; None: it may be."""
@@ -97,13 +112,14 @@ class Declaration:
             node does not have like that.
         """
         nvlink_sets.check(self.nvlink or (), node, roles)
-        for role in sorted({*self.resource_classes, *self.traits, *self.one_time_use}):
+        named = {*self.resource_classes, *self.traits, *self.one_time_use, *self.identity}
+        for role in sorted(named):
             if role not in roles.names:
                 raise DeclarationError(
                     f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
                 )
         for one in node.functions:
-            role = roles.role_of(one) or ""
+            role = roles.role_of(one, node) or ""
             if one.physical_function and role in self.one_time_use:
                 raise DeclarationError(
                     f"role {role!r} has virtual functions ({one.address}), which Nova does not "
@@ -116,7 +132,7 @@ class Declaration:
             function = node.function(address)
             if function is None or function.dev_type != "type-PF":
                 raise DeclarationError(f"{address} is no physical function of this node")
-            if roles.role_of(function) is None:
+            if roles.role_of(function, node) is None:
                 raise DeclarationError(
                     f"{address} has no role; add an entry to [hpc]device_role that matches "
                     f"vendor {function.vendor_id}, product {function.product_id}, "

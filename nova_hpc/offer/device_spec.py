@@ -38,6 +38,10 @@ class Offer:
     dev_type: str
     tags: Tags
     entries: tuple[Mapping[str, object], ...] = attrs.field(hash=False)
+    #: Of the traits those that tell its role or its product from others.
+    own_traits: frozenset[str] = frozenset()
+    #: Its resource class is the operator's, whatever the product.
+    any_product: bool = False
 
 
 @attrs.frozen
@@ -55,6 +59,8 @@ class DeviceSpec:
 
     offers: tuple[Offer, ...] = ()
     omitted: tuple[Omitted, ...] = ()
+    #: Adapters whose virtual functions have several roles, each with these.
+    mixed: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """The values of the option, one JSON object each."""
@@ -112,6 +118,7 @@ def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> D
     return DeviceSpec(
         offers=tuple(sorted(offers, key=lambda offer: address_key(offer.provider))),
         omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
+        mixed=tuple(sieve.mixed),
     )
 
 
@@ -120,12 +127,13 @@ class _Sieve:
 
     def __init__(self, node: Node, roles: Roles, declaration: Declaration) -> None:
         self.omitted: list[Omitted] = []
+        self.mixed: list[str] = []
         self._node = node
         self._declaration = declaration
         self._role = {
             function.address: role
             for function in node.functions
-            if (role := roles.role_of(function)) is not None
+            if (role := roles.role_of(function, node)) is not None
         }
 
     def omit(self, function: Function, reason: str) -> None:
@@ -156,6 +164,8 @@ class _Sieve:
             reason = self._family_unfit(functions)
             if parent in whole:
                 reason = f"its physical function {parent} is given whole"
+            elif len(roles := sorted({self._role[each.address] for each in functions})) > 1:
+                self.mixed.append(f"{parent} with the roles {' and '.join(roles)}")
             if reason is None:
                 role = self._role[functions[0].address]
                 pools.append(_Pool(role, parent, tuple(functions)))
@@ -174,8 +184,9 @@ class _Sieve:
         """Why the virtual functions of one adapter cannot be one provider."""
         if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
             return "the virtual functions of one adapter have different ids"
-        if len({self._role[f.address] for f in functions}) > 1:
-            return "the virtual functions of one adapter have different roles"
+        roles = sorted({self._role[f.address] for f in functions})
+        if len(roles) > 1:
+            return f"the virtual functions of one adapter have the roles {' and '.join(roles)}"
         return None
 
 
@@ -217,14 +228,15 @@ def _offer(
     # Both are there: _unfit() saw to it. The assertions are for the type checker.
     assert first.vendor_id is not None
     assert first.product_id is not None
+    own = declaration.own_traits(pool.role, first.vendor_id, first.product_id)
     tags = Tags(
         location=_location(node, pool),
         role=pool.role,
         group=unit,
         # Virtual functions share their adapter, so they are in no set.
         nvlink=links.get(first.address) if first.physical_function is None else None,
-        resource_class=declaration.resource_classes.get(pool.role),
-        traits=frozenset(declaration.traits.get(pool.role, ())),
+        resource_class=declaration.class_of(pool.role),
+        traits=own.union(declaration.traits.get(pool.role, ())),
     )
     pairs = tags.to_spec()
     for key, value in pairs.items():
@@ -249,6 +261,8 @@ def _offer(
             {**ids, "address": address, **common, **pairs}
             for address in spec_address.forms(node, pool.functions)
         ),
+        own_traits=own,
+        any_product=pool.role in declaration.resource_classes,
     )
 
 

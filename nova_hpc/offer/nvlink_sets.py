@@ -112,7 +112,7 @@ def check(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
                 raise NvlinkError(
                     f"[hpc]nvlink_set {one.name!r}: this node has no device {address}"
                 )
-            role = roles.role_of(function)
+            role = roles.role_of(function, node)
             if role is None or role == SWITCH_ROLE:
                 raise NvlinkError(
                     f"[hpc]nvlink_set {one.name!r}: {address} has "
@@ -140,13 +140,15 @@ def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
     and the operator has to. GPUs that cannot be given count as well: a set that lacks
     one of its members is not whole.
     """
-    vendors = {each.vendor_id for each in node.functions if roles.role_of(each) == SWITCH_ROLE}
+    vendors = {
+        each.vendor_id for each in node.functions if roles.role_of(each, node) == SWITCH_ROLE
+    }
     sets = []
     for vendor in sorted(vendor for vendor in vendors if vendor is not None):
         products: dict[str | None, set[str]] = {}
         for each in node.functions:
             whole = each.physical_function is None
-            if each.vendor_id == vendor and whole and roles.role_of(each) == GPU_ROLE:
+            if each.vendor_id == vendor and whole and roles.role_of(each, node) == GPU_ROLE:
                 products.setdefault(each.product_id, set()).add(each.address)
         most = sorted(products.values(), key=len)[-2:]
         if not most or (len(most) == 2 and len(most[0]) == len(most[1])):

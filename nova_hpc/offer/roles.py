@@ -12,14 +12,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import attrs
 from oslo_log import log as logging
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.model import Function, Node
 
 LOG = logging.getLogger(__name__)
 
@@ -29,7 +29,12 @@ DEV_TYPES: Final = ("type-PCI", "type-PF", "type-VF")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-f*?]{1,4}", re.ASCII)
 _HEX_KEYS: Final = ("vendor_id", "product_id", "class")
-_KEYS: Final = ("role", *_HEX_KEYS, "dev_type")
+_KEYS: Final = ("role", *_HEX_KEYS, "dev_type", "link_layer", "interface")
+_INTERFACE: Final = re.compile(r"[A-Za-z0-9._:*?-]{1,15}", re.ASCII)
+
+#: What a port can speak, as the kernel writes it; by the class of the function where its
+#: driver does not say: mlx5 changes the class of an adapter with the type of its link.
+LINK_LAYERS: Final = {"0207": "InfiniBand", "0200": "Ethernet"}
 _LONGEST_QUOTE: Final = 200
 
 #: Makes the error of one entry from what is wrong with it.
@@ -44,7 +49,7 @@ class RoleError(ValueError):
 class Pattern:
     """One entry: the role, and what a function must look like to play it.
 
-    The patterns are of :mod:`fnmatch`, lower case except for ``dev_type``.
+    The patterns are of :mod:`fnmatch`, hex digits in lower case; ``link_layer`` is a word.
     """
 
     role: str
@@ -52,15 +57,20 @@ class Pattern:
     product_id: str = "*"
     device_class: str = "*"  # base class and sub-class, four hex digits
     dev_type: str = "*"
+    link_layer: str = "*"
+    #: Name of the network interface of it, or of its physical function, on the host.
+    interface: str = "*"
 
-    def matches(self, function: Function) -> bool:
-        """Whether every part of the pattern matches *function*."""
+    def matches(self, function: Function, node: Node | None = None) -> bool:
+        """Whether every part of the pattern matches *function* of *node*."""
         code = function.class_code
         return (
             _matches(self.vendor_id, function.vendor_id)
             and _matches(self.product_id, function.product_id)
             and _matches(self.device_class, None if code is None else code[:4])
             and _matches(self.dev_type, function.dev_type)
+            and (self.link_layer == "*" or self.link_layer == link_layer(function, node))
+            and any(_matches(self.interface, name) for name in _interfaces(function, node))
         )
 
 
@@ -70,16 +80,25 @@ class Roles:
 
     patterns: tuple[Pattern, ...] = ()
 
-    def role_of(self, function: Function) -> str | None:
-        """The role of *function*; None for a bridge and for one without a role."""
+    #: Role of the patterns -> the name that its devices have kept from an earlier release.
+    kept: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    def role_of(self, function: Function, node: Node | None = None) -> str | None:
+        """The role of *function*; None for a bridge and for one without a role.
+
+        :param node: where it is: a virtual function is on the fabric of its physical one.
+        """
         if function.is_bridge:
             return None
-        return next((entry.role for entry in self.patterns if entry.matches(function)), None)
+        found = (entry.role for entry in self.patterns if entry.matches(function, node))
+        role = next(found, None)
+        return None if role is None else self.kept.get(role, role)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The roles, each once, in the order in which they first appear."""
-        return tuple(dict.fromkeys(entry.role for entry in self.patterns))
+        mine = (entry.role for entry in self.patterns)
+        return tuple(dict.fromkeys(self.kept.get(role, role) for role in mine))
 
 
 def strict(entries: Sequence[str]) -> Roles:
@@ -103,6 +122,39 @@ def lenient(entries: Sequence[str]) -> Roles:
         except RoleError as error:
             LOG.error("%s The entry is ignored.", error)
     return Roles(tuple(good))
+
+
+def link_layer(function: Function, node: Node | None = None) -> str | None:
+    """``InfiniBand`` or ``Ethernet``; None: neither, both, or not known.
+
+    What the ports of the function or of its physical function say; else its class.
+    """
+    parent = _parent(function, node)
+    said = {
+        port.link_layer
+        for each in (function, parent)
+        if each is not None
+        for device in each.rdma
+        for port in device.ports
+    } - {None}
+    if said:
+        return said.pop() if len(said) == 1 else None
+    return LINK_LAYERS.get((function.class_code or "")[:4])
+
+
+def _interfaces(function: Function, node: Node | None) -> list[str | None]:
+    """Names of the network interfaces of *function*, or else of its physical function."""
+    for each in (function, _parent(function, node)):
+        names = [name for name in (each.os_devices if each else ()) if name.startswith("net ")]
+        if names:
+            return [name.removeprefix("net ") for name in names]
+    return [None]
+
+
+def _parent(function: Function, node: Node | None) -> Function | None:
+    if node is None or function.physical_function is None:
+        return None
+    return node.function(function.physical_function)
 
 
 def configured(entries: Sequence[str]) -> frozenset[str]:
@@ -138,16 +190,15 @@ def _parse(number: int, text: str) -> Pattern:
             "it needs a 'role' of up to 64 letters, digits, '-' and '_' that begins with a letter"
         )
     if len(entry) == 1:
-        raise bad(
-            "it would match every function; add at least one of "
-            f"{', '.join((*_HEX_KEYS, 'dev_type'))}"
-        )
+        raise bad(f"it would match every function; add at least one of {', '.join(_KEYS[1:])}")
     return Pattern(
         role=role,
         vendor_id=_hex(entry.get("vendor_id", "*"), "vendor_id", bad),
         product_id=_hex(entry.get("product_id", "*"), "product_id", bad),
         device_class=_hex(entry.get("class", "*"), "class", bad),
         dev_type=_dev_type(entry.get("dev_type", "*"), bad),
+        link_layer=_layer(entry.get("link_layer", "*"), bad),
+        interface=_interface(entry.get("interface", "*"), bad),
     )
 
 
@@ -164,6 +215,18 @@ def _hex(value: str, key: str, bad: _Complaint) -> str:
 def _dev_type(value: str, bad: _Complaint) -> str:
     if not any(fnmatch.fnmatchcase(kind, value) for kind in DEV_TYPES):
         raise bad(f"'dev_type' is {value!r}, which matches none of {', '.join(DEV_TYPES)}")
+    return value
+
+
+def _layer(value: str, bad: _Complaint) -> str:
+    if value not in ("*", *LINK_LAYERS.values()):
+        raise bad(f"'link_layer' is {value!r}, not {' or '.join(LINK_LAYERS.values())}")
+    return value
+
+
+def _interface(value: str, bad: _Complaint) -> str:
+    if not _INTERFACE.fullmatch(value):
+        raise bad(f"'interface' is {value!r}, no name of a network interface with * and ?")
     return value
 
 

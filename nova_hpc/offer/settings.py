@@ -111,10 +111,13 @@ def render(
     :param others: what nodes of other kinds offer: the aliases are one set of
         names for the whole cloud.
     :param before: what is configured already and is added to.
+    :raises nova_hpc.offer.aliases.ClashError: Nova cannot tell two roles apart.
     """
     files = _Files(node, spec, options, before or Configured())
+    specs = [spec, *others]
+    aliases.check(specs)
     texts = {
-        COMMON: files.common(aliases.build([spec, *others], options.product_names)),
+        COMMON: files.common(aliases.build(specs, options.product_names), specs),
         CONTROLLER: files.controller(),
         COMPUTE: files.compute(),
         PLACEMENT: files.placement(),
@@ -150,8 +153,10 @@ class _Files:
         factory=lambda: {part: [] for part in PARTS}  # each file is refused for itself
     )
 
-    def common(self, wanted: Sequence[Mapping[str, str]]) -> list[str]:
+    def common(self, wanted: Sequence[Mapping[str, str]], specs: Sequence[DeviceSpec]) -> list[str]:
         lines, losses = configured.aliases(self.before, wanted)
+        for text in (*lines, *self.before.other_aliases):
+            self._warn(text, specs)
         self.losses[COMMON] += losses
         return [
             "# For every Nova service. A flavor asks for devices by these names:",
@@ -163,6 +168,16 @@ class _Files:
             "# Devices are claimed in Placement; aliases are read with that in mind.",
             "pci_in_placement = true",
         ]
+
+    def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
+        """Say that an alias, which is not of this run, does not tell roles apart."""
+        alias = configured.read(text)
+        roles = aliases.roles_of(alias, specs)
+        if len(roles) > 1:
+            self.remarks.append(
+                f"The alias {alias.get('name')} asks for devices of the roles "
+                f"{' and '.join(roles)}: a flavor without hpc: keys gets any of them."
+            )
 
     def controller(self) -> list[str]:
         before = self.before

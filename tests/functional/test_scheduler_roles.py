@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from nova import exception
+from oslo_limit import fixture as limit_fixture
 from oslo_serialization import jsonutils
 
+from nova_hpc.from_nova import contract
+from nova_hpc.offer import identity
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 
@@ -25,6 +29,8 @@ def entries(classes: dict[str, str] | None = None) -> list[dict[str, str]]:
             entry["hpc_role"] = role
             if classes:
                 entry["resource_class"] = entry["hpc_resource_class"] = classes[role]
+                product = identity.product_class("15b3", "101e")
+                entry["traits"] = entry["hpc_traits"] = product
         found.append(entry)
     return found
 
@@ -76,6 +82,69 @@ class SameIdsTest(_Base):
         self.assertTrue(self.log_lines("ERROR .*alias fast .*ethvf and ibvf"))
 
 
+def alias_of(role: str) -> str:
+    """As ``nova-hpc configure`` writes it for a new node."""
+    return jsonutils.dumps(
+        {
+            "name": role,
+            **SAME,
+            "resource_class": identity.class_of(role),
+            "traits": identity.product_class("15b3", "101e"),
+        }
+    )
+
+
+CLASSES = {role: identity.class_of(role) for role in BUS}
+
+
+class ClassTest(_Base):
+    """Each role has a resource class of its own: Nova alone does it right, too."""
+
+    PCI_ALIAS = [alias_of(role) for role in BUS]
+
+    def test_flavors_without_hpc_keys(self) -> None:
+        self.start_host("one", TWO_FABRICS, entries(CLASSES))
+        flavors = {role: self.make_flavor({"pci_passthrough:alias": f"{role}:1"}) for role in BUS}
+        for _ in range(2):
+            for role, flavor in flavors.items():
+                self.assertEqual({BUS[role]}, self.buses(self.boot(flavor)))
+        self.boot(flavors["ethvf"], state="ERROR")
+        self.assert_given_once()
+
+
+class QuotaContractTest(_Base):
+    """Nova's own unified limits count each role by its resource class."""
+
+    PCI_ALIAS = [alias_of(role) for role in BUS]
+    LIMITS = {
+        **dict.fromkeys(("servers", "class:VCPU"), 10),
+        **dict.fromkeys(("class:MEMORY_MB", "class:DISK_GB"), 10_000),
+        "class:CUSTOM_HPC_ETHVF": 1,
+        "class:CUSTOM_HPC_IBVF": 2,
+    }
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.flags(driver="nova.quota.UnifiedLimitsDriver", group="quota")
+        self.useFixture(limit_fixture.LimitFixture(self.LIMITS, {}))
+        self.start_host("one", TWO_FABRICS, entries(CLASSES))
+
+    def test_a_project_has_so_many_of_a_role(self) -> None:
+        flavors = {role: self.make_flavor(flavor_of(role)) for role in BUS}
+        self.boot(flavors["ethvf"])
+        self.boot(flavors["ibvf"])
+        if contract.release() < 34:
+            # Its limits are those of the flavor alone, without what aliases ask for.
+            self.boot(flavors["ethvf"])
+            return
+        with self.assertRaises(base.client.OpenStackApiException) as refused:
+            self.boot(flavors["ethvf"])
+        self.assertEqual(403, refused.exception.response.status_code)
+        self.assertIn("class:CUSTOM_HPC_ETHVF", refused.exception.response.text)
+        # Of another role there is one more, whatever the ids.
+        self.boot(flavors["ibvf"])
+
+
 class NodeTest(DriverTest):
     """The node looks once more: not every server comes by way of the filter."""
 
@@ -92,3 +161,35 @@ class NodeTest(DriverTest):
         self.assert_no_secrets(self.fault(server))
         self.assertEqual(0, self.failed_builds("alpha"))
         self.assert_all_free("alpha")
+
+    def test_the_class_of_a_device_in_use_keeps_the_service_from_its_start(self) -> None:
+        self.host("alpha", TWO_FABRICS, entries())
+        server = self.boot(self.make_flavor(flavor_of("ethvf")))
+        self._say(entries(CLASSES))
+        # What Nova's helper forgets of a host before it starts it again.
+        kept = [(one, one["alpha"]) for one in (self.computes, self.compute_rp_uuids)]
+        with self.assertRaises(exception.InvalidConfiguration) as refused:
+            self.restart_compute_service("alpha", keep_hypervisor_state=True)
+        for one, value in kept:
+            one["alpha"] = value
+        for word in (
+            "PCI device 0000:41:01.0",
+            "class CUSTOM_HPC_ETHVF, but it is CUSTOM_PCI_15B3_101E",
+            f"server {server['id']} has it",
+            "InventoryInUse",
+            "--role-identity ethvf=trait",
+        ):
+            self.assertIn(word, str(refused.exception))
+        # What it was, and with a trait of the role, it may be.
+        with_traits = entries()
+        for entry in with_traits:
+            entry["traits"] = entry["hpc_traits"] = identity.trait_of(entry["hpc_role"])
+        self._say(with_traits)
+        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
+        # The devices that nobody has may change.
+        self._delete_server(server)
+        self._say(entries(CLASSES))
+        self.computes["alpha"] = self.restart_compute_service("alpha", keep_hypervisor_state=True)
+
+    def _say(self, device_spec) -> None:
+        self.flags(device_spec=[jsonutils.dumps(each) for each in device_spec], group="pci")

@@ -14,6 +14,8 @@ from oslo_config import cfg, generator
 from nova_hpc import conf
 from nova_hpc.cli import include_files
 from nova_hpc.offer import device_spec, roles, settings
+from nova_hpc.offer.declaration import Declaration
+from nova_hpc.offer.identity import Form
 from nova_hpc.topology.model import NumaNode
 from tests.unit.offer.machines import adapter, gpu, node
 
@@ -55,8 +57,10 @@ def examples():
             ),
         ),
     )
-    spec = device_spec.build(machine, roles.strict(conf.roles.DEFAULT_ROLES))
-    files = settings.render(machine, spec, settings.Options()).files
+    table = roles.strict(conf.roles.DEFAULT_ROLES)
+    terms = Declaration(identity=dict.fromkeys(table.names, Form.CLASS))
+    spec = device_spec.build(machine, table, terms)
+    files = settings.render(machine, spec, settings.Options(declaration=terms)).files
     return {settings.file_name(part): include_files.owned(text) for part, text in files.items()}
 
 

@@ -17,7 +17,7 @@ from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import Owners
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import contract
+from virt_driver_patches.driver import contract, identity
 from virt_driver_patches.driver.notifications import Notifier
 from virt_driver_patches.driver.providers import Providers
 from virt_driver_patches.driver.reading import Offers, Reading, Source
@@ -95,10 +95,14 @@ class HpcNode:
     def begin(self) -> None:
         """Check the devices that there are, when the service starts.
 
-        :raises nova.exception.InvalidConfiguration: their tags contradict each other.
+        :raises nova.exception.InvalidConfiguration: their tags contradict each other, or
+            a device that a server has would change its resource class.
         """
         reading = self.source.read()
-        contract.check_devices(reading.specs.offers(reading.node), reading.node)
+        offers = reading.specs.offers(reading.node)
+        contract.check_devices(offers, reading.node)
+        identity.check_classes(self._host, reading.specs)
+        identity.say_strange_roles(offers, CONF.hpc.device_role)
         try:
             self.source.ledger.take_over()
         except LedgerError as error:

@@ -28,7 +28,8 @@ from virt_driver_patches.driver.reading import Offers, Reading
 
 LOG = logging.getLogger(__name__)
 
-_TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
+#: States of a device that a server has.
+TAKEN = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
 
 
 def in_use(host: str, nodename: str) -> frozenset[str]:
@@ -39,7 +40,7 @@ def in_use(host: str, nodename: str) -> frozenset[str]:
     except exception.ComputeHostNotFound:
         return frozenset()  # it starts for the first time
     records = objects.PciDeviceList.get_by_compute_node(context, node.id)
-    return frozenset(device.address for device in records if device.status in _TAKEN)
+    return frozenset(device.address for device in records if device.status in TAKEN)
 
 
 #: Reading, what is offered, what libvirt lists, what is withheld -> what else is not given

@@ -4,6 +4,8 @@ import types
 
 import pytest
 
+from nova_hpc.cli.configure import Configure
+
 
 def put(root, path, text):
     file = root / path.lstrip("/")
@@ -102,3 +104,46 @@ def libvirt(monkeypatch):
     found = Libvirt()
     monkeypatch.setitem(sys.modules, "libvirt", found)
     return found
+
+
+def contents(folder):
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
+@pytest.fixture
+def at_home(machine, tmp_path, monkeypatch, capsys):
+    """Run the command on a machine whose services find their files by themselves."""
+    home = tmp_path / "home" / ".nova"
+    (home / "nova.conf.d").mkdir(parents=True)
+    (home / "nova.conf").write_text("[DEFAULT]\nhost = somewhere\n", encoding="ascii")
+    monkeypatch.setenv("HOME", str(home.parent))
+
+    def run(*args, write=True):
+        words = ["--root", str(machine), *map(str, args)]
+        if write:
+            words += ["--write", str(run.folder)]
+        command = Configure(None, None)
+        parser = command.get_parser("nova-hpc configure")
+        status = command.run(parser.parse_args(words))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def nova(text):
+        (home / "nova.conf").write_text(text, encoding="ascii")
+
+    def told(option):
+        """The values of an option in the files that were written."""
+        lines = "".join(contents(run.folder).values()).splitlines()
+        return [line.partition(" = ")[2] for line in lines if line.startswith(f"{option} = ")]
+
+    run.home, run.folder, run.nova, run.told = home, home / "nova.conf.d", nova, told
+    return run
+
+
+def refused(answer, *texts, out=""):
+    """Exit status 2 and one line for each loss."""
+    assert (answer[0], answer[1]) == (2, out)
+    losses = [line for line in answer[2].splitlines() if line.startswith("nova-hpc configure:")]
+    assert len(losses) == len(texts), answer[2]
+    for line, text in zip(losses, texts, strict=True):
+        assert text in line

@@ -43,7 +43,7 @@ def defaults():
         ({"vendor_id": "15b3", "product_id": "1021", "class_code": "020700"}, "nic"),
         (
             {"vendor_id": "15b3", "product_id": "1021", "class_code": "020000", "total_vfs": 8},
-            "pf",
+            "ethpf",
         ),
         (
             {
@@ -52,8 +52,9 @@ def defaults():
                 "class_code": "020000",
                 "physical_function": "0000:16:00.0",
             },
-            "vf",
+            "ethvf",
         ),
+        ({"vendor_id": "15b3", "product_id": "101e", "class_code": "028000"}, None),
         ({"vendor_id": "8086", "product_id": "1521", "class_code": "020000"}, None),
         ({}, None),
     ],
@@ -63,7 +64,10 @@ def test_default_roles(defaults, values, role):
 
 
 def test_default_names_come_in_order(defaults):
-    assert defaults.names == ("nvswitch", "gpu", "vf", "pf", "nic")
+    assert defaults.names == (
+        *("nvswitch", "gpu", "vf", "pf", "nic"),
+        *("ethvf", "ethpf", "ethnic"),
+    )
 
 
 def test_first_match_wins():

@@ -119,8 +119,10 @@ def test_nccl_reads_what_the_guest_fills_in() -> None:
 
 def test_the_declaration_is_read() -> None:
     entries = golden("declaration/v1.txt").splitlines()
-    assert roles.strict(entries).names == ("nvswitch", "gpu", "vf", "pf", "nic")
+    first = ("nvswitch", "gpu", "vf", "pf", "nic")
+    assert roles.strict(entries).names == (*first, "ethvf", "ethpf", "ethnic")
     assert roles.lenient(entries) == roles.strict(entries)
+    assert roles.strict(golden("declaration/v1-first.txt").splitlines()).names == first
 
 
 # -- the texts of former code ----------------------------------------------------------

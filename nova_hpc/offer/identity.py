@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By what Nova and Placement tell the devices of one role from those of another.
+
+Vendor and product do not: the virtual functions of all mlx5 adapters have the same
+ids, whatever fabric they are on. Therefore a role has a resource class of its own,
+which project quotas can count, too. The class of a provider cannot change while a
+server has one of its devices (Placement answers ``InventoryInUse``, and nova-compute
+does not start); its traits can. So there are three forms:
+
+``class``
+   A resource class of the role, and a trait of the product, by which the aliases of
+   several products of one role are told apart. What a new node gets.
+``trait``
+   Nova's own resource class, made of the ids, and a trait of the role. For nodes
+   that have servers.
+``ids``
+   The ids alone, as releases before this one wrote it. Enough as long as no other
+   role has devices with the same ids.
+
+What is configured already decides the form; so a node that was configured once
+keeps its classes.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+_PREFIX: Final = "CUSTOM_HPC_"
+
+
+class Form(enum.Enum):
+    """How the devices of one role are told from others."""
+
+    CLASS = "class"
+    TRAIT = "trait"
+    IDS = "ids"
+
+
+def class_of(role: str) -> str:
+    """The resource class of a role in form ``class``, e.g. ``CUSTOM_HPC_VF``."""
+    return _PREFIX + re.sub(r"[^A-Z0-9]", "_", role.upper())
+
+
+def trait_of(role: str) -> str:
+    """The trait of a role in form ``trait``, e.g. ``CUSTOM_HPC_ROLE_VF``."""
+    return f"{_PREFIX}ROLE_" + re.sub(r"[^A-Z0-9]", "_", role.upper())
+
+
+def product_class(vendor_id: str, product_id: str) -> str:
+    """Nova's own resource class of a product, and its trait in form ``class``.
+
+    As nova/compute/pci_placement_translator.py, get_resource_class (32 to 34), makes it.
+    """
+    return f"CUSTOM_PCI_{vendor_id}_{product_id}".upper()
+
+
+def resource_class(form: Form, role: str) -> str | None:
+    """The resource class that devices of *role* are given; None: Nova's own."""
+    return class_of(role) if form is Form.CLASS else None
+
+
+def traits(form: Form, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
+    """The traits that tell devices apart; the alias asks for them as well."""
+    if form is Form.CLASS:
+        return frozenset({product_class(vendor_id, product_id)})
+    return frozenset({trait_of(role)} if form is Form.TRAIT else ())
+
+
+def written_in(pairs: Mapping[str, Any], role: str) -> Form:
+    """The form in which an entry of ``device_spec`` or ``alias`` is written.
+
+    One with a resource class of somebody's own counts as ``ids``: nothing of ours is in it.
+    """
+    if str(pairs.get("resource_class", "")).upper() == class_of(role):
+        return Form.CLASS
+    if trait_of(role) in {word.strip().upper() for word in str(pairs.get("traits", "")).split(",")}:
+        return Form.TRAIT
+    return Form.IDS
+
+
+def oldest(forms: Iterable[Form]) -> Form | None:
+    """Of several forms that of the earliest release; None: there are none."""
+    found = set(forms)
+    return next((form for form in (Form.IDS, Form.TRAIT, Form.CLASS) if form in found), None)

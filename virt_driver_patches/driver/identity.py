@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a node's devices are still what Placement and the servers on it know them as.
+
+Placement changes the resource class of no provider while a server has one of its
+devices: it answers ``InventoryInUse``, and Nova's first update of the node fails
+(``update_provider_tree_for_pci`` of nova/compute/pci_placement_translator.py, 32 to 34).
+So such a change is refused here, with the device and the cure, before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nova import context as nova_context
+from nova import exception, objects
+from nova.compute import pci_placement_translator as translator
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import providers
+from nova_hpc.from_nova.claim import Specs
+from nova_hpc.offer import roles
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.wire import tags
+from virt_driver_patches.driver.withhold import TAKEN
+
+LOG = logging.getLogger(__name__)
+
+
+def check_classes(host: str, specs: Specs) -> None:
+    """See whether a device that a server has would change its resource class.
+
+    What Nova or Placement cannot say now is not judged: then Nova itself will fail.
+
+    :param host: the service's name for this node.
+    :raises nova.exception.InvalidConfiguration: one would.
+    """
+    context = nova_context.get_admin_context()
+    try:
+        nodes = objects.ComputeNodeList.get_all_by_host(context, host)
+    except exception.ComputeHostNotFound:
+        return  # it starts for the first time
+    for node in nodes:
+        used: dict[str, list[Any]] = {}
+        for device in objects.PciDeviceList.get_by_compute_node(context, node.id):
+            provider = device.extra_info.get("rp_uuid")
+            if provider and device.status in TAKEN:
+                used.setdefault(provider, []).append(device)
+        for provider, devices in used.items():
+            _check(provider, devices, specs)
+
+
+def _check(provider: str, devices: Sequence[Any], specs: Specs) -> None:
+    first = devices[0]
+    entry = specs.entry_of(
+        {
+            "address": first.address,
+            "vendor_id": first.vendor_id,
+            "product_id": first.product_id,
+            "parent_addr": first.parent_addr,
+            "dev_type": first.dev_type,
+        }
+    )
+    if entry is None or "physical_network" in entry:
+        return  # Nova keeps it as it is, or does not report it
+    wanted = translator.get_resource_class(
+        entry.get("resource_class"), first.vendor_id, first.product_id
+    )
+    known = providers.classes_of(provider)
+    if not known or wanted in known:
+        return
+    now = ", ".join(sorted(known))
+    role = entry.get(tags.ROLE) or "ROLE"
+    raise exception.InvalidConfiguration(
+        f"[pci]device_spec gives PCI device {first.parent_addr or first.address} the resource "
+        f"class {wanted}, but it is {now} in Placement and {_servers(devices)}. Placement does "
+        "not change the class of a device in use (InventoryInUse). Leave the class as it is: "
+        f"`nova-hpc configure --role-identity {role}=trait` tells its role by a trait. Or go "
+        "back, move the servers away, and change it then."
+    )
+
+
+def _servers(devices: Iterable[Any]) -> str:
+    found = sorted({str(device.instance_uuid) for device in devices})
+    return f"server {found[0]} has it" if len(found) == 1 else f"{len(found)} servers have it"
+
+
+def say_strange_roles(
+    offers: Mapping[str, tuple[Offer, Mapping[str, str]]], entries: Sequence[str]
+) -> None:
+    """Say of which roles the node's devices are that its configuration does not have.
+
+    They are offered all the same: an alias is bound to what the device says.
+
+    :param entries: ``[hpc]device_role``.
+    """
+    known = roles.lenient(entries).names
+    strange = {
+        str(entry[tags.ROLE])
+        for _, entry in offers.values()
+        if entry.get(tags.ROLE) and entry[tags.ROLE] not in known
+    }
+    if strange:
+        LOG.warning(
+            "[pci]device_spec has devices of the roles %s, which [hpc]device_role does not have; "
+            "run nova-hpc configure after a change of roles",
+            ", ".join(sorted(strange)),
+        )
