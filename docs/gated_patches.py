@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from nova_hpc.from_nova import gate
+from nova_hpc.from_nova import patches as both
 from nova_hpc.from_nova.gate import Patch
+from nova_hpc.from_nova.patches import scheduler
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 
@@ -36,11 +38,12 @@ def tables() -> str:
     """What is wrapped, and what is overridden."""
     parts = []
     for title, found in (
-        ("Wrapped", [each for each in patches.ALL if not each.overridden]),
+        ("Wrapped in nova-compute", [each for each in patches.ALL if not each.overridden]),
         (
             "Overridden, or called",
             [*(each for each in patches.ALL if each.overridden), *overrides.DRIVER],
         ),
+        ("Wrapped in nova-scheduler", [*both.BOTH, *scheduler.ALL]),
         ("Overridden in nova-scheduler and nova-api", list(overrides.SCHEDULER)),
     ):
         parts.append("\n".join([title, "-" * len(title), "", *_table(found)]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -18,11 +18,12 @@ from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.from_nova.server import Task
-from nova_hpc.placement import between_hosts
+from nova_hpc.placement import between_hosts, nodes
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Answer, DeviceSet, Miss, Request
+from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request
 from nova_hpc.placement.spread import rotate
+from nova_hpc.topology.level import Location
 from scheduler_filters import fit
 
 CONF = cfg.CONF
@@ -32,14 +33,11 @@ LOG = logging.getLogger(__name__)
 #: schedulers no better, and fewer are found in the cache again.
 _TURNS: Final = 64
 
-#: Parts of a score that tell where the devices are: level, NVLink misses,
-#: distance and spread. The others tell what is left on the host.
-_PLACE: Final = 4
-
 _REDUCED: Final[Cache[Pattern]] = Cache()
 _ANSWERS: Final[Cache[Answer]] = Cache()
 _TURNED: Final[Cache[DeviceSet]] = Cache()
 _JUDGED: Final[Cache[Answer]] = Cache()
+_PLACES: Final[Cache[Mapping[str, tuple[str, Location]]]] = Cache()
 
 
 @attrs.frozen
@@ -91,6 +89,15 @@ class Order:
         key = (task.shape, groups, sold.number)
         return cls(fit.Question.of(spec), task, request, sold, turn, key)
 
+    def within(self, rooms: fit.Rooms) -> Order:
+        """The same, with each of the guest's cells on one of these host nodes."""
+        cells = tuple(
+            attrs.evolve(cell, nodes=found)
+            for cell, found in zip(self.request.cells, rooms, strict=True)
+        )
+        request = attrs.evolve(self.request, cells=cells)
+        return attrs.evolve(self, request=request, key=(*self.key, rooms))
+
 
 def place(host: Any, order: Order, view: View) -> Miss | None:
     """Choose devices on one host and offer them; a miss if there are none."""
@@ -104,34 +111,58 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
     best = _choose(order, pattern, 1)
     if not best.sets:
         return best.miss or Miss("no device set", "no suitable set of devices is free")
+    offers: list[_Offer] = []
     refusals: list[Miss] = []
-    for devices in _alternatives(order, pattern, best):
-        taken = _assign(order.task, devices, view.providers)
-        candidate = candidates.synthesise(template, order.task.units, taken)
-        judged = _check(host, order, view, pattern, devices, candidate)
-        if isinstance(judged, Miss):
-            refusals.append(judged)
-            continue
-        # The earlier candidate may be claimed by now: replaced, never changed.
-        host.allocation_candidates = [candidate]
-        fit.lighten(host)
-        # The engine has no say in Nova's NUMA nodes, but the damage is the same.
-        score = (*judged.score[:_PLACE], *devices.score[_PLACE:])
-        coarse = between_hosts.grain(order.sold.profile)
-        host.hpc_choice = Choice(
-            order.task.key,
-            attrs.evolve(judged, score=score),
-            between_hosts.rank(score, order.request.level, coarse),
-        )
-        LOG.debug(
-            "%s, %s: offers %s at level %s (%s)",
-            host.host,
-            host.nodename,
-            [pick.pool for pick in devices.picks],
-            judged.level.word,
-            devices.reason,
-        )
-        return None
+    for bound, devices in _in_turn(host, order, pattern, best):
+        if devices is not None:
+            taken = _assign(order.task, devices, view.providers)
+            candidate = candidates.synthesise(template, order.task.units, taken)
+            judged = _check(host, order, view, pattern, devices, candidate)
+            if isinstance(judged, Miss):
+                refusals.append(judged)
+            else:
+                offers.append(_Offer(devices, judged, candidate))
+        if offers and min(nodes.place(offer.judged) for offer in offers) <= bound:
+            break  # there is none better
+    if not offers:
+        return _refused(refusals)
+    _offer(host, order, min(offers, key=lambda offer: nodes.place(offer.judged)))
+    return None
+
+
+@attrs.frozen
+class _Offer:
+    """A set that Nova would take."""
+
+    devices: DeviceSet
+    #: What it is worth on the NUMA nodes that Nova will take.
+    judged: DeviceSet
+    candidate: Mapping[str, Any]
+
+
+def _offer(host: Any, order: Order, best: _Offer) -> None:
+    # The earlier candidate may be claimed by now: replaced, never changed.
+    host.allocation_candidates = [best.candidate]
+    fit.lighten(host)
+    # The engine has no say in Nova's NUMA nodes, but the damage is the same.
+    score = (*nodes.place(best.judged), *best.devices.score[nodes.PLACE :])
+    coarse = between_hosts.grain(order.sold.profile)
+    host.hpc_choice = Choice(
+        order.task.key,
+        attrs.evolve(best.judged, score=score),
+        between_hosts.rank(score, order.request.level, coarse),
+    )
+    LOG.debug(
+        "%s, %s: offers %s at level %s (%s)",
+        host.host,
+        host.nodename,
+        [pick.pool for pick in best.devices.picks],
+        best.judged.level.word,
+        best.devices.reason,
+    )
+
+
+def _refused(refusals: Sequence[Miss]) -> Miss:
     return Miss(
         operator=(
             f"{len(refusals)} suitable device sets are free, but Nova refuses each: "
@@ -159,19 +190,54 @@ def _choose(order: Order, pattern: Pattern, limit: int) -> Answer:
     )
 
 
-def _alternatives(order: Order, pattern: Pattern, best: Answer) -> Iterator[DeviceSet]:
-    """The best set, and more only once it has been rejected."""
-    tried = []
-    for devices in best.sets:
-        turned = _turn(order, pattern, devices)
-        tried.append(turned.picks)
-        yield turned
-    if CONF.hpc.candidates_per_host > 1:
-        for devices in _choose(order, pattern, CONF.hpc.candidates_per_host).sets:
-            turned = _turn(order, pattern, devices)
-            if turned.picks not in tried:
-                tried.append(turned.picks)
-                yield turned
+def _in_turn(
+    host: Any, order: Order, pattern: Pattern, best: Answer
+) -> Iterator[tuple[tuple[int, ...], DeviceSet | None]]:
+    """The best set, and more only once it has been rejected, or is worth less than it seemed.
+
+    The engine knows free CPUs and pages as numbers. What else Nova asks of a NUMA node
+    (shared CPUs, threads, memory, networks) is asked only now, and the best set is
+    chosen again from what is left.
+
+    :returns: sets, each with the place that no other set can be better than; None: only
+        that place.
+    """
+    tried: list[object] = []
+    bound = nodes.place(best.sets[0])
+    for devices in _fresh(order, pattern, best.sets, tried):
+        yield bound, devices
+    most = max(CONF.hpc.candidates_per_host, 1)
+    if not order.question.celled or not host.numa_topology:
+        if most > 1:
+            for devices in _fresh(order, pattern, _choose(order, pattern, most).sets, tried):
+                yield bound, devices
+        return
+    asked = [order.within(rooms) for rooms in fit.rooms(order.question, host)]
+    for limit in (1, most) if most > 1 else (1,):
+        found = [(one, each) for one in asked for each in _choose(one, pattern, limit).sets]
+        if not found:
+            return
+        found.sort(key=lambda pair: pair[1].score)
+        bound = nodes.place(found[0][1])
+        yield bound, None
+        for one, devices in found:
+            # Nodes that were exchanged may not be alike to Nova: as it is, too.
+            for each in (*_fresh(one, pattern, [devices], tried), *_new([devices], tried)):
+                yield bound, each
+
+
+def _fresh(
+    order: Order, pattern: Pattern, sets: Iterable[DeviceSet], tried: list[object]
+) -> Iterator[DeviceSet]:
+    """Each set in the server's own turn, unless it was tried before."""
+    return _new((_turn(order, pattern, devices) for devices in sets), tried)
+
+
+def _new(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator[DeviceSet]:
+    for devices in sets:
+        if devices.picks not in tried:
+            tried.append(devices.picks)
+            yield devices
 
 
 def _turn(order: Order, pattern: Pattern, devices: DeviceSet) -> DeviceSet:
@@ -203,10 +269,8 @@ def _check(
     if view.ambiguous:
         fitted = fit.check(host, order.question.spec, candidate)
     else:
-        # Which of the devices of a NUMA node it is makes no difference to Nova.
-        numa = pattern.numa
-        taken = sorted((pick.want, str(numa[pick.pool])) for pick in devices.picks)
-        alike = (view.pools, order.task.matching, tuple(taken))
+        # Which of alike devices it is makes no difference, to Nova or to the cells.
+        alike = (view.pools, order.key, _shape(order, pattern, devices))
         fitted = fit.answer(order.question, host, candidate, alike)
     if fitted.refusal:
         return Miss(
@@ -217,12 +281,34 @@ def _check(
         return devices
     judged = _JUDGED.get(
         (pattern.number, order.key, devices.picks, tuple(sorted(fitted.cells.items()))),
-        lambda: judge(_fixed(order.request, fitted.cells), pattern.host, _claimed(devices)),
+        lambda: judge(nodes.fixed(order.request, fitted.cells), pattern.host, _claimed(devices)),
     )
     if judged.sets:
         return judged.sets[0]
     miss = judged.miss or Miss("no reason given", "no reason given")
     return Miss(operator=f"on the NUMA nodes that Nova takes: {miss.operator}", user=miss.user)
+
+
+def _shape(order: Order, pattern: Pattern, devices: DeviceSet) -> Hashable:
+    """Equal for sets of alike devices in alike places: which are together, and where."""
+    if order.request.nvlink is not Nvlink.NONE:
+        return pattern.devices, devices.picks
+    places = _PLACES.get(
+        pattern.number,
+        lambda: {
+            pool.id: (str((pattern.numa[pool.id], pool.location.numa)), pool.location)
+            for pool in pattern.host.pools
+        },
+    )
+    below: dict[tuple[str, Location], list[str]] = {}
+    for pick in devices.picks:
+        below.setdefault(places[pick.pool], []).append(pick.want)
+    roots: dict[tuple[str, str], list[Hashable]] = {}
+    for number, ((numa, location), wants) in enumerate(below.items()):
+        # Without a root nothing is together.
+        root = location.root or f"none {number}"
+        roots.setdefault((numa, root), []).append(tuple(sorted(wants)))
+    return tuple(sorted((numa, tuple(sorted(each, key=str))) for (numa, _), each in roots.items()))
 
 
 def _template(host: Any, task: Task) -> candidates.Candidate | None:
@@ -253,11 +339,3 @@ def _claimed(devices: DeviceSet) -> Mapping[str, list[str]]:
     for pick in devices.picks:
         claimed[pick.want].append(pick.pool)
     return claimed
-
-
-def _fixed(request: Request, cells: Mapping[int, int]) -> Request:
-    """The request on the NUMA nodes that Nova will take."""
-    return attrs.evolve(
-        request,
-        cells=tuple(attrs.evolve(cell, host_node=cells.get(cell.id)) for cell in request.cells),
-    )

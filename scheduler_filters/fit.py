@@ -9,9 +9,10 @@ for the guest's cells are known before anything is claimed.
 
 from __future__ import annotations
 
-import collections
 import copy
-from collections.abc import Hashable, Mapping
+import functools
+import itertools
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -21,6 +22,8 @@ from nova.virt import hardware
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.cache import Cache
+from nova_hpc.from_nova.patches import numa_fit
+from nova_hpc.from_nova.patches.serving import serving
 
 
 @attrs.frozen
@@ -158,68 +161,120 @@ def _cell(cell: objects.NUMACell) -> Hashable:
 
 def check(host_state: Any, spec: objects.RequestSpec, candidate: Mapping[str, Any]) -> Fit:
     """Check one candidate on one host; neither of them is changed."""
+    with serving(spec.flavor, spec.image if "image" in spec else None):
+        return _check(host_state, spec, candidate["mappings"])
+
+
+def _check(host_state: Any, spec: objects.RequestSpec, mapping: Mapping[str, list[str]]) -> Fit:
     requests = spec.pci_requests.requests
-    mapping = candidate["mappings"]
     topology = spec.numa_topology if "numa_topology" in spec else None
     stats = _Light.of(host_state.pci_stats)
-    numa_cells = None
-    if topology:
-        if not host_state.numa_topology:
-            return Fit(refusal="the node has no NUMA topology, which the server asks for")
-        limits = objects.NUMATopologyLimits(
-            cpu_allocation_ratio=host_state.cpu_allocation_ratio,
-            ram_allocation_ratio=host_state.ram_allocation_ratio,
-        )
-        if "network_metadata" in spec and spec.network_metadata:
-            limits.network_metadata = spec.network_metadata
-        # Nova writes its result into the topology that it is given.
-        fitted = hardware.numa_fit_instance_to_host(
-            host_state.numa_topology,
-            topology.obj_clone(),
-            provider_mapping=mapping,
-            limits=limits,
-            pci_requests=requests,
-            pci_stats=stats,
-        )
-        if not fitted:
-            return Fit(refusal="too few free CPUs or memory pages on the NUMA nodes beside them")
-        numa_cells = fitted.cells
-    elif not stats.support_requests(requests, mapping):
-        return Fit(refusal="they are no longer free together")
-    refusal = _incomplete(stats, requests, mapping, numa_cells)
-    if refusal:
-        return Fit(refusal=refusal)
-    cells = {} if numa_cells is None else {i: cell.id for i, cell in enumerate(numa_cells)}
-    return Fit(cells=cells)
-
-
-def _incomplete(
-    stats: pci_stats.PciDeviceStats,
-    requests: list[objects.InstancePCIRequest],
-    mapping: Mapping[str, list[str]],
-    numa_cells: list[objects.InstanceNUMACell] | None,
-) -> str | None:
-    """Whether the compute node would leave devices of the candidate out.
-
-    Where the devices of one request sit on several NUMA nodes, Nova first
-    drops the pools that are off the guest's cells, counts what *could* be
-    taken from the rest, and then silently gives the server fewer devices than
-    it asked for.
-    """
     for request in requests:
         providers = stats._get_rp_uuids_for_request(mapping, request)
-        if not providers:
-            continue
-        pools = stats._filter_pools(stats.pools, request, numa_cells, providers) or ()
-        kept = {pool.get("rp_uuid") for pool in pools}
-        lost = sum(
-            count
-            for provider, count in collections.Counter(providers).items()
-            if provider not in kept
+        if providers and len(providers) != request.count:
+            return Fit(refusal=f"the candidate has {len(providers)} of {request.count} devices")
+    if not topology:
+        if stats.support_requests(requests, mapping):
+            return Fit()
+        return Fit(refusal="they are no longer free together")
+    if not host_state.numa_topology:
+        return Fit(refusal="the node has no NUMA topology, which the server asks for")
+    # Nova writes its result into the topology that it is given.
+    fitted = hardware.numa_fit_instance_to_host(
+        host_state.numa_topology,
+        topology.obj_clone(),
+        provider_mapping=mapping,
+        limits=_limits(host_state, spec),
+        pci_requests=requests,
+        pci_stats=stats,
+    )
+    if fitted:
+        return Fit(cells={i: cell.id for i, cell in enumerate(fitted.cells)})
+    if _has_room(host_state.numa_topology, topology, _limits(host_state, spec)):
+        return Fit(
+            refusal="they are too far from the NUMA nodes with free CPUs and memory pages; "
+            "hw:pci_numa_affinity_policy decides that"
         )
-        if lost or len(providers) != request.count:
-            return (
-                f"Nova would drop {lost} {request.alias_name} that sit off the guest's NUMA "
-                "nodes; hw:pci_numa_affinity_policy decides that"
-            )
-    return None
+    return Fit(refusal="too few free CPUs or memory pages on the NUMA nodes beside them")
+
+
+def _limits(host_state: Any, spec: objects.RequestSpec) -> objects.NUMATopologyLimits:
+    limits = objects.NUMATopologyLimits(
+        cpu_allocation_ratio=host_state.cpu_allocation_ratio,
+        ram_allocation_ratio=host_state.ram_allocation_ratio,
+    )
+    if "network_metadata" in spec and spec.network_metadata:
+        limits.network_metadata = spec.network_metadata
+    return limits
+
+
+def _has_room(
+    host: objects.NUMATopology,
+    guest: objects.InstanceNUMATopology,
+    limits: objects.NUMATopologyLimits,
+) -> bool:
+    """Whether Nova finds CPUs, pages and networks for a guest, devices aside."""
+    return bool(
+        hardware.numa_fit_instance_to_host(
+            host, guest.obj_clone(), provider_mapping=None, limits=limits
+        )
+    )
+
+
+#: Guest cell (by position) -> the host's NUMA nodes that can take it.
+Rooms = tuple[frozenset[int], ...]
+
+_ROOMS: Final[Cache[tuple[bool, ...]]] = Cache()
+
+
+def rooms(question: Question, host_state: Any) -> Iterator[Rooms]:
+    """Where Nova has room for the guest's cells, whatever the devices.
+
+    :returns: one answer; where the networks of a server with several cells are bound to
+        NUMA nodes, one for each choice of nodes that they allow.
+    """
+    spec, host = question.spec, host_state.numa_topology
+    guest = spec.numa_topology
+    limits = _limits(host_state, spec)
+    networks = "network_metadata" in limits
+    if networks and len(guest) > 1:
+        # What Nova asks of networks, it asks of the nodes together.
+        choices = itertools.combinations([cell.id for cell in host.cells], len(guest))
+        for choice in itertools.islice(choices, _CHOICES):
+            nodes = frozenset(choice)
+            if _has_room(numa_fit.only(host, nodes, limits), guest, limits):
+                yield tuple(nodes for _ in guest.cells)
+        return
+    found: list[set[int]] = [set() for _ in guest.cells]
+    for cell in host.cells:
+        only = numa_fit.only(host, frozenset({cell.id}), limits)
+        make = functools.partial(_takes, only, guest, limits)
+        if networks or question.key is None:
+            fits = make()
+        else:
+            ratios = (host_state.cpu_allocation_ratio, host_state.ram_allocation_ratio)
+            fits = _ROOMS.get((question.key, ratios, _cell(cell)), make)
+        for nodes_, one in zip(found, fits, strict=True):
+            if one:
+                nodes_.add(cell.id)
+    yield tuple(frozenset(each) for each in found)
+
+
+#: Choices of nodes that are asked about where networks decide.
+_CHOICES: Final = 256
+
+
+def _takes(
+    host: objects.NUMATopology,
+    guest: objects.InstanceNUMATopology,
+    limits: objects.NUMATopologyLimits,
+) -> tuple[bool, ...]:
+    """Which of the guest's cells a host of one node could take."""
+    found = []
+    for index, cell in enumerate(guest.cells):
+        alone = objects.InstanceNUMATopology(cells=[cell])
+        if index == 0 and "emulator_threads_policy" in guest:
+            # Nova counts their CPU with the first cell.
+            alone.emulator_threads_policy = guest.emulator_threads_policy
+        found.append(_has_room(host, alone, limits))
+    return tuple(found)

@@ -25,6 +25,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.cache import Once
+from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.offer import roles
 from nova_hpc.placement import flavor as hpc_flavor
@@ -54,13 +55,23 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
-        for text in contract.problems(CONF):
+        #: Why Nova's functions could not be wrapped; "": they are.
+        self._unknown = ""
+        try:
+            scheduler_patches.install()
+        except exception.InvalidConfiguration as error:
+            self._unknown = str(error)
+        for text in self._problems():
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
         for text in contract.advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
         #: Roles that are configured, or were seen since the start; replaced as a whole, and
         #: what one thread takes from another is seen again by the next request.
         self._known = roles.configured(CONF.hpc.device_role)
+
+    def _problems(self) -> list[str]:
+        """Why servers with ``hpc:`` flavors cannot be served; [] if they can."""
+        return contract.problems(CONF) + ([self._unknown] if self._unknown else [])
 
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
@@ -87,7 +98,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             return _refuse(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        wrong = contract.problems(CONF)
+        wrong = self._problems()
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
             return _refuse(spec, "This cloud is not set up for hpc: flavors.")

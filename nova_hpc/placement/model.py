@@ -73,6 +73,8 @@ class Cell:
     memory_kib: int = 0
     page_kib: int | None = None  # None: no explicit page size
     host_node: int | None = None  # set when the mapping is already fixed
+    #: The host nodes that can take it, where the caller knows; None: by what they have free.
+    nodes: frozenset[int] | None = None
 
 
 @attrs.frozen

@@ -18,13 +18,16 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from docs import gated_patches as page
 from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.contract import SUPPORTED, release
+from nova_hpc.from_nova.patches import scheduler
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool
 from virt_driver_patches import patches
 from virt_driver_patches.patches import moves, overrides, pci_devices, reasons, refuse_early
 
 
-@pytest.mark.parametrize("patch", [*patches.ALL, *overrides.ALL], ids=lambda patch: patch.name)
+@pytest.mark.parametrize(
+    "patch", [*patches.ALL, *scheduler.ALL, *overrides.ALL], ids=lambda patch: patch.name
+)
 def test_it_is_where_it_is_said_to_be(patch):
     """Nova's file and lines, in the release that runs the tests."""
     function = patch.function()

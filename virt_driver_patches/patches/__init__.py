@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from nova_hpc.from_nova import gate
+from nova_hpc.from_nova import patches as both_patches
 from nova_hpc.from_nova.gate import Patch
 from virt_driver_patches.patches import (
     healing,
     moves,
+    new_servers,
     pci_devices,
     placement,
     reasons,
@@ -33,6 +35,8 @@ def _override(name: str, lines: dict[int, tuple[int, int]], why: str, *parameter
 #: All of them, and the private methods of Nova's driver that this project's overrides; the
 #: public ones are in :mod:`~virt_driver_patches.patches.overrides`.
 ALL: Final[tuple[Patch, ...]] = (
+    *both_patches.BOTH,
+    new_servers.CLAIM,
     pci_devices.SETUP,
     moves.BIND,
     moves.RESIZE,
@@ -96,11 +100,13 @@ def install(
         patch.function()
     manager = gate.manager_of(virtapi)
     tracker = getattr(manager, "rt", None)
+    new_servers.serve(tracker)
     moves.check_claims(tracker, check_move)
     pci_devices.follow(tracker)
     same_host.count_once(tracker)
     placement.install(tracker, providers)
     reasons.keep(manager)
     refuse_early.install(manager, early)
+    both_patches.install()
     moves.bind_claims()
     healing.leave_moves()

@@ -28,6 +28,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches.serving import serving
 from nova_hpc.placement import flavor as flavors
 from virt_driver_patches.errors import rollback
 
@@ -166,6 +167,14 @@ def unbind(requests: list[objects.InstancePCIRequest]) -> None:
             each.pop(_PROVIDERS, None)
 
 
+def _image(given: Mapping[str, Any]) -> objects.ImageMeta:
+    """The image of the server after the move; Nova gives it as a dictionary or an object."""
+    image = given.get("image_meta")
+    if isinstance(image, dict) and image:
+        return objects.ImageMeta.from_dict(image)
+    return image or given["instance"].image_meta
+
+
 def check_claims(tracker: Any, check: Check) -> None:
     """Wrap the resource tracker.
 
@@ -175,7 +184,8 @@ def check_claims(tracker: Any, check: Check) -> None:
     def around(call: Call) -> Any:
         context, instance = call.given["context"], call.given["instance"]
         flavor = call.given.get("flavor") or instance.flavor
-        ticket = call()
+        with serving(flavor, _image(call.given)):
+            ticket = call()
         claim = Claim.of_move(instance, flavor)
         try:
             if claim is not None:

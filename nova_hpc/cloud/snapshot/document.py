@@ -193,7 +193,7 @@ def _device(made: cattrs.Converter) -> None:
 
 
 def _made() -> cattrs.Converter:
-    made = strict.converter(_FIELDS, omit={Cell: {"host_node"}})
+    made = strict.converter(_FIELDS, omit={Cell: {"host_node", "nodes"}})
     made.register_structure_hook(Level, _level)
     made.register_unstructure_hook(Level, lambda level: level.word)
     made.register_unstructure_hook_func(partial(eq, Mapping[int, int]), _in_order)

@@ -45,6 +45,8 @@ def fits(cell: Cell, node: HostNode) -> bool:
     """Whether *node* has what *cell* needs; what is unknown is not checked."""
     if cell.host_node is not None:
         return cell.host_node == node.id  # Nova has already claimed it
+    if cell.nodes is not None:
+        return node.id in cell.nodes
     return not lacks(cell, node)
 
 
@@ -57,6 +59,8 @@ def lacks(cell: Cell, node: HostNode) -> str:
         have = node.pages.get(cell.page_kib, 0)
         if have < need:
             return f"{max(have, 0)} free pages of {cell.page_kib} KiB (needs {need})"
+    if cell.nodes is not None and node.id not in cell.nodes:
+        return "too few free CPUs or memory pages, or another network, as Nova counts them"
     return ""
 
 

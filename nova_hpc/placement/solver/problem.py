@@ -79,7 +79,13 @@ class Problem:
         tracked = {one for labels in seen if len(labels) > 1 for one in labels if one >= 0}
         sorts: dict[tuple[object, ...], list[Cell]] = {}
         for cell in sorted(request.cells, key=lambda cell: cell.id):
-            alike = (cell.dedicated_cpus, cell.memory_kib, cell.page_kib, cell.host_node)
+            alike = (
+                cell.dedicated_cpus,
+                cell.memory_kib,
+                cell.page_kib,
+                cell.host_node,
+                cell.nodes,
+            )
             sorts.setdefault(alike, []).append(cell)
         limits: tuple[Limits | None, Limits | None] = (None, None)
         if host_profile.limited:

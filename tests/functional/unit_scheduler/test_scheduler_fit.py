@@ -11,6 +11,8 @@ from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova.patches import scheduler
+from nova_hpc.from_nova.patches.serving import serving
 from scheduler_filters import fit
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pci_request, pool, spec
 
@@ -18,7 +20,12 @@ CONF = cfg.CONF
 
 
 class NovaDropsDevicesTest(HostStates):
-    """Nova gives fewer devices than asked for; the check sees it."""
+    """Nova gives fewer devices than are allocated; with the wraps it gives them all."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+        scheduler.install()
 
     def candidate(self, *providers: str) -> dict:
         return {
@@ -27,25 +34,35 @@ class NovaDropsDevicesTest(HostStates):
             }
         }
 
-    def test_nova_would_start_the_server_with_less(self) -> None:
-        """The behaviour that makes the extra check necessary."""
+    def left(self) -> list[int]:
+        """What is free of two adapters when one function of each was allocated."""
         host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
-        requests = [pci_request(2)]
-        fitted = fit.hardware.numa_fit_instance_to_host(
-            host.numa_topology,
-            guest_cell(),
-            provider_mapping=self.candidate(uuids.gpu1, uuids.gpu2)["mappings"],
-            pci_requests=requests,
-            pci_stats=host.pci_stats,
-        )
-        self.assertIsNotNone(fitted)
+        mapping = self.candidate(uuids.gpu1, uuids.gpu2)["mappings"]
+        cells = [objects.InstanceNUMACell(id=1)]
+        host.pci_stats.apply_requests([pci_request(2)], mapping, cells)
+        return [each["count"] for each in host.pci_stats.pools]
 
-    def test_it_is_refused(self) -> None:
+    def test_stock_nova_drops_an_allocated_function(self) -> None:
+        """Upstream: the adapter beside the guest has enough, so the other is not looked at."""
+        self.assertEqual([2, 1], self.left())
+
+    def test_a_flavor_without_our_keys_stays_with_stock_nova(self) -> None:
+        plain = objects.Flavor(extra_specs={"pci_passthrough:alias": "gpu:2"})
+        with serving(plain, None):
+            self.assertEqual([2, 1], self.left())
+
+    def test_all_are_given_to_ours(self) -> None:
+        with serving(spec().flavor, None):
+            self.assertEqual([1, 1], self.left())
+
+    def test_it_fits(self) -> None:
         host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
         asked = spec(2, numa_topology=guest_cell())
         before = asked.numa_topology.obj_to_primitive()
-        fitted = fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2))
-        self.assertIn("Nova would drop 1 gpu", fitted.refusal)
+        self.assertIsNone(fit.check(host, asked, self.candidate(uuids.gpu1, uuids.gpu2)).refusal)
+        strict = spec(2, policy="required", numa_topology=guest_cell())
+        fitted = fit.check(host, strict, self.candidate(uuids.gpu1, uuids.gpu2))
+        self.assertIn("too far from the NUMA nodes", fitted.refusal)
         together = fit.check(host, asked, self.candidate(uuids.gpu2, uuids.gpu2))
         self.assertIsNone(together.refusal)
         self.assertEqual({0: 1}, together.cells)

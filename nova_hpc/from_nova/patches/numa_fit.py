@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's cells go where its devices are.
+
+``numa_fit_instance_to_host`` orders the host's NUMA nodes by all free devices that they
+have, also those that nobody asked for, and takes the first order that fits: with
+``hw:pci_numa_affinity_policy=preferred`` that may be any. Here it is asked for one
+choice of nodes after the other, the best first
+(:func:`nova_hpc.placement.nodes.tiers`). Whether CPUs, pages, devices and networks fit
+is Nova's to say, as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import objects
+from nova.virt import hardware
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import hosts, server
+from nova_hpc.from_nova.cache import Cache, Once
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches.serving import Served, served
+from nova_hpc.placement import nodes
+from nova_hpc.placement import roles as hpc_roles
+from nova_hpc.placement.model import HostNode, Pool
+from nova_hpc.placement.server import ServerSpec
+from nova_hpc.topology.level import Location
+from nova_hpc.wire import tags as hpc_tags
+
+LOG = logging.getLogger(__name__)
+
+FIT: Final = Patch(
+    "nova.virt.hardware:numa_fit_instance_to_host",
+    parameters=(
+        "host_topology",
+        "instance_topology",
+        "provider_mapping",
+        "limits",
+        "pci_requests",
+        "pci_stats",
+    ),
+    lines={32: (2495, 2684), 33: (2509, 2698), 34: (2705, 2894)},
+    why="Nova orders the host's NUMA nodes by all free devices and takes the first that fits: "
+    "under preferred the guest's cells may be far from the devices that were chosen for it.",
+    until="Nova orders the nodes by the devices that the server gets",
+)
+
+_MARK: Final = "hpc_nodes"
+_ONCE: Final = Once()
+
+#: What a device is, without its provider and how many are free.
+_Said = tuple[tuple[str, Any], ...]
+
+_TIERS: Final[Cache[nodes.Tiers]] = Cache()
+
+
+@attrs.frozen
+class _Device:
+    """One provider of which a server gets devices."""
+
+    said: _Said
+    #: Want.key -> how many.
+    taken: tuple[tuple[str, int], ...]
+
+
+def install() -> None:
+    """Wrap the function of Nova's module, through which all call it."""
+    if not hasattr(hardware.numa_fit_instance_to_host, _MARK):
+        wrap(hardware, FIT, _beside)
+        setattr(hardware.numa_fit_instance_to_host, _MARK, True)
+
+
+def _beside(call: Call) -> Any:
+    asked = served()
+    host, guest = call.given["host_topology"], call.given["instance_topology"]
+    if asked is None or not host or not guest or len(host) < len(guest):
+        return call()
+    choices = _choices(asked, call.given)
+    if choices is None:
+        return call()
+    for choice in choices:
+        # Nova writes into the guest's cells, also where they do not fit.
+        part = only(host, choice, call.given["limits"])
+        fitted = call(host_topology=part, instance_topology=guest.obj_clone())
+        if fitted:
+            return fitted
+    return None
+
+
+def _choices(asked: Served, given: Mapping[str, Any]) -> Iterator[frozenset[int]] | None:
+    """Sets of host nodes, the best first; None: it is Nova's choice."""
+    host, guest = given["host_topology"], given["instance_topology"]
+    try:
+        found = order(
+            asked,
+            host,
+            guest,
+            given["pci_requests"],
+            given["pci_stats"],
+            given["provider_mapping"],
+        )
+    except Exception as error:
+        # The check before the guest starts has the last word.
+        if _ONCE.first(str(error)):
+            LOG.exception("The NUMA nodes of a server with devices are Nova's choice")
+        return None
+    if found is None:
+        return None
+    if len(guest) == 1:
+        # Of equally good nodes, the one that Nova likes best.
+        return (frozenset(itertools.chain(*tier)) for tier in found)
+    return (frozenset(choice) for tier in found for choice in tier)
+
+
+def order(
+    asked: Served,
+    host: objects.NUMATopology,
+    guest: objects.InstanceNUMATopology,
+    requests: Iterable[objects.InstancePCIRequest] | None,
+    stats: Any,
+    mapping: Mapping[str, Sequence[str]] | None,
+) -> nodes.Tiers | None:
+    """The choices of host nodes for a guest, the best first.
+
+    :param mapping: as Nova's functions take it; None: the requests name their providers.
+    :returns: None where nothing is known of the guest's devices.
+    :raises nova_hpc.placement.flavor.FlavorError: the flavor contradicts itself.
+    """
+    wanted = objects.InstancePCIRequests(requests=list(requests or ()))
+    spec = server.read(asked.flavor, asked.image, wanted, guest)
+    taken = _taken(server.alias_requests(wanted), stats, mapping)
+    if not spec.wants or taken is None:
+        return None
+    devices = _devices(stats.pools, taken)
+    if devices is None:
+        return None
+    sockets = tuple((cell.id, _socket(cell)) for cell in host.cells)
+    key = (
+        tuple(sorted(spec.extra_specs.items())),
+        spec.wants,
+        spec.cells,
+        spec.numa_policy,
+        devices,
+        sockets,
+    )
+    return _get(key, spec, devices, dict(sockets))
+
+
+def _get(
+    key: Hashable,
+    spec: ServerSpec,
+    devices: Sequence[_Device],
+    sockets: Mapping[int, int | None],
+) -> nodes.Tiers:
+    try:
+        return _TIERS.get(key, lambda: _tiers(spec, devices, sockets))
+    except TypeError:
+        # Something of a pool is no string or number: not Nova's doing.
+        return _tiers(spec, devices, sockets)
+
+
+def _tiers(
+    spec: ServerSpec, devices: Sequence[_Device], sockets: Mapping[int, int | None]
+) -> nodes.Tiers:
+    found = []
+    claimed: dict[str, list[str]] = {}
+    for number, device in enumerate(devices):
+        pool = dict(device.said)
+        known = hpc_tags.parse(pool)
+        node = pool.get("numa_node")
+        location = Location() if known is None else known.location
+        if node is not None:
+            socket = sockets.get(node)
+            location = attrs.evolve(
+                location, numa=node, socket=location.socket if socket is None else socket
+            )
+        for want, count in device.taken:
+            claimed.setdefault(want, []).extend([str(number)] * count)
+        made = Pool(
+            id=str(number),
+            name=str(pool.get("address", "?")),
+            location=location,
+            free=sum(count for _, count in device.taken),
+            serves=frozenset(want for want, _ in device.taken),
+            role=None if known is None else known.role,
+        )
+        shared = pool.get("dev_type") in ("type-VF", "vdpa")
+        found.append(hosts.HostDevice(made, None if known is None else known.nvlink, shared))
+    host, _ = hosts.build(
+        "claimed", found, tuple(HostNode(id=each, socket=sockets[each]) for each in sockets)
+    )
+    played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
+    request = spec.request(hpc_roles.bind(spec.wants, played))
+    return nodes.tiers(request, host, claimed)
+
+
+def _taken(
+    requests: Sequence[objects.InstancePCIRequest],
+    stats: Any,
+    mapping: Mapping[str, Sequence[str]] | None,
+) -> dict[str, dict[str, int]] | None:
+    """Provider -> want -> how many; None: Placement was not asked for all of them."""
+    taken: dict[str, dict[str, int]] = {}
+    for index, request in enumerate(requests):
+        providers = stats._get_rp_uuids_for_request(mapping, request) if stats else ()
+        if len(providers) != request.count:
+            return None
+        for provider in providers:
+            wants = taken.setdefault(provider, {})
+            wants[str(index)] = wants.get(str(index), 0) + 1
+    return taken
+
+
+def _devices(
+    pools: Iterable[Mapping[str, Any]], taken: Mapping[str, Mapping[str, int]]
+) -> tuple[_Device, ...] | None:
+    """The pools of these providers, in an order of their own; None: not all are there."""
+    found = [
+        _Device(
+            tuple(sorted((k, v) for k, v in pool.items() if k not in _OWN)),
+            tuple(sorted(taken[pool["rp_uuid"]].items())),
+        )
+        for pool in pools
+        if pool.get("rp_uuid") in taken
+    ]
+    if len(found) != len(taken):
+        return None
+    return tuple(sorted(found, key=lambda device: (str(device.said), device.taken)))
+
+
+#: What of a pool is not the devices': the node's has more than the scheduler's.
+_OWN: Final = frozenset({"count", "devices", "rp_uuid"})
+
+
+def _socket(cell: objects.NUMACell) -> int | None:
+    socket: int | None = cell.socket if "socket" in cell else None
+    return socket
+
+
+def only(host: objects.NUMATopology, choice: frozenset[int], limits: Any) -> objects.NUMATopology:
+    """*host* with no other nodes than these.
+
+    Nova asks whether a network is bound to a node that the guest is *not* on: then the
+    others stay, without any room.
+    """
+    networks = limits and "network_metadata" in limits and limits.network_metadata
+    cells = []
+    for cell in host.cells:
+        if cell.id in choice:
+            cells.append(cell)
+        elif networks:
+            cells.append(_closed(cell))
+    return objects.NUMATopology(cells=cells)
+
+
+def _closed(cell: objects.NUMACell) -> objects.NUMACell:
+    more = {"network_metadata": cell.network_metadata} if "network_metadata" in cell else {}
+    return objects.NUMACell(
+        id=cell.id,
+        socket=_socket(cell),
+        cpuset=set(),
+        pcpuset=set(),
+        pinned_cpus=set(),
+        siblings=[],
+        memory=0,
+        memory_usage=0,
+        cpu_usage=0,
+        mempages=[],
+        **more,
+    )

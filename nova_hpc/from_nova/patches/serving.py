@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which server Nova is choosing NUMA nodes and devices for at this moment.
+
+Nova's functions get the guest's topology and its PCI requests, and neither says which
+flavor they come from. What is around them does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+from nova import exception, objects
+from nova.virt import hardware
+
+from nova_hpc.from_nova.server import no_image
+from nova_hpc.placement import flavor as flavors
+
+
+@attrs.frozen(eq=False)
+class Served:
+    """A flavor with ``hpc:`` keys, and the image that goes with it."""
+
+    flavor: objects.Flavor
+    image: objects.ImageMeta
+    #: What flavor or image say of the devices' NUMA nodes; None: nothing.
+    policy: str | None
+
+    def asked(self, request: objects.InstancePCIRequest) -> objects.InstancePCIRequest:
+        """*request* with the policy that flavor or image name, which Nova forgets on moves."""
+        known = request.numa_policy if "numa_policy" in request else None
+        if self.policy is None or known == self.policy:
+            return request
+        mine = request.obj_clone()
+        mine.numa_policy = self.policy
+        return mine
+
+
+# Of one thread, and of one green thread where Nova has these.
+_SERVED: Final[contextvars.ContextVar[Served | None]] = contextvars.ContextVar(
+    "hpc_served", default=None
+)
+
+
+def served() -> Served | None:
+    """What Nova serves in this thread; None: no flavor with ``hpc:`` keys."""
+    return _SERVED.get()
+
+
+@contextlib.contextmanager
+def serving(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Iterator[None]:
+    """While Nova serves a server with this flavor; nothing for one without ``hpc:`` keys."""
+    token = _SERVED.set(_served(flavor, image))
+    try:
+        yield
+    finally:
+        _SERVED.reset(token)
+
+
+def _served(flavor: objects.Flavor, image: objects.ImageMeta | None) -> Served | None:
+    specs = flavor.extra_specs if "extra_specs" in flavor else None
+    if not flavors.has_hpc_keys(specs or {}):
+        return None
+    image = image or no_image()
+    try:
+        policy = hardware.get_pci_numa_policy_constraint(flavor, image)
+    except exception.NovaException:
+        # The two contradict each other: refused elsewhere, with the reason.
+        policy = None
+    return Served(flavor, image, policy)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On which of a host's NUMA nodes the guest's cells belong, once the devices are claimed.
+
+The scheduler asks before it offers devices, Nova's filter after that, and the node when
+it claims them. All of them order the choices by this one function of the request, the
+claimed devices and the host, and take the first that has CPUs and pages: so they agree,
+and the cells are beside the devices.
+
+The groups of a request are alike. It therefore makes no difference which cell goes to
+which of the nodes, only which nodes they are; and nodes without claimed devices differ
+by their socket alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.judge import judge
+from nova_hpc.placement.model import DeviceSet, Host, Request
+
+#: Parts of a score that tell where the devices are: level, NVLink misses, distance and
+#: spread. The others tell what is left on the host.
+PLACE: Final = 4
+
+#: So many choices are judged. Of more, which no host of today has for one guest, those
+#: with most of the claimed devices are.
+MOST: Final = 128
+
+#: So many choices are counted before that; the rest is not looked at.
+_COUNTED: Final = 20000
+
+
+@attrs.frozen
+class Tier:
+    """Choices of nodes that are equally good: each has one of these combinations."""
+
+    #: Where the devices then are; None: the request is not satisfied.
+    place: tuple[int, ...] | None
+    #: For each way: how many nodes of which class; see :attr:`Tiers.classes`.
+    ways: tuple[tuple[tuple[Hashable, int], ...], ...]
+
+
+@attrs.frozen
+class Tiers:
+    """All choices of host nodes for the guest's cells, the best first."""
+
+    #: Nodes that make no difference, by class.
+    classes: Mapping[Hashable, tuple[int, ...]]
+    tiers: tuple[Tier, ...]
+
+    def __iter__(self) -> Iterator[tuple[tuple[int, ...], ...]]:
+        """The choices of each tier in turn."""
+        for tier in self.tiers:
+            yield tuple(self._choices(tier))
+
+    def _choices(self, tier: Tier) -> Iterator[tuple[int, ...]]:
+        for way in tier.ways:
+            parts = (itertools.combinations(self.classes[key], count) for key, count in way)
+            for chosen in itertools.product(*parts):
+                yield tuple(sorted(itertools.chain(*chosen)))
+
+
+def place(devices: DeviceSet) -> tuple[int, ...]:
+    """Where the devices of a set are, as a number: smaller is better."""
+    return devices.score[:PLACE]
+
+
+def fixed(request: Request, cells: Mapping[int, int]) -> Request:
+    """The request with its cells on these nodes.
+
+    :param cells: guest cell -> host node
+    """
+    return attrs.evolve(
+        request,
+        cells=tuple(attrs.evolve(cell, host_node=cells.get(cell.id)) for cell in request.cells),
+    )
+
+
+def tiers(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) -> Tiers:
+    """Order the choices of nodes for the cells of *request*.
+
+    :param host: its nodes, and the claimed devices; what is free of CPUs and pages is
+        not looked at.
+    :param claimed: as for :func:`nova_hpc.placement.judge.judge`.
+    :returns: every choice, those that do not satisfy the request last: the check
+        before the guest starts then says why.
+    """
+    used = {pool.location.numa for pool in host.pools}
+    classes: dict[Hashable, list[int]] = {}
+    for node in sorted(host.nodes, key=lambda node: node.id):
+        key: Hashable = ("node", node.id) if node.id in used else ("socket", str(node.socket))
+        classes.setdefault(key, []).append(node.id)
+    places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
+    for way in _first(request, host, classes, claimed):
+        found = _judged(request, host, claimed, _example(classes, way))
+        places.setdefault(found, []).append(way)
+    order = sorted(places, key=lambda found: (found is None, found or ()))
+    return Tiers(
+        {key: tuple(nodes) for key, nodes in classes.items()},
+        tuple(Tier(found, tuple(places[found])) for found in order),
+    )
+
+
+def _judged(
+    request: Request, host: Host, claimed: Mapping[str, Sequence[str]], nodes: Sequence[int]
+) -> tuple[int, ...] | None:
+    ids = (cell.id for cell in request.cells)
+    answer = judge(fixed(request, dict(zip(ids, nodes, strict=True))), host, claimed)
+    return place(answer.sets[0]) if answer.sets else None
+
+
+def _first(
+    request: Request,
+    host: Host,
+    classes: Mapping[Hashable, Sequence[int]],
+    claimed: Mapping[str, Sequence[str]],
+) -> list[tuple[tuple[Hashable, int], ...]]:
+    """The ways to choose so many nodes, as far as they are judged."""
+    ways = list(itertools.islice(_ways(list(classes.items()), len(request.cells)), _COUNTED))
+    if len(ways) <= MOST:
+        return ways
+    near = {pool.id: pool.location.numa for pool in host.pools}
+    devices: dict[object, int] = {}
+    for ids in claimed.values():
+        for one in ids:
+            devices["node", near.get(one)] = devices.get(("node", near.get(one)), 0) + 1
+    return heapq.nsmallest(MOST, ways, key=lambda way: -sum(devices.get(key, 0) for key, _ in way))
+
+
+def _ways(
+    classes: Sequence[tuple[Hashable, Sequence[int]]], count: int
+) -> Iterator[tuple[tuple[Hashable, int], ...]]:
+    if not count:
+        yield ()
+        return
+    if sum(len(nodes) for _, nodes in classes) < count:
+        return
+    (key, nodes), *rest = classes
+    for taken in range(min(count, len(nodes)), -1, -1):
+        for others in _ways(rest, count - taken):
+            yield ((key, taken), *others) if taken else others
+
+
+def _example(
+    classes: Mapping[Hashable, Sequence[int]], way: Sequence[tuple[Hashable, int]]
+) -> list[int]:
+    return sorted(itertools.chain(*(classes[key][:count] for key, count in way)))

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the guest's cells belong once the devices are claimed, against trying everything."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+
+import attrs
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from nova_hpc.placement import nodes
+from nova_hpc.placement.judge import judge
+from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
+from nova_hpc.topology.level import Level, Location
+from tests.unit.placement.worlds import cases
+
+
+def _claimed(
+    request: Request, host: Host, rng: random.Random
+) -> tuple[Host, Mapping[str, Sequence[str]]] | None:
+    """Any devices that serve the wants, and a host with nothing else."""
+    free = {pool.id: pool.free for pool in host.pools}
+    claimed: dict[str, list[str]] = {}
+    for want in request.wants:
+        serving = [p.id for p in host.pools if want.key in p.serves for _ in range(free[p.id])]
+        if len(serving) < want.count:
+            return None
+        claimed[want.key] = rng.sample(serving, want.count)
+        for one in claimed[want.key]:
+            free[one] -= 1
+    mine = [each for ids in claimed.values() for each in ids]
+    pools = tuple(
+        attrs.evolve(pool, free=mine.count(pool.id), unit=None)
+        for pool in host.pools
+        if pool.id in mine
+    )
+    return attrs.evolve(host, pools=pools, nvlink=()), claimed
+
+
+@given(cases(), st.randoms(use_true_random=False))
+def test_every_choice_of_nodes_once_and_the_best_first(
+    case: tuple[Request, Host], rng: random.Random
+) -> None:
+    request, host = case
+    got = _claimed(request, host, rng)
+    if got is None or not request.cells or len(host.nodes) < len(request.cells):
+        return
+    host, claimed = got
+    found = nodes.tiers(request, host, claimed)
+    order = [(tier.place, choices) for tier, choices in zip(found.tiers, found, strict=True)]
+    # Better ones first, and what does not satisfy the request last.
+    places = [place for place, _ in order]
+    assert places == sorted(places, key=lambda place: (place is None, place or ()))
+    assert len(set(places)) == len(places)
+    count = len(request.cells)
+    chosen = [choice for _, choices in order for choice in choices]
+    every = list(itertools.combinations(sorted(node.id for node in host.nodes), count))
+    assert sorted(chosen) == sorted(every)
+    # Which cell is on which of the nodes makes no difference.
+    place_of = {choice: place for place, choices in order for choice in choices}
+    for mapping in itertools.permutations(sorted(node.id for node in host.nodes), count):
+        cells = dict(zip((cell.id for cell in request.cells), mapping, strict=True))
+        answer = judge(nodes.fixed(request, cells), host, claimed)
+        place = nodes.place(answer.sets[0]) if answer.sets else None
+        assert place == place_of[tuple(sorted(mapping))]
+    event(f"{len(order)} tiers of {len(every)} choices")
+
+
+def _gpu(number: int, numa: int, socket: int) -> Pool:
+    place = Location(numa=numa, socket=socket, root=f"root{number}", switches=(f"sw{number}",))
+    return Pool(f"gpu{number}", f"gpu{number}", place, 1, frozenset({"gpu"}))
+
+
+def _ask(gpus: int, cells: int, level: Level) -> Request:
+    share = Group({"gpu": gpus // cells})
+    return Request(
+        (Want("gpu", "gpu", gpus),),
+        (share,) * cells,
+        level,
+        Policy.REQUIRED,
+        tuple(Cell(number) for number in range(cells)),
+    )
+
+
+def test_the_node_of_the_devices_then_its_socket_then_the_rest() -> None:
+    host = Host("one", (_gpu(0, 2, 1),), tuple(HostNode(n, n // 2) for n in range(4)))
+    found = nodes.tiers(_ask(1, 1, Level.SOCKET), host, {"gpu": ["gpu0"]})
+    assert list(found) == [((2,),), ((3,),), ((0,), (1,))]
+    assert [tier.place is None for tier in found.tiers] == [False, False, True]
+
+
+def test_a_host_of_very_many_nodes_is_bounded() -> None:
+    """32 NUMA nodes, as with one for each L3 cache, and a guest of eight cells."""
+    gpus = tuple(_gpu(number, number * 2, number // 8) for number in range(16))
+    host = Host("one", gpus[:8], tuple(HostNode(n, n // 16) for n in range(32)))
+    found = nodes.tiers(_ask(8, 8, Level.NUMA), host, {"gpu": [gpu.id for gpu in gpus[:8]]})
+    assert sum(len(tier.ways) for tier in found.tiers) <= nodes.MOST
+    assert next(iter(found)) == (tuple(range(0, 16, 2)),)

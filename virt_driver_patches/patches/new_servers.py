@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim of a new server, with its flavor known to the wraps of Nova's functions.
+
+:mod:`nova_hpc.from_nova.patches` decides where the cells and devices of the claim are;
+claims of moves tell it by :mod:`~virt_driver_patches.patches.moves`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches.serving import serving
+
+CLAIM: Final = Patch(
+    "nova.compute.resource_tracker:ResourceTracker.instance_claim",
+    parameters=("context", "instance", "nodename"),
+    lines={32: (161, 242), 33: (161, 242), 34: (161, 242)},
+    why="It says which flavor NUMA nodes and devices are claimed for; the claim follows the "
+    "scheduler's choice of nodes with it.",
+    until="numa_fit_instance_to_host is not wrapped any more",
+)
+
+
+def serve(tracker: Any) -> None:
+    """Wrap the resource tracker.
+
+    :raises nova.exception.InvalidConfiguration: it is not as expected.
+    """
+    wrap(tracker, CLAIM, _claimed)
+
+
+def _claimed(call: Call) -> Any:
+    instance = call.given["instance"]
+    with serving(instance.flavor, instance.image_meta):
+        return call()
