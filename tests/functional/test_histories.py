@@ -9,7 +9,9 @@ import pytest
 
 from nova_hpc.from_nova import contract
 from tests.functional.histories import History, HistoryTest
+from tests.functional.histories_truth import KilledError, Mortal, Truth
 
+PLACE = "alpha", "0000:40:00.0"
 #: Others than these, ``first:last``: a failed one names its seed.
 SEEDS = "NOVA_HPC_SEEDS"
 
@@ -20,6 +22,7 @@ class HistoriesTest(HistoryTest):
         for seed in range(first, last):
             History(self, seed).run(operations)
         found = self.totals
+        self.assertGreater(found.kills, 0)
         print(
             f"RESULT: {found.histories} histories, {found.operations} operations, "
             f"{found.kills} kills at {len(found.steps)} different steps: no device lost, given "
@@ -34,3 +37,74 @@ class HistoriesTest(HistoryTest):
     def test_two_hundred_histories(self) -> None:
         first, _, last = os.environ.get(SEEDS, "0:200").partition(":")
         self.run_histories(int(first), int(last), 8)
+
+
+# -- what histories are judged by can fail -------------------------------------------
+
+
+class Domain:
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+    def UUIDString(self) -> str:
+        return self.uuid
+
+    def XMLDesc(self, flags: int) -> str:
+        return (
+            "<domain><devices><hostdev><source><address domain='0x0' bus='0x40' slot='0x0' "
+            "function='0x0'/></source></hostdev></devices></domain>"
+        )
+
+
+def test_the_truth_notes_what_must_never_be() -> None:
+    def fresh() -> Truth:
+        truth = Truth(lambda thing: "alpha")
+        truth.started("alpha", Domain("a"))
+        assert truth.violations == []
+        assert truth.running == truth.traces == {PLACE: "a"}
+        return truth
+
+    truth = fresh()
+    truth.before_reset(PLACE)
+    assert truth.violations == [f"{PLACE} is reset while a has it"]
+    truth = fresh()
+    truth.started("alpha", Domain("b"))
+    assert truth.violations == [
+        f"{PLACE} is in two domains: a and b",
+        f"{PLACE} was given to b with another's traces",
+    ]
+    truth = fresh()
+    truth.stopped("beta", Domain("a"))
+    assert truth.running
+    truth.stopped("alpha", Domain("a"))
+    truth.before_reset(PLACE)
+    truth.started("beta", Domain("b"))
+    assert truth.violations == []
+    truth.started("alpha", Domain("b"))
+    assert truth.violations == [f"{PLACE} was given to b with another's traces"]
+
+
+class Manager:
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._in_progress_tasks = {1: "a build"}
+
+
+def test_whoever_has_died_does_nothing_any_more() -> None:
+    mortal = Mortal(lambda root: None)
+    alpha, beta = Manager("alpha"), Manager("beta")
+    mortal.arm(2)
+    mortal.step("not of any nova-compute")
+    mortal.step("one", alpha)
+    mortal.step("one", beta)
+    with pytest.raises(KilledError):
+        mortal.step("two", alpha)
+    assert mortal.disarm() == ("alpha", "two")
+    for _ in range(2):
+        with pytest.raises(KilledError), mortal.inside(alpha):
+            mortal.step("what it does in a finally")
+    mortal.step("two", beta)
+    assert mortal.is_dead(alpha)
+    assert not mortal.is_dead(beta)
+    assert not mortal.is_dead(Manager("alpha"))
+    assert alpha._in_progress_tasks == {}
