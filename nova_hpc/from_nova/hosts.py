@@ -111,7 +111,8 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
             seen = pools.see(known, provider, int(pool["count"]), free)
             if seen is not None and ambiguous and shared[provider] > 1:
                 raise hpc_tags.TagError(
-                    "its adapter's functions carry different tags, so Nova cannot tell them apart"
+                    "its adapter's functions carry different tags"
+                    f"{_roles(listed, provider)}, so Nova cannot tell them apart"
                 )
         except hpc_tags.TagError as error:
             if known.matches:
@@ -139,6 +140,13 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
         withheld=withheld,
         ambiguous=ambiguous,
     )
+
+
+def _roles(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
+    """The roles that the pools of one provider have, where they are several."""
+    mine = [pool for pool in listed if pool.get("rp_uuid") == provider]
+    found = sorted({str(pool[hpc_tags.ROLE]) for pool in mine if pool.get(hpc_tags.ROLE)})
+    return f" (roles {' and '.join(found)})" if len(found) > 1 else ""
 
 
 def _by_name(entry: tuple[str, str, Seen]) -> tuple[str, str]:

@@ -194,6 +194,8 @@ class ContractTest(DriverTest):
         entries = [{**entries[0], "address": address} for address in VFS]
         entries[1]["hpc_group"] = VFS[1]
         self.assert_refused("[pci]device_spec", PF, "hpc_* tags", device_spec=entries)
+        entries[1]["hpc_role"] = "ethvf"
+        self.assert_refused(PF, "(the roles ethvf and vf)", device_spec=entries)
 
     def test_without_tags_nothing_is_checked(self) -> None:
         self.flags(report_in_placement=False, group="pci")

@@ -95,11 +95,15 @@ class SplitAdapterTest(base.HpcServersTest):
         for function in range(1, 5):
             half = dict(entry, address=f"0000:40:00.{function}")
             half["hpc_root"] = "pci0000:40" if function < 3 else "pci0000:99"
+            half["hpc_role"] = "vf" if function < 3 else "ethvf"
             halves.append(half)
         self.start_host("one", shape, halves)
         flavor = self.make_flavor({"pci_passthrough:alias": "vf:1", "hpc:affinity": "switch"})
         self.boot(flavor, state="ERROR")
-        self.assertTrue(self.log_lines("functions carry different tags"))
+        self.assertTrue(
+            self.log_lines(r"functions carry different tags \(roles ethvf and vf\)"),
+            self.stdlog.logger.output,
+        )
 
 
 class NotInPlacementTest(base.HpcServersTest):

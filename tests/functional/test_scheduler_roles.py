@@ -180,6 +180,7 @@ class NodeTest(DriverTest):
             "--role-identity ethvf=trait",
         ):
             self.assertIn(word, str(refused.exception))
+        self.assertTrue(self.log_lines("devices of the roles ibvf, which .hpc.device_role"))
         # What it was, and with a trait of the role, it may be.
         with_traits = entries()
         for entry in with_traits:

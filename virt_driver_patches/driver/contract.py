@@ -80,6 +80,9 @@ def mixed_tags(offers: _Offers, node: Node) -> dict[str, str]:
     for parent, children in families.items():
         first = hpc_tags(offers[children[0]][1])
         if any(hpc_tags(offers[child][1]) != first for child in children):
+            roles = sorted({str(offers[child][1].get(tags.ROLE)) for child in children})
             reason = f"the virtual functions of {parent} have different hpc_* tags"
+            if len(roles) > 1:
+                reason += f" (the roles {' and '.join(roles)})"
             mixed.update(dict.fromkeys(children, reason))
     return mixed
