@@ -54,6 +54,9 @@ GUEST_ABI: Final = Document(
     lives="system_metadata['hpc_guest_abi'] of the server",
     writer="nova_hpc.wire.guest_abi:Abi.dumps",
     readers=("nova_hpc.wire.guest_abi:loads",),
+    # 2: a flat guest has room for the memory of its devices.
+    version=2,
+    reads=(1, 2),
     key="v",
     limit=_METADATA,
 )

@@ -106,7 +106,7 @@ class MirrorTest(DriverTest):
         self.assertEqual(
             {Distance.PIX, Distance.SYS}, {guest for _, guest in self.distances(server)}
         )
-        self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
+        self.assertEqual('{"v":2,"mode":"mirror","clique":0}', self.abi(server))
         # The cell of the guest is that on the devices' node.
         nodes = self.domain_nodes(server)
         places = tree_reader.read(self.xml(server)).places
@@ -121,7 +121,7 @@ class MirrorTest(DriverTest):
             {(Distance.PIX, Distance.PHB), (Distance.SYS, Distance.SYS)},
             set(self.distances(server)),
         )
-        self.assertEqual('{"v":1,"mode":"numa","clique":0}', self.abi(server))
+        self.assertEqual('{"v":2,"mode":"numa","clique":0}', self.abi(server))
 
     def test_the_guest_is_told(self) -> None:
         """Documents in fw_cfg: what was promised, in the guest's words only."""
@@ -272,7 +272,7 @@ class MirrorTest(DriverTest):
         self.flags(allow_resize_to_same_host=True)
         self.start(fixtures.Shape((fixtures.Switch(gpus=4),)))
         server = self.server({**PAIR, "hpc:guest_topology": "flat"})
-        self.assertEqual('{"v":1,"mode":"flat","clique":0}', self.abi(server))
+        self.assertEqual('{"v":2,"mode":"flat","clique":0}', self.abi(server))
         mirrored = self.make_flavor(PAIR)
         path = "nova.virt.libvirt.driver.LibvirtDriver.migrate_disk_and_power_off"
         with mock.patch(path, return_value="{}"):
@@ -281,10 +281,51 @@ class MirrorTest(DriverTest):
         places = tree_reader.read(self.xml(server)).places.values()
         self.assertEqual(2, len(places))
         self.assertEqual(Distance.PIX, distance(*places))
-        self.assertEqual('{"v":1,"mode":"mirror","clique":0}', self.abi(server))
+        self.assertEqual('{"v":2,"mode":"mirror","clique":0}', self.abi(server))
         self._revert_resize(server)
         self.assert_flat(server)
+        self.assertEqual('{"v":2,"mode":"flat","clique":0}', self.abi(server))
+
+    # -- room for the devices' memory ------------------------------------------
+
+    def with_large_gpus(self, bits: int) -> None:
+        """A host of two GPUs of 128 GiB, and of processors with so many address bits."""
+
+        def prepare(tree) -> None:
+            for device in tree.devices.iterdir():
+                if (device / "class").read_text().startswith("0x0302"):
+                    # A prefetchable memory BAR of 64 bits: include/linux/ioport.h.
+                    tree._write(device / "resource", f"0x0 {(128 << 30) - 1:#x} 0x14220c")
+            tree._write(
+                tree.root / "proc/cpuinfo",
+                f"address sizes\t: {bits} bits physical, 48 bits virtual",
+            )
+
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)), before=prepare)
+
+    def test_a_flat_guest_has_room_for_its_devices(self) -> None:
+        self.with_large_gpus(bits=46)
+        server = self.server({**PAIR, "hpc:guest_topology": "flat"})
+        (hole,) = self.domain_of(server).iterfind("devices/controller/pcihole64")
+        self.assertEqual(512 << 20, int(hole.text))
+        # One that was started before has the hardware that it had.
+        self.set_abi(server, '{"v":1,"mode":"flat","clique":0}')
+        self._reboot_server(server, hard=True)
+        self.assertIsNone(self.domain_of(server).find("devices/controller/pcihole64"))
         self.assertEqual('{"v":1,"mode":"flat","clique":0}', self.abi(server))
+
+    def test_devices_that_the_processors_cannot_reach_are_refused(self) -> None:
+        self.with_large_gpus(bits=39)
+        for mode in ("flat", "mirror"):
+            server = self.server({**PAIR, "hpc:guest_topology": mode}, state="ERROR")
+            self.assertIn(
+                "takes 512 GiB of address space, which needs processors with 40 bits of "
+                "physical addresses, and these have 39",
+                self.fault(server),
+            )
+            self.assertEqual(0, self.failed_builds("alpha"))
+            self._delete_server(server)
+            self.update("alpha")
 
     def with_definitions(self) -> None:
         """Let the fake libvirt keep the definition of a domain, as the real one does."""

@@ -8,13 +8,13 @@ as it is, and a server is always given the version that it was started with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lxml import etree
 
-from nova_hpc.guest_tree import Abi, Bridge, Kind, Plan, windows
-from nova_hpc.guest_tree.windows import Span
+from nova_hpc.guest_tree import Abi, Bridge, Device, Kind, Mode, Plan, windows
+from virt_driver_patches.domain import address_space
 from virt_driver_patches.domain.guest_domain import ALIAS, QEMU, GuestDomain
 
 #: Machine type whose PCIe can be arranged.
@@ -57,17 +57,32 @@ def arrange(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
         _VERSIONS[abi.version](domain, plan, abi)
 
 
+def makes_room(abi: Abi) -> bool:
+    """Whether a guest with these rules has windows as large as its devices need.
+
+    Flat ones of version 1 have QEMU's own, whatever they were given.
+    """
+    return abi.version > 1 or abi.mode is not Mode.FLAT
+
+
+def make_room(domain: GuestDomain, devices: Iterable[Device], abi: Abi) -> None:
+    """Give a flat *domain*, in which libvirt places the devices, room for their memory."""
+    if makes_room(abi) and address_space.is_x86(domain.machine):
+        address_space.widen(domain, windows.pack(each.span for each in devices))
+
+
 def _first(domain: GuestDomain, plan: Plan, abi: Abi) -> None:
     domain.declare_qemu()
     names = _seat_devices(domain, plan)
     _leave_ports(domain, first=len(plan.bridges) + 1)
-    _widen(domain, plan.span)
+    address_space.widen(domain, plan.span)
     if abi.clique:
         _show_cliques(domain, names, plan.cliques)
     etree.indent(domain.edit(), space="  ")
 
 
-_VERSIONS: Final = {1: _first}
+#: Version 2 changes flat guests alone.
+_VERSIONS: Final = {1: _first, 2: _first}
 
 
 # -- controllers and places -------------------------------------------------------
@@ -185,78 +200,6 @@ def _leave_ports(domain: GuestDomain, first: int) -> None:
         place += 1
     for index, port in enumerate(ports, first):
         port.set("index", str(index))
-
-
-# -- address space for the devices' memory, where QEMU's own is too small ----------
-
-_MIB: Final = 1 << 20
-_UNITS: Final = {
-    **{"b": 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20},
-    **{"GiB": 1 << 30, "G": 1 << 30, "TiB": 1 << 40, "T": 1 << 40},
-}
-
-
-def _widen(domain: GuestDomain, needed: Span) -> None:
-    """Make room for *needed*; a domain whose own room will do stays as it is."""
-    size = windows.window(needed)
-    if size <= windows.DEFAULT_WINDOW:
-        return
-    _hole(domain.devices, size)
-    if _is_uefi(domain.root):
-        _tell_ovmf(domain.root, size)
-    bits = windows.bits(_memory(domain.root), size)
-    if bits > windows.DEFAULT_BITS:
-        _address_bits(domain.root, bits)
-
-
-def _hole(devices: etree._Element, size: int) -> None:
-    root = devices.find("controller[@type='pci'][@model='pcie-root']")
-    if root is None:
-        root = etree.Element("controller", type="pci", index="0", model="pcie-root")
-        devices.insert(0, root)
-    for child in root.findall("pcihole64"):
-        root.remove(child)
-    etree.SubElement(root, "pcihole64", unit="KiB").text = str(size >> 10)
-
-
-def _is_uefi(root: etree._Element) -> bool:
-    return (
-        root.find("os[@firmware='efi']") is not None
-        or root.find("os/loader[@type='pflash']") is not None
-    )
-
-
-def _tell_ovmf(root: etree._Element, size: int) -> None:
-    """Tell OVMF, which looks neither at QEMU's window nor, before 2023, at the CPU."""
-    line = root.find(f"{{{QEMU}}}commandline")
-    if line is None:
-        line = etree.SubElement(root, f"{{{QEMU}}}commandline")
-    # Libvirt keeps opt/ovmf/ for itself in its own element for such files.
-    for value in ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={size // _MIB}"):
-        etree.SubElement(line, f"{{{QEMU}}}arg", value=value)
-
-
-def _address_bits(root: etree._Element, bits: int) -> None:
-    """Let the guest's CPUs address it all, unless the flavor says how many bits they have."""
-    cpu = root.find("cpu")
-    if cpu is None or cpu.find("maxphysaddr") is not None:
-        return
-    if root.get("type") == "kvm":
-        etree.SubElement(cpu, "maxphysaddr", mode="passthrough")
-    else:
-        most = min(bits, windows.MOST_BITS)
-        etree.SubElement(cpu, "maxphysaddr", mode="emulate", bits=str(most))
-
-
-def _memory(root: etree._Element) -> int:
-    """The most memory that the guest can have, in bytes."""
-    sizes = [0]
-    for tag in ("memory", "maxMemory"):
-        element = root.find(tag)
-        if element is not None and element.text:
-            unit = _UNITS.get(element.get("unit", "KiB"), 1 << 10)
-            sizes.append(int(element.text) * unit)
-    return max(sizes)
 
 
 # -- GPUDirect cliques -------------------------------------------------------------

@@ -18,6 +18,8 @@ from nova import objects
 from nova_hpc.from_nova.claim import Claim, has_hpc_keys
 from nova_hpc.guest_tree import Abi
 from nova_hpc.placement import flavor as flavors
+from nova_hpc.topology import processor
+from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
@@ -67,8 +69,15 @@ class Admission:
         if self.node.active:
             before_start.check_health(instance, claim, reading)
         decision = before_start.check_flavor(context, instance, claim, reading)
-        guest_topology.check(instance, claim, reading, _abi(instance, claim.server.extra_specs))
+        abi = _abi(instance, claim.server.extra_specs)
+        guest_topology.check(instance, claim, reading, abi, self._address_bits())
         return decision
+
+    def _address_bits(self) -> int | None:
+        """Of a guest's processors: with KVM those of the host, else as many as are needed."""
+        if CONF.libvirt.virt_type != "kvm":
+            return None
+        return processor.address_bits(Tree(self.node.source.root))
 
     def port(
         self, context: nova_context.RequestContext, instance: objects.Instance, slot: str

@@ -78,12 +78,25 @@ def record(instance: objects.Instance, found: Abi | None) -> None:
         instance.system_metadata.pop(guest_abi.KEY, None)
 
 
-def check(instance: objects.Instance, claim: Claim, reading: Reading, found: Abi | None) -> None:
+def check(
+    instance: objects.Instance,
+    claim: Claim,
+    reading: Reading,
+    found: Abi | None,
+    bits: int | None = None,
+) -> None:
     """Refuse what cannot be shown as asked, before anything is made for the guest.
+
+    :param bits: width of the physical addresses of the guest's processors; None: not
+        known, or as many as are needed.
 
     :raises ClaimRefused: for the server's user.
     """
-    if found is None or found.mode is Mode.FLAT or not claim.addresses:
+    if found is None or not claim.addresses:
+        return
+    if bits is not None and pcie_tree.makes_room(found):
+        _check_room(instance, _devices(reading.node, claim.addresses), bits)
+    if found.mode is Mode.FLAT:
         return
     try:
         pcie_tree.check_machine(
@@ -92,6 +105,21 @@ def check(instance: objects.Instance, claim: Claim, reading: Reading, found: Abi
     except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
     _plan(instance, claim, reading.node, found, claim.addresses)
+
+
+def _check_room(instance: objects.Instance, devices: Iterable[Device], bits: int) -> None:
+    """Refuse devices whose memory the guest's processors could not reach.
+
+    QEMU would refuse the guest, and its words name no cure.
+    """
+    room = windows.window(windows.pack(each.span for each in devices))
+    needed = windows.bits(instance.flavor.memory_mb << 20, room)
+    if room > windows.DEFAULT_WINDOW and needed > bits:
+        raise ClaimRefused(
+            f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
+            f"needs processors with {needed} bits of physical addresses, and these have {bits}: "
+            "use a flavor with fewer or smaller devices."
+        )
 
 
 def check_restart(instance: objects.Instance, source: Source) -> None:
@@ -111,9 +139,13 @@ def arrange(domain: GuestDomain, instance: objects.Instance, source: Source) -> 
     """
     found = stored(instance)
     addresses = [address for address, _ in domain.passed_through()]
-    if found is None or found.mode is Mode.FLAT or not addresses:
+    if found is None or not addresses:
         return
-    plan = _plan(instance, Claim.of(instance), source.lately().node, found, addresses)
+    node = source.lately().node
+    if found.mode is Mode.FLAT:
+        pcie_tree.make_room(domain, _devices(node, addresses), found)
+        return
+    plan = _plan(instance, Claim.of(instance), node, found, addresses)
     try:
         pcie_tree.arrange(domain, plan, found)
     except pcie_tree.MachineError as error:
@@ -143,12 +175,15 @@ def _plan(
     instance: objects.Instance, claim: Claim, node: Node, found: Abi, addresses: Iterable[str]
 ) -> Plan:
     cells = {cell.host_node: cell.id for cell in claim.server.cells if cell.host_node is not None}
-    devices = [_device(address, node.function(address)) for address in addresses]
     try:
-        return make_plan(devices, cells, found)
+        return make_plan(_devices(node, addresses), cells, found)
     except PlanError as error:
         LOG.warning("The guest's PCIe tree is refused: %s", error.operator, instance=instance)
         raise ClaimRefused(str(error)) from error
+
+
+def _devices(node: Node, addresses: Iterable[str]) -> list[Device]:
+    return [_device(address, node.function(address)) for address in addresses]
 
 
 def _device(address: str, function: Function | None) -> Device:

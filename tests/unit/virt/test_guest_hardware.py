@@ -172,7 +172,7 @@ def test_the_record():
             text = Abi(mode, clique).dumps()
             assert len(text.encode()) <= GUEST_ABI.limit
             assert guest_abi.loads(text) == Abi(mode, clique)
-    assert Abi(Mode.MIRROR).dumps() == '{"v":1,"mode":"mirror","clique":0}'
+    assert Abi(Mode.MIRROR).dumps() == '{"v":2,"mode":"mirror","clique":0}'
     assert guest_abi.loads(None) is None
 
 
@@ -191,5 +191,5 @@ def test_a_damaged_record_is_not_acted_on(text):
 
 
 def test_a_newer_record_is_not_acted_on():
-    with pytest.raises(AbiError, match="of version 2, and this release of nova-hpc makes 1"):
-        guest_abi.loads('{"v":2,"mode":"mirror","clique":0,"more":"x"}')
+    with pytest.raises(AbiError, match="of version 3, and this release of nova-hpc makes 1, 2"):
+        guest_abi.loads('{"v":3,"mode":"mirror","clique":0,"more":"x"}')

@@ -306,7 +306,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
     "stats/v1.json": STATS.dumps,
     "decision/v1.json": DECISION.dumps,
-    "guest-abi/v1.json": ABI.dumps,
+    "guest-abi/v2.json": ABI.dumps,
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),

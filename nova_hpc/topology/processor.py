@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``/proc/cpuinfo`` says of a node's processors."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nova_hpc.topology.files import FileError, Tree
+
+_BITS: Final = re.compile(r"^address sizes\s*:\s*(\d{1,2}) bits physical", re.ASCII | re.MULTILINE)
+
+
+def address_bits(tree: Tree) -> int | None:
+    """Width of the physical addresses of the processors (x86).
+
+    A guest's processors can have no more of them. None: not known.
+    """
+    try:
+        found = _BITS.search(tree.text("/proc/cpuinfo") or "")
+    except FileError:
+        return None
+    return int(found[1]) if found else None

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests with eight GPUs whose memory is large: their domains, and where these lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.guest_tree import Abi, Device, Mode, plan, windows
+from nova_hpc.guest_tree.windows import GIB
+from nova_hpc.topology.level import Location
+from nova_hpc.topology.model import Bar
+from tests.unit.virt.tree_worlds import UEFI, domain
+from virt_driver_patches.domain import pcie_tree
+from virt_driver_patches.domain.guest_domain import GuestDomain
+
+GOLDEN: Final = Path(__file__).parents[2] / "data/golden/big-bars"
+GPUS: Final = 8
+#: Beside the large one each of the cards that are sold has one such.
+SMALL: Final = 32 << 20
+
+
+@attrs.frozen
+class Guest:
+    """One of the guests that are tried."""
+
+    gib: int  # of the largest BAR of each GPU
+    mode: Mode
+    machine: str  # q35 or pc
+    uefi: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.gib}-{self.mode.value}-{self.machine}-{'uefi' if self.uefi else 'bios'}"
+
+    def devices(self) -> list[Device]:
+        """Two below each of four switches, as on many boards."""
+        bars = (
+            Bar(0, 16 << 20),
+            Bar(1, self.gib * GIB, prefetchable=True, wide=True),
+            Bar(3, SMALL, prefetchable=True, wide=True),
+        )
+        return [
+            Device(
+                address=f"0000:{0x20 + number:02x}:00.0",
+                location=Location(
+                    numa=0, root="pci0000:10", switches=(f"0000:{0x11 + number // 2:02x}:00.0",)
+                ),
+                span=windows.of_bars(bars),
+            )
+            for number in range(GPUS)
+        ]
+
+    def domain(self) -> str:
+        """The domain for software emulation, which has the address bits that are needed."""
+        devices, rules = self.devices(), Abi(self.mode)
+        machine = "pc-q35-9.2" if self.machine == "q35" else "pc-i440fx-9.2"
+        xml = domain(
+            [each.address for each in devices],
+            cells=1,
+            machine=machine,
+            loader=UEFI if self.uefi else "",
+        ).replace('"kvm"', '"qemu"')
+        found = GuestDomain(xml)
+        if self.mode is Mode.FLAT:
+            pcie_tree.make_room(found, devices, rules)
+        else:
+            pcie_tree.arrange(found, plan(devices, {0: 0}, rules), rules)
+        return found.text()
+
+
+GUESTS: Final = tuple(
+    Guest(gib, mode, machine, uefi)
+    for gib in (128, 256, 512)
+    for mode, machine, uefi in (
+        (Mode.FLAT, "q35", False),
+        (Mode.FLAT, "q35", True),
+        (Mode.FLAT, "pc", False),
+        (Mode.MIRROR, "q35", False),
+        (Mode.MIRROR, "q35", True),
+    )
+)

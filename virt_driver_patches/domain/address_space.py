@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Address space for the devices' memory in a guest's domain, where QEMU's own is too small.
+
+A guest whose firmware finds no room for a GPU's memory does not see the GPU, or halts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lxml import etree
+
+from nova_hpc.guest_tree import windows
+from nova_hpc.guest_tree.windows import Span
+from virt_driver_patches.domain.guest_domain import QEMU, GuestDomain
+
+#: Machine type of x86 with PCI Express.
+MACHINE: Final = "q35"
+
+_MIB: Final = 1 << 20
+_UNITS: Final = {
+    **{"b": 1, "KiB": 1 << 10, "k": 1 << 10, "MiB": 1 << 20, "M": 1 << 20},
+    **{"GiB": 1 << 30, "G": 1 << 30, "TiB": 1 << 40, "T": 1 << 40},
+}
+
+
+def is_x86(machine: str | None) -> bool:
+    """Whether a machine type has the windows that are made here.
+
+    :param machine: ``pc-q35-9.2``, ``pc``, ``virt``, ...; None: QEMU's default, ``pc``.
+    """
+    words = (machine or "pc").split("-")
+    return words[0] in ("pc", MACHINE) or MACHINE in words
+
+
+def widen(domain: GuestDomain, needed: Span) -> None:
+    """Make room for *needed*; a domain whose own room will do stays as it is."""
+    size = windows.window(needed)
+    if size <= windows.DEFAULT_WINDOW:
+        return
+    root = domain.edit()
+    _hole(domain.devices, size, MACHINE in (domain.machine or ""))
+    if _is_uefi(root):
+        domain.declare_qemu()
+        _tell_ovmf(domain.root, size)
+    bits = windows.bits(_memory(domain.root), size)
+    if bits > windows.DEFAULT_BITS:
+        _address_bits(domain.root, bits)
+
+
+def _hole(devices: etree._Element, size: int, express: bool) -> None:
+    model = "pcie-root" if express else "pci-root"
+    root = devices.find(f"controller[@type='pci'][@model='{model}']")
+    if root is None:
+        root = etree.Element("controller", type="pci", index="0", model=model)
+        devices.insert(0, root)
+    for child in root.findall("pcihole64"):
+        root.remove(child)
+    etree.SubElement(root, "pcihole64", unit="KiB").text = str(size >> 10)
+
+
+def _is_uefi(root: etree._Element) -> bool:
+    return (
+        root.find("os[@firmware='efi']") is not None
+        or root.find("os/loader[@type='pflash']") is not None
+    )
+
+
+def _tell_ovmf(root: etree._Element, size: int) -> None:
+    """Tell OVMF, which looks neither at QEMU's window nor, before 2023, at the CPU."""
+    line = root.find(f"{{{QEMU}}}commandline")
+    if line is None:
+        line = etree.SubElement(root, f"{{{QEMU}}}commandline")
+    # Libvirt keeps opt/ovmf/ for itself in its own element for such files.
+    for value in ("-fw_cfg", f"name=opt/ovmf/X-PciMmio64Mb,string={size // _MIB}"):
+        etree.SubElement(line, f"{{{QEMU}}}arg", value=value)
+
+
+def _address_bits(root: etree._Element, bits: int) -> None:
+    """Let the guest's CPUs address it all, unless the flavor says how many bits they have."""
+    cpu = root.find("cpu")
+    if cpu is None or cpu.find("maxphysaddr") is not None:
+        return
+    if root.get("type") == "kvm":
+        etree.SubElement(cpu, "maxphysaddr", mode="passthrough")
+    else:
+        most = min(bits, windows.MOST_BITS)
+        etree.SubElement(cpu, "maxphysaddr", mode="emulate", bits=str(most))
+
+
+def _memory(root: etree._Element) -> int:
+    """The most memory that the guest can have, in bytes."""
+    sizes = [0]
+    for tag in ("memory", "maxMemory"):
+        element = root.find(tag)
+        if element is not None and element.text:
+            unit = _UNITS.get(element.get("unit", "KiB"), 1 << 10)
+            sizes.append(int(element.text) * unit)
+    return max(sizes)
