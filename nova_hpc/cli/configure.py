@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ from nova_hpc.offer.declaration import Declaration, DeclarationError
 from nova_hpc.offer.identity import Form
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import AddressError, InventoryError, Node, normalise_address
+
+_NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 #: The files that depend on the inventory.
 _OF_THE_NODE: Final = (settings.COMMON, settings.COMPUTE)
@@ -143,6 +146,14 @@ class Configure(List):
             help="give the devices of a role this trait; may be repeated",
         )
         offer.add_argument(
+            "--physical-network",
+            action="append",
+            default=[],
+            metavar="ROLE=NAME",
+            help="keep the devices of a role for Neutron's direct ports on this physical network: "
+            "no alias asks for them (default: as it is configured); may be repeated",
+        )
+        offer.add_argument(
             "--one-time-use",
             action="append",
             default=[],
@@ -232,6 +243,7 @@ class Configure(List):
         before = told.configured
         table = node_config.table(args.device_role or told.device_role, node, before.device_spec)
         classes, chosen = _resource_classes(args.resource_class), _forms(args.role_identity)
+        networks = _networks(args.physical_network)
         identity = configured.forms(before, node, table, chosen)
         # A name of the operator's own is an identity.
         identity |= {role: chosen.get(role, Form.IDS) for role in classes if role in identity}
@@ -239,6 +251,7 @@ class Configure(List):
             whole=frozenset(_whole(args.whole_pf)),
             resource_classes=classes,
             identity={**identity, **chosen},
+            networks=configured.networks(before, node, table, networks),
             traits=_traits(args.trait),
             one_time_use=frozenset(args.one_time_use),
             switches=args.offer_switches,
@@ -250,6 +263,7 @@ class Configure(List):
         named = Declaration(
             resource_classes=wishes.resource_classes,
             identity=wishes.identity,
+            networks=networks,
             traits=wishes.traits,
             switches=wishes.switches,
         )
@@ -392,6 +406,17 @@ def _forms(values: Sequence[str]) -> dict[str, Form]:
             raise CommandError(f"--role-identity: {name!r} is none of {words}")
         if found.setdefault(role, Form(name)) is not Form(name):
             raise CommandError(f"--role-identity: role {role!r} has two")
+    return found
+
+
+def _networks(values: Sequence[str]) -> dict[str, str]:
+    """Role -> physical network, of --physical-network."""
+    found: dict[str, str] = {}
+    for role, name in _pairs("--physical-network", values):
+        if not _NETWORK.fullmatch(name):
+            raise CommandError(f"--physical-network: {name!r} is no name of a network")
+        if found.setdefault(role, name) != name:
+            raise CommandError(f"--physical-network: role {role!r} has two: {found[role]}, {name}")
     return found
 
 

@@ -67,7 +67,9 @@ def check(specs: Sequence[DeviceSpec]) -> None:
 
     :raises ClashError: Nova would give devices of another role for one.
     """
-    offers = [offer for spec in specs for offer in spec.offers]
+    everything = [offer for spec in specs for offer in spec.offers]
+    _check_networks(everything)
+    offers = [offer for offer in everything if offer.network is None]
     classes: dict[str, str] = {}
     for offer in offers:
         role, name = offer.tags.role or "", offer.tags.resource_class
@@ -93,9 +95,22 @@ def check(specs: Sequence[DeviceSpec]) -> None:
                 )
 
 
+def _check_networks(offers: Iterable[Offer]) -> None:
+    networks: dict[str, str] = {}
+    for offer in offers:
+        role = offer.tags.role or ""
+        if offer.network is not None and networks.setdefault(offer.network, role) != role:
+            pair = " and ".join(sorted((role, networks[offer.network])))
+            raise ClashError(
+                f"the roles {pair} would have the same physical network {offer.network}, and "
+                "Nova tells the devices of ports apart by nothing else; give each another one: "
+                "--physical-network ROLE=NAME"
+            )
+
+
 def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
     """The roles whose devices an alias asks for, in order."""
-    offers = (offer for spec in specs for offer in spec.offers)
+    offers = (offer for spec in specs for offer in spec.offers if offer.network is None)
     return sorted({offer.tags.role or "" for offer in offers if asks_for(alias, offer)})
 
 
@@ -124,7 +139,8 @@ def _word(text: str) -> str:
 
 def _kinds(spec: DeviceSpec) -> Iterator[_Kind]:
     for offer in spec.offers:
-        yield _kind(offer)
+        if offer.network is None:
+            yield _kind(offer)
 
 
 def _kind(offer: Offer) -> _Kind:

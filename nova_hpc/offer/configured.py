@@ -33,7 +33,10 @@ _RECORD: Final = "# Held back by the operator: "
 _NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
 
 #: What else an entry of device_spec says of its devices at the operator's wish.
-_WISHES: Final = ("one_time_use", "hpc_nvlink")
+_WISHES: Final = ("one_time_use", "hpc_nvlink", "physical_network")
+
+#: Nova gives devices with it to Neutron's ports alone (nova/pci/request.py, PCI_NET_TAG).
+_NETWORK: Final = "physical_network"
 
 _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 
@@ -270,6 +273,8 @@ def _class_changed(
     """A provider that would change its resource class, which it cannot while it is in use."""
     now = offer.tags.resource_class
     for entry in _entries_of(configured.device_spec, functions):
+        if _NETWORK in entry or offer.network is not None:
+            continue  # not in Placement
         was = entry.get("resource_class")
         mine = identity.product_class(offer.vendor_id, offer.product_id)
         if str(was or mine).upper() == (now or mine):
@@ -294,6 +299,23 @@ def _entries_of(
         entry = next((each for each in entries if matches(each, function)), None)
         if entry is not None:
             yield entry
+
+
+def networks(
+    configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Role, or address of a function -> the physical network for whose ports it is.
+
+    :param chosen: role -> network, as the operator has decided; others stay as they are.
+    """
+    found = dict(chosen)
+    for role, functions in _by_role(node, roles).items():
+        for function in () if role in chosen else functions:
+            for entry in _entries_of(configured.device_spec, [function]):
+                # Nova's word for a tunnelled network is null.
+                if entry.get(_NETWORK):
+                    found[function.address] = str(entry[_NETWORK])
+    return found
 
 
 def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
@@ -336,7 +358,8 @@ def forms(
     aliases = [*map(read, (*configured.aliases, *configured.other_aliases))]
     by_role = _by_role(node, roles)
     for role in roles.names:
-        entries = _entries_of(configured.device_spec, by_role.get(role, ()))
+        mine = _entries_of(configured.device_spec, by_role.get(role, ()))
+        entries = [each for each in mine if _NETWORK not in each]
         called = re.compile(re.escape(role) + "(?:-[0-9a-f]{4}.*)?", re.ASCII)
         named = [each for each in aliases if called.fullmatch(str(each.get("name", "")).strip())]
         written = identity.oldest(identity.written_in(each, role) for each in entries)

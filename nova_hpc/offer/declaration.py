@@ -62,6 +62,9 @@ class Declaration:
     resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Role -> how its devices are told from others; by their ids where there is none.
     identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
+    #: Role, or address of a function -> physical network: its devices are for Neutron's
+    #: direct ports, and for no alias. That of an address counts.
+    networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
     #: Roles whose devices Nova reserves once they were used, until they are clean.
@@ -91,6 +94,10 @@ class Declaration:
             return frozenset()  # the operator's class stands for all products
         return identity.traits(form, role, vendor_id, product_id)
 
+    def network_of(self, role: str, address: str) -> str | None:
+        """The physical network for whose ports a function is; None: it is for aliases."""
+        return self.networks.get(address) or self.networks.get(role)
+
     def refuses(self, function: Function, role: str) -> str | None:
         """Why a *function* of this role is not offered; None: it may be."""
         if {function.address, function.physical_function} & self.left_out:
@@ -113,6 +120,7 @@ class Declaration:
         """
         nvlink_sets.check(self.nvlink or (), node, roles)
         named = {*self.resource_classes, *self.traits, *self.one_time_use, *self.identity}
+        named |= {name for name in self.networks if node.function(name) is None}
         for role in sorted(named):
             if role not in roles.names:
                 raise DeclarationError(

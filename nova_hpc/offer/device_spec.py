@@ -42,6 +42,9 @@ class Offer:
     own_traits: frozenset[str] = frozenset()
     #: Its resource class is the operator's, whatever the product.
     any_product: bool = False
+    #: Its devices are for Neutron's ports on this physical network. Nova does not report
+    #: them in Placement, so no alias asks for them.
+    network: str | None = None
 
 
 @attrs.frozen
@@ -228,7 +231,10 @@ def _offer(
     # Both are there: _unfit() saw to it. The assertions are for the type checker.
     assert first.vendor_id is not None
     assert first.product_id is not None
+    network = declaration.network_of(pool.role, first.address)
     own = declaration.own_traits(pool.role, first.vendor_id, first.product_id)
+    if network is not None:
+        return _of_ports(node, pool, unit, network)
     tags = Tags(
         location=_location(node, pool),
         role=pool.role,
@@ -263,6 +269,35 @@ def _offer(
         ),
         own_traits=own,
         any_product=pool.role in declaration.resource_classes,
+    )
+
+
+def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
+    """The offer of devices for Neutron's ports: their network is what tells them apart.
+
+    Without ``managed``: libvirt rebinds the device of a port whatever an entry says.
+    """
+    first = pool.functions[0]
+    assert first.vendor_id is not None
+    assert first.product_id is not None
+    tags = Tags(location=_location(node, pool), role=pool.role, group=unit)
+    pairs = {"physical_network": network, **tags.to_spec()}
+    for key, value in pairs.items():
+        if len(value) > _LONGEST_TAG:
+            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
+    ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
+    return Offer(
+        provider=pool.provider,
+        functions=tuple(function.address for function in pool.functions),
+        vendor_id=first.vendor_id,
+        product_id=first.product_id,
+        dev_type=first.dev_type,
+        tags=tags,
+        entries=tuple(
+            {**ids, "address": address, **pairs}
+            for address in spec_address.forms(node, pool.functions)
+        ),
+        network=network,
     )
 
 

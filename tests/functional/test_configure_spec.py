@@ -122,6 +122,23 @@ def test_nova_offers_exactly_what_was_meant(machine):
     assert_nova_sees_what_was_meant(machine, device_spec.build(machine, ROLES, whole))
 
 
+def test_devices_of_ports_are_not_in_placement():
+    machine = node(*adapter("0000:1a:00.0", ["0000:1a:00.1", "0000:1a:00.2"]))
+    terms = declaration.Declaration(networks={"vf": "physnet1"})
+    matcher = nova_whitelist(machine, device_spec.build(machine, ROLES, terms).lines())
+    stats = pci_stats.PciDeviceStats(objects.NUMATopology(cells=[]), dev_filter=matcher)
+    view = pci_placement_translator.PlacementView("node", [])
+    for function in machine.functions:
+        device = objects.PciDevice.create(None, nova_view(function))
+        stats.add_device(device)
+        entry = matcher.device_assignable(nova_view(function))
+        if entry is not None:
+            view.process_dev(device, entry)
+    assert view.rps == {}
+    (pool,) = stats.pools
+    assert (pool["physical_network"], pool["hpc_role"], pool["count"]) == ("physnet1", "vf", 2)
+
+
 @pytest.mark.parametrize("name", sorted(NODES))
 def test_the_synthetic_nodes(name, synthetic):
     machine = sysfs.read(synthetic(name))

@@ -199,6 +199,37 @@ def test_two_roles_below_one_physical_function(at_home, machine):
     assert at_home(*roles_of(SPLIT), "--leave-out", "0000:1b:00.0")[0] == 0
 
 
+def test_devices_of_ports(at_home):
+    """Their physical network is their role: no class, no trait, no alias."""
+    words = ("--physical-network", "ethvf=physnet1")
+    assert at_home(*words)[0] == 0
+    assert sorted(by_name(at_home)) == ["gpu", "vf"]
+    assert by_role(at_home)["ethvf"] == {
+        "vendor_id": "15b3",
+        "product_id": "101e",
+        "address": "0000:1b:00.0",
+        "physical_network": "physnet1",
+        "hpc_tags": "1",
+        "hpc_role": "ethvf",
+        "hpc_root": "pci0000:17",
+        "hpc_numa": "0",
+        "hpc_socket": "0",
+    }
+    # As it is configured from now on.
+    assert at_home()[1] == "Nothing to do.\n"
+    answer = at_home("--physical-network", "ethvf=physnet2")
+    refused(answer, "0000:1b:00.0: physical_network is physnet1 and would be physnet2")
+
+
+def test_devices_that_an_operator_has_for_ports_are_in_no_alias(at_home):
+    entry = {"vendor_id": "15b3", "address": "0000:1b:00.0", "physical_network": "physnet1"}
+    at_home.nova(f"[pci]\ndevice_spec = {json.dumps(entry)}\n")
+    assert at_home("--replace", "device_spec")[0] == 0
+    assert sorted(by_name(at_home)) == ["gpu", "vf"]
+    assert by_role(at_home)["ethvf"]["physical_network"] == "physnet1"
+    assert by_role(at_home)["vf"]["resource_class"] == "CUSTOM_HPC_VF"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -224,6 +255,13 @@ def test_two_roles_below_one_physical_function(at_home, machine):
             "'link_layer' is 'Omni-Path', not InfiniBand or Ethernet",
         ),
         (roles_of(('{"role": "a", "interface": "a b"}',)), "'interface' is 'a b'"),
+        (["--physical-network", "vf"], "'vf' is not ROLE=NAME"),
+        (["--physical-network", "vf=a b"], "'a b' is no name of a network"),
+        (["--physical-network", "fpga=a"], "there is no role 'fpga'"),
+        (
+            ["--physical-network", "vf=a", "--physical-network", "ethvf=a"],
+            "the roles ethvf and vf would have the same physical network a",
+        ),
     ],
 )
 def test_bad_words(at_home, words, why):
