@@ -288,8 +288,8 @@ class MirrorTest(DriverTest):
 
     # -- room for the devices' memory ------------------------------------------
 
-    def with_large_gpus(self, bits: int) -> None:
-        """A host of two GPUs of 128 GiB, and of processors with so many address bits."""
+    def with_large_gpus(self, bits: int, gpus: int = 2) -> None:
+        """A host of GPUs of 128 GiB, and of processors with so many address bits."""
 
         def prepare(tree) -> None:
             for device in tree.devices.iterdir():
@@ -301,7 +301,7 @@ class MirrorTest(DriverTest):
                 f"address sizes\t: {bits} bits physical, 48 bits virtual",
             )
 
-        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)), before=prepare)
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=gpus),)), before=prepare)
 
     def test_a_flat_guest_has_room_for_its_devices(self) -> None:
         self.with_large_gpus(bits=46)
@@ -326,6 +326,14 @@ class MirrorTest(DriverTest):
             self.assertEqual(0, self.failed_builds("alpha"))
             self._delete_server(server)
             self.update("alpha")
+
+    def test_a_libvirt_that_knows_no_address_bits_is_named(self) -> None:
+        """The fake one is of Nova's minimum, 8.0.0."""
+        self.with_large_gpus(bits=46, gpus=8)
+        specs = {**PAIR, "pci_passthrough:alias": "gpu:8", "hpc:guest_topology": "flat"}
+        server = self.server(specs, state="ERROR")
+        self.assertIn("needs libvirt 8.7.0 or newer on the node", self.fault(server))
+        self.assertEqual(0, self.failed_builds("alpha"))
 
     def with_definitions(self) -> None:
         """Let the fake libvirt keep the definition of a domain, as the real one does."""

@@ -8,7 +8,7 @@ what is recorded with the server.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import attrs
 import nova.conf
@@ -36,6 +36,8 @@ class Admission:
     """Checks servers on one node. It keeps no state: that is the server's."""
 
     node: HpcNode
+    #: Whether the node's libvirt is of this version or newer.
+    libvirt: Callable[[tuple[int, int, int]], bool]
 
     def start(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Check all devices that *instance* has, give them, and record the decision.
@@ -70,14 +72,14 @@ class Admission:
             before_start.check_health(instance, claim, reading)
         decision = before_start.check_flavor(context, instance, claim, reading)
         abi = _abi(instance, claim.server.extra_specs)
-        guest_topology.check(instance, claim, reading, abi, self._address_bits())
+        guest_topology.check(instance, claim, reading, abi, self._limits())
         return decision
 
-    def _address_bits(self) -> int | None:
-        """Of a guest's processors: with KVM those of the host, else as many as are needed."""
-        if CONF.libvirt.virt_type != "kvm":
-            return None
-        return processor.address_bits(Tree(self.node.source.root))
+    def _limits(self) -> guest_topology.Limits:
+        bits = None  # software emulation has as many as are needed
+        if CONF.libvirt.virt_type == "kvm":
+            bits = processor.address_bits(Tree(self.node.source.root))
+        return guest_topology.Limits(bits, self.libvirt)
 
     def port(
         self, context: nova_context.RequestContext, instance: objects.Instance, slot: str
@@ -104,7 +106,7 @@ class Admission:
             before_start.check_health(instance, claim, reading, restart=True)
             self.node.tenancy.keep(instance, claim, reading)
         if has_hpc_keys(instance):
-            guest_topology.check_restart(instance, self.node.source)
+            guest_topology.check_restart(instance, self.node.source, self._limits())
 
     def back(self, context: nova_context.RequestContext, instance: objects.Instance) -> None:
         """Check a server that has its former devices back, and record its former decision."""

@@ -8,10 +8,12 @@ flavor is part of it, and changes with a resize only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+import attrs
 from nova import objects
 from nova.virt.libvirt import utils as libvirt_utils
+from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
@@ -78,24 +80,32 @@ def record(instance: objects.Instance, found: Abi | None) -> None:
         instance.system_metadata.pop(guest_abi.KEY, None)
 
 
+@attrs.frozen
+class Limits:
+    """What guests of this node can have at most."""
+
+    #: Width of the physical addresses of their processors; None: not known, or as many
+    #: as are needed.
+    bits: int | None
+    #: Whether libvirt is of this version or newer.
+    libvirt: Callable[[tuple[int, int, int]], bool]
+
+
 def check(
     instance: objects.Instance,
     claim: Claim,
     reading: Reading,
     found: Abi | None,
-    bits: int | None = None,
+    limits: Limits,
 ) -> None:
     """Refuse what cannot be shown as asked, before anything is made for the guest.
-
-    :param bits: width of the physical addresses of the guest's processors; None: not
-        known, or as many as are needed.
 
     :raises ClaimRefused: for the server's user.
     """
     if found is None or not claim.addresses:
         return
-    if bits is not None and pcie_tree.makes_room(found):
-        _check_room(instance, _devices(reading.node, claim.addresses), bits)
+    if pcie_tree.makes_room(found):
+        _check_room(instance, _devices(reading.node, claim.addresses), limits)
     if found.mode is Mode.FLAT:
         return
     try:
@@ -107,29 +117,37 @@ def check(
     _plan(instance, claim, reading.node, found, claim.addresses)
 
 
-def _check_room(instance: objects.Instance, devices: Iterable[Device], bits: int) -> None:
+def _check_room(instance: objects.Instance, devices: Iterable[Device], limits: Limits) -> None:
     """Refuse devices whose memory the guest's processors could not reach.
 
-    QEMU would refuse the guest, and its words name no cure.
+    QEMU or libvirt would refuse the guest, and their words name no cure.
     """
     room = windows.window(windows.pack(each.span for each in devices))
+    if room <= windows.DEFAULT_WINDOW:
+        return
     needed = windows.bits(instance.flavor.memory_mb << 20, room)
-    if room > windows.DEFAULT_WINDOW and needed > bits:
+    if needed > windows.DEFAULT_BITS and not limits.libvirt(MIN_LIBVIRT_MAXPHYSADDR):
         raise ClaimRefused(
             f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
-            f"needs processors with {needed} bits of physical addresses, and these have {bits}: "
+            f"needs libvirt {'.'.join(map(str, MIN_LIBVIRT_MAXPHYSADDR))} or newer on the node: "
             "use a flavor with fewer or smaller devices."
+        )
+    if limits.bits is not None and needed > limits.bits:
+        raise ClaimRefused(
+            f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
+            f"needs processors with {needed} bits of physical addresses, and these have "
+            f"{limits.bits}: use a flavor with fewer or smaller devices."
         )
 
 
-def check_restart(instance: objects.Instance, source: Source) -> None:
+def check_restart(instance: objects.Instance, source: Source, limits: Limits) -> None:
     """Refuse the restart of a server whose hardware cannot be made again.
 
     :raises ClaimRefused: for the server's user.
     """
     found = stored(instance)
     if found is not None and found.mode is not Mode.FLAT:
-        check(instance, Claim.of(instance), source.read(), found)
+        check(instance, Claim.of(instance), source.read(), found, limits)
 
 
 def arrange(domain: GuestDomain, instance: objects.Instance, source: Source) -> None:

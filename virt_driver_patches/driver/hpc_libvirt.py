@@ -70,7 +70,9 @@ class HpcLibvirtDriver(LibvirtDriver):
         # Nova makes its connection to libvirt later.
         self.hpc_domains = Domains(lambda: self._host)
         self.hpc_node = HpcNode(self.hpc_domains.read)
-        self.hpc_admission = Admission(self.hpc_node)
+        self.hpc_admission = Admission(
+            self.hpc_node, lambda version: bool(self._host.has_min_version(version))
+        )
         #: Nova's name for this node's service.
         self.hpc_service: str = CONF.host
         self.hpc_promises = Promises(
