@@ -13,7 +13,7 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import candidates, hosts
+from nova_hpc.from_nova import candidates, hosts, port_pools
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import CloudProfile
@@ -266,8 +266,9 @@ def _check(
     """What the set is worth on the NUMA nodes that Nova will take."""
     if order.question.is_certain(view.ambiguous):
         return devices
-    if view.ambiguous:
-        fitted = fit.check(host, order.question.spec, candidate)
+    if view.ambiguous or order.task.ports:
+        adapters = port_pools.adapters_of(order.task.ports, devices, pattern.host)
+        fitted = fit.check(host, order.question.spec, candidate, adapters)
     else:
         # Which of alike devices it is makes no difference, to Nova or to the cells.
         alike = (view.pools, order.key, _shape(order, pattern, devices))

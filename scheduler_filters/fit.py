@@ -21,6 +21,7 @@ from nova.pci import stats as pci_stats
 from nova.virt import hardware
 from oslo_serialization import jsonutils
 
+from nova_hpc.from_nova import port_pools
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.patches import numa_fit
 from nova_hpc.from_nova.patches.serving import serving
@@ -105,7 +106,7 @@ def answer(
     candidate: Mapping[str, Any],
     chosen: Hashable,
 ) -> Fit:
-    """Check one candidate on one host, or remember what Nova said before.
+    """Check one candidate without ports on one host, or remember what Nova said before.
 
     :param chosen: equal for candidates that are alike to Nova on hosts with
         equal pools; it has to name the pools as well.
@@ -159,14 +160,27 @@ def _cell(cell: objects.NUMACell) -> Hashable:
     )
 
 
-def check(host_state: Any, spec: objects.RequestSpec, candidate: Mapping[str, Any]) -> Fit:
-    """Check one candidate on one host; neither of them is changed."""
+def check(
+    host_state: Any,
+    spec: objects.RequestSpec,
+    candidate: Mapping[str, Any],
+    adapters: Mapping[str, str] | None = None,
+) -> Fit:
+    """Check one candidate on one host; neither of them is changed.
+
+    :param adapters: request of a direct port -> address of the adapter chosen for it.
+    """
+    requests = port_pools.pinned(spec.pci_requests.requests, adapters or {})
     with serving(spec.flavor, spec.image if "image" in spec else None):
-        return _check(host_state, spec, candidate["mappings"])
+        return _check(host_state, spec, candidate["mappings"], requests)
 
 
-def _check(host_state: Any, spec: objects.RequestSpec, mapping: Mapping[str, list[str]]) -> Fit:
-    requests = spec.pci_requests.requests
+def _check(
+    host_state: Any,
+    spec: objects.RequestSpec,
+    mapping: Mapping[str, list[str]],
+    requests: list[objects.InstancePCIRequest],
+) -> Fit:
     topology = spec.numa_topology if "numa_topology" in spec else None
     stats = _Light.of(host_state.pci_stats)
     for request in requests:

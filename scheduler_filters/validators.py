@@ -64,7 +64,9 @@ def register() -> list[base.ExtraSpecValidator]:
             name=flavor.GROUP,
             description=(
                 "The unit of devices that must sit together, by alias or role. A server "
-                "of four GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups."
+                "of four GPUs and four virtual functions with ``gpu:1,vf:1`` has four groups. "
+                "``port``, or the role of their network, says how many direct ports one "
+                "group takes at most."
             ),
             value={
                 "type": str,

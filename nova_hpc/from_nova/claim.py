@@ -14,7 +14,8 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.placement import flavor as flavors
-from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.grouping import PORT
+from nova_hpc.placement.model import Host, HostNode, Pool, Ports
 from nova_hpc.placement.server import ServerSpec
 from nova_hpc.tenancy.health import Offer
 from nova_hpc.topology.level import Location
@@ -109,10 +110,15 @@ class Claim:
     server: ServerSpec
     #: Want.key -> addresses of the devices that Nova claimed for it.
     claimed: Mapping[str, tuple[str, ...]]
-    #: Addresses of the devices of Neutron's direct ports.
-    ports: tuple[str, ...]
+    #: Ports.key -> addresses of the devices of Neutron's direct ports.
+    of_ports: Mapping[str, tuple[str, ...]]
     #: Addresses that Nova lets libvirt bind to vfio-pci, as it records them.
     managed: frozenset[str]
+
+    @property
+    def ports(self) -> tuple[str, ...]:
+        """Addresses of the devices of Neutron's direct ports."""
+        return tuple(sorted(itertools.chain(*self.of_ports.values())))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -127,7 +133,8 @@ class Claim:
         :param places: role and place of every claimed device.
         :param node: where they are.
         """
-        serves = {each: key for key, addresses in self.claimed.items() for each in addresses}
+        given = {**self.claimed, **self.of_ports}
+        serves = {each: key for key, addresses in given.items() for each in addresses}
         found = []
         for address in self.addresses:
             tags, function = places[address], node.function(address)
@@ -149,7 +156,14 @@ class Claim:
     def with_port(self, address: str) -> Claim:
         """The same with the device of one more direct port."""
         address = normalise_address(address)
-        return attrs.evolve(self, ports=tuple(sorted({*self.ports, address})))
+        if address in self.ports:
+            return self
+        more = Ports(f"port {address}", PORT, 1)
+        return attrs.evolve(
+            self,
+            server=attrs.evolve(self.server, ports=(*self.server.ports, more)),
+            of_ports={**self.of_ports, more.key: (address,)},
+        )
 
     @classmethod
     def of(cls, instance: objects.Instance) -> Claim:
@@ -195,12 +209,25 @@ def _claim(
         str(index): tuple(by_request.pop(request.request_id, ()))
         for index, request in enumerate(server.alias_requests(requests))
     }
-    return Claim(
-        server=server.read(flavor, image, requests, topology, claimed=True),
+    read = server.read(flavor, image, requests, topology, claimed=True)
+    of_ports: dict[str, tuple[str, ...]] = {}
+    ports = []
+    for kind in server.port_kinds(requests):
+        found = [each for one in kind.requests for each in by_request.pop(one.request_id, ())]
+        # A port without a device is none of these: Nova binds it in another way.
+        if found:
+            ports.append(attrs.evolve(kind.ports, count=len(found)))
+            of_ports[kind.ports.key] = tuple(found)
+    claim = Claim(
+        server=attrs.evolve(read, ports=tuple(ports)),
         claimed=claimed,
-        ports=tuple(address for rest in by_request.values() for address in rest),
+        of_ports=of_ports,
         managed=frozenset(managed),
     )
+    for rest in by_request.values():
+        for address in rest:  # of no request that is known
+            claim = claim.with_port(address)
+    return claim
 
 
 def has_hpc_keys(instance: objects.Instance) -> bool:

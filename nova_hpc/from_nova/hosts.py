@@ -115,7 +115,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
                     f"{_roles(listed, provider)}, so Nova cannot tell them apart"
                 )
         except hpc_tags.TagError as error:
-            if known.matches:
+            if known.matches or known.ports:
                 unusable.append(f"{known.name}: {error}")
             _say(host_state, f"device {known.name}", error)
             continue
@@ -230,11 +230,16 @@ def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashab
         seen.known.name if names[seen.known.name] == 1 else f"{seen.known.name} ({index})"
         for index, seen in enumerate(found)
     ]
+    # Nova gives an adapter itself, or its virtual functions.
+    whole = {seen.known.name for seen in found if seen.known.whole}
     host, faults = build(
         "",
         [
             HostDevice(
-                pool=seen.pool(identifier),
+                pool=attrs.evolve(
+                    seen.pool(identifier),
+                    rival=seen.known.name if seen.known.name in whole else None,
+                ),
                 nvlink=None if seen.known.tags is None else seen.known.tags.nvlink,
                 shared=seen.known.several,
             )

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import attrs
 from nova.compute import pci_placement_translator as translator
+from nova.objects import fields
+from nova.pci import request as pci_request
 from nova.pci import stats as pci_stats
 from oslo_utils import strutils
 
@@ -30,6 +32,11 @@ from nova_hpc.wire import tags as hpc_tags
 
 #: Nova gives these two to every device, so they are not in the tags.
 _EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
+
+#: The tag of devices for Neutron's ports. Nova's own translation to Placement leaves
+#: them out where it names a network (pci_placement_translator.py:492 of release 34);
+#: null stands for networks without a physical one.
+_NETWORK: Final = pci_request.PCI_NET_TAG
 
 #: What differs between devices that are otherwise alike.
 _OWN: Final = frozenset({"rp_uuid", "count"})
@@ -81,6 +88,12 @@ class Known:
     several: bool
     #: NUMA node as Nova knows it; None: Nova does not.
     node: int | None
+    #: Keys of the direct ports that it can serve.
+    ports: frozenset[str] = frozenset()
+    #: Its devices are for ports alone.
+    for_ports: bool = False
+    #: Its address, if it is an adapter that can be had itself.
+    whole: bool = False
     number: int = attrs.field(factory=cache.number)
 
 
@@ -102,7 +115,8 @@ class Seen:
             free=self.free,
             serves=self.serves,
             unit=None if tags is None else tags.group,
-            role=None if tags is None else tags.role,
+            # Later servers want devices by their role, and these only by ports.
+            role=None if tags is None or self.known.for_ports else tags.role,
         )
 
 
@@ -190,15 +204,25 @@ def know(
 def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -> Known:
     tags, fault = None, None
     location = Location()
+    # What Nova does not tell Placement of is never a flavor's, whatever an alias says.
+    for_ports = bool(pool.get(_NETWORK))
     matched = [
-        device for device in task.devices if stats._filter_pools([pool], device.probe, None, [])
+        device
+        for device in task.devices
+        if not for_ports and stats._filter_pools([pool], device.probe, None, [])
     ]
+    served = frozenset(
+        kind.ports.key
+        for kind in task.ports
+        # A port without a physical network matches adapters of none, and those only.
+        if _NETWORK in pool and stats._filter_pools([pool], kind.probe, None, [])
+    )
     matches: tuple[Match, ...] = ()
     try:
         tags = hpc_tags.parse(pool)
-        location = _location(pool, tags, socket)
+        location = location_of(pool, tags, socket)
         own_class, own_traits = class_of(pool, tags)
-        if tags is not None and tags.role is not None:
+        if tags is not None and tags.role is not None and not for_ports:
             SAMPLES.learn(pool, own_class, own_traits, tags.role)
         matches = tuple(
             Match(
@@ -222,10 +246,15 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
         matches=matches,
         several=pool["count"] > 1 or pool.get("dev_type") in ("type-VF", "vdpa"),
         node=pool.get("numa_node"),
+        ports=served,
+        for_ports=for_ports,
+        whole=pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF,
     )
 
 
-def _location(pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None) -> Location:
+def location_of(
+    pool: Mapping[str, Any], tags: hpc_tags.Tags | None, socket: int | None
+) -> Location:
     """Where a pool sits: the tags, and Nova's own NUMA node.
 
     :raises hpc_tags.TagError: the two contradict each other.
@@ -273,7 +302,7 @@ def see(
     """
     if known.fault is not None:
         raise hpc_tags.TagError(known.fault)
-    serves: list[str] = []
+    serves: list[str] = sorted(known.ports)
     amount, taken = count, False
     if known.matches and not provider:
         raise hpc_tags.TagError(

@@ -17,15 +17,21 @@ from nova import objects
 from nova.objects import fields
 from nova.pci import request as pci_request
 from nova.virt import hardware
+from oslo_config import cfg
 
+from nova_hpc import conf as hpc_conf
+from nova_hpc.conf.ports import role_of, roles_of
 from nova_hpc.from_nova import cache
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
 from nova_hpc.guest_tree import guest_document
-from nova_hpc.placement.grouping import check_wants
-from nova_hpc.placement.model import Cell, Want
+from nova_hpc.placement.grouping import PORT, check_wants
+from nova_hpc.placement.model import Cell, Ports, Want
 from nova_hpc.placement.server import ServerSpec
+
+CONF = cfg.CONF
+hpc_conf.register(CONF)
 
 #: What Nova makes of each policy for the devices of a host whose NUMA nodes are
 #: known, the strictest first: nova/pci/stats.py of release 34, lines 393-476.
@@ -70,11 +76,37 @@ class Device:
 
 
 @attrs.frozen
+class PortKind:
+    """Neutron's direct ports that want the same of an adapter.
+
+    Nova has one request for each port. It does not ask Placement for the device
+    (``_get_rp_uuids_for_request`` of nova/pci/stats.py, 32 to 34).
+    """
+
+    ports: Ports
+    requests: tuple[objects.InstancePCIRequest, ...] = attrs.field(eq=False, hash=False, repr=False)
+    #: As :attr:`Device.probe`.
+    probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
+
+    @probe.default
+    def _probe(self) -> objects.InstancePCIRequest:
+        probe = self.requests[0].obj_clone()
+        probe.count = 0
+        return probe
+
+    @property
+    def matching(self) -> Hashable:
+        """What decides which pools it matches, and nothing else."""
+        return (self.ports.key, _kind_of(self.requests[0]))
+
+
+@attrs.frozen
 class Task:
     """What a request specification asks for, the same for every host."""
 
     server: ServerSpec
     devices: tuple[Device, ...]
+    ports: tuple[PortKind, ...] = ()
     #: Equal for requests that want the same kinds of devices.
     matching: int = attrs.field(init=False)
     #: Equal for requests that want the same altogether.
@@ -82,14 +114,18 @@ class Task:
 
     @matching.default
     def _matching(self) -> int:
-        return _number(("matching", *(device.matching for device in self.devices)))
+        devices = tuple(device.matching for device in self.devices)
+        return _number(("matching", devices, tuple(kind.matching for kind in self.ports)))
 
     @shape.default
     def _shape(self) -> int:
         server = self.server
         specs = tuple(sorted(server.extra_specs.items()))
         return _number(
-            ("shape", self.matching, server.wants, specs, server.cells, server.numa_policy)
+            (
+                *("shape", self.matching, server.wants, specs, server.cells),
+                *(server.numa_policy, server.ports, server.port_roles),
+            )
         )
 
     @property
@@ -128,7 +164,7 @@ def read(
 ) -> ServerSpec:
     """What a server with this flavor and image asks for.
 
-    :param requests: those of Neutron ports are left out: they stay Nova's business.
+    :param requests: of the flavor's aliases, and of Neutron's direct ports.
     :param claimed: *topology* is that of a claim, which says the hosts' nodes.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
@@ -142,7 +178,75 @@ def read(
         ),
         cells=read_cells(topology, claimed),
         numa_policy=numa_policy(flavor, image, mine),
+        ports=tuple(kind.ports for kind in port_kinds(requests)),
+        port_roles=port_roles(),
     )
+
+
+def port_roles() -> tuple[str, ...]:
+    """The roles that networks can have."""
+    return roles_of(CONF)
+
+
+def port_requests(
+    requests: objects.InstancePCIRequests | None,
+) -> list[objects.InstancePCIRequest]:
+    """The requests of Neutron's direct ports, in their order."""
+    return [
+        each
+        for each in (requests.requests if requests else ())
+        if each.source == objects.InstancePCIRequest.NEUTRON_PORT
+    ]
+
+
+def port_kinds(requests: objects.InstancePCIRequests | None) -> tuple[PortKind, ...]:
+    """The direct ports by what they want of an adapter.
+
+    The scheduler and the node number the kinds alike, because Nova keeps the order
+    of the ports.
+    """
+    kinds: dict[Hashable, list[objects.InstancePCIRequest]] = {}
+    for request in port_requests(requests):
+        kinds.setdefault(_kind_of(request), []).append(request)
+    return tuple(
+        PortKind(
+            Ports(
+                key=f"{PORT} {number}",
+                name=role_of(CONF, mine[0].spec[0].get(_NETWORK)) or PORT,
+                count=len(mine),
+                network=_described(mine[0].spec[0]),
+            ),
+            tuple(mine),
+        )
+        for number, mine in enumerate(kinds.values())
+    )
+
+
+#: The tag of a pool, and the key of a port's request, that names the physical network.
+_NETWORK: Final = pci_request.PCI_NET_TAG
+
+
+def _kind_of(request: objects.InstancePCIRequest) -> Hashable:
+    spec = tuple(
+        tuple(sorted((key, str(value)) for key, value in each.items())) for each in request.spec
+    )
+    policy = request.numa_policy if "numa_policy" in request else None
+    return (spec, policy)
+
+
+def _described(spec: Mapping[str, str | None]) -> str:
+    network = spec.get(_NETWORK)
+    text = f"physical network {network}" if network else "no physical network"
+    more = [
+        word
+        for word, key in (("trusted", "trusted"), ("remotely managed", "remote_managed"))
+        if str(spec.get(key)).lower() == "true"
+    ]
+    if spec.get("dev_type") == fields.PciDeviceType.SRIOV_PF:
+        more.append("whole adapters")
+    if spec.get("parent_ifname"):
+        more.append("the interface that its bandwidth is of")
+    return ", ".join([text, *more])
 
 
 def alias_requests(
@@ -256,6 +360,7 @@ def read_task(spec: objects.RequestSpec) -> Task:
             _read_device(want, request, groups)
             for want, request in zip(server.wants, alias_requests(requests), strict=True)
         ),
+        ports=port_kinds(requests),
     )
 
 

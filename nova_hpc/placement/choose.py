@@ -12,10 +12,11 @@ domain.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Iterator
 
-from nova_hpc.placement import between_hosts
+from nova_hpc.placement import between_hosts, ports
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile
@@ -48,6 +49,9 @@ def choose(
     :raises ValueError: the request contradicts itself (see Demand.of), the host
         does (see survey), or the profile does (see HostProfile.of).
     """
+    if request.ports:
+        # Each of the searches without ports comes back here.
+        return ports.choose(request, host, limit, functools.partial(choose, profile=profile))
     demand = Demand.of(request)
     host = between_hosts.reduced(request, host, profile)
     site = survey(demand, host)

@@ -8,12 +8,15 @@ clients, so check_flavor() is called again wherever a flavor is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
+
+import attrs
 
 from nova_hpc.placement import grouping
 from nova_hpc.placement.grouping import FlavorError as FlavorError
-from nova_hpc.placement.model import Cell, Nvlink, Policy, Request, Want
+from nova_hpc.placement.model import Cell, Group, Nvlink, Policy, Ports, Request, Want
+from nova_hpc.placement.solver.demand import MAX_NAMES
 from nova_hpc.topology.level import Level
 
 PREFIX: Final = "hpc:"
@@ -80,6 +83,8 @@ def build_request(
     cells: Sequence[Cell],
     roles: Mapping[str, str] | None = None,
     numa_policy: str | None = None,
+    ports: Sequence[Ports] = (),
+    port_roles: Collection[str] = (),
 ) -> Request:
     """Turn a flavor into a request.
 
@@ -92,6 +97,9 @@ def build_request(
     :param numa_policy: the policy that Nova will follow, where the caller
         knows it (an image or an alias can set it, too); otherwise it is read
         from *extra_specs*
+    :param ports: Neutron's direct ports of the server, named by the role of their
+        network
+    :param port_roles: the roles that networks can have, for ``hpc:group``
     :raises FlavorError: for the user: the key, its value, and the cure
     """
     for key in sorted(extra_specs):
@@ -105,10 +113,10 @@ def build_request(
         )
     level = Level.from_word(extra_specs[AFFINITY])
     policy = Policy(extra_specs.get(AFFINITY_POLICY, Policy.REQUIRED.value))
-    if not wants:
+    if not wants and not ports:
         raise FlavorError(
             f"{AFFINITY}={level.word} places devices, but the flavor asks for none; add "
-            "pci_passthrough:alias, or remove the hpc: keys"
+            "pci_passthrough:alias, boot the server with direct ports, or remove the hpc: keys"
         )
     grouping.check_wants(wants)
     sizes = {(cell.dedicated_cpus, cell.memory_kib, cell.page_kib) for cell in cells}
@@ -119,23 +127,43 @@ def build_request(
         )
     effective = numa_policy or extra_specs.get(NUMA_POLICY) or LEGACY
     _check_numa_policy(level, policy, effective, bool(cells))
-    return Request(
-        wants=tuple(wants),
-        groups=grouping.groups(
-            extra_specs.get(GROUP),
+    words = grouping.Words.of(extra_specs.get(GROUP), wants, roles or {}, port_roles)
+    if wants:
+        groups = grouping.groups(
+            words.devices,
             wants,
             len(cells),
             roles or {},
             # Groups that span cells can not be near both of them.
             strict=policy is Policy.REQUIRED and level <= Level.NUMA,
             affinity=f"{AFFINITY}={level.word}",
-        ),
+        )
+    elif words.devices:
+        raise FlavorError(
+            f"{GROUP} names {_shown(next(iter(words.devices)))}, and the flavor asks for no device"
+        )
+    else:
+        groups = (Group({}),) * (words.least(ports) if words.ports else max(len(cells), 1))
+    dealt = words.deal(ports, len(groups))
+    names = {want.name for want in wants}, {each.name for each in dealt}
+    if len(names[0]) + len(names[1]) > MAX_NAMES:
+        raise FlavorError(
+            f"the flavor has {len(names[0])} aliases and its ports {len(names[1])} roles; "
+            f"together at most {MAX_NAMES} are supported"
+        )
+    if names[0] & names[1]:
+        # The alias has the word; what is said of the ports has to differ.
+        dealt = tuple(attrs.evolve(each, name=f"direct {each.name}") for each in dealt)
+    return Request(
+        wants=tuple(wants),
+        groups=groups,
         level=level,
         policy=policy,
         cells=tuple(cells),
         on_cells=bool(cells) and effective == "required",
         nvlink=Nvlink(extra_specs.get(NVLINK, Nvlink.NONE.value)),
         roles=roles or {},
+        ports=dealt,
     )
 
 

@@ -4,17 +4,26 @@
 ``gpu:1,vf:1`` says that one GPU and one virtual function are a unit; a server
 of four of each is then four such groups. Every alias of the flavor is named,
 and the groups use up the devices exactly.
+
+Neutron's direct ports are the server's and not the flavor's. The word ``port``, or the
+role of their networks, says how many of them a group takes at most; without it they are
+dealt evenly, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from nova_hpc.placement.model import MAX_COUNT, Group, Want
+import attrs
+
+from nova_hpc.placement.model import MAX_COUNT, Group, Ports, Want
 from nova_hpc.placement.solver.demand import MAX_NAMES
 
 GROUP: Final = "hpc:group"
+
+#: The word of ``hpc:group`` for Neutron's direct ports.
+PORT: Final = "port"
 
 
 class FlavorError(ValueError):
@@ -70,18 +79,82 @@ def check_wants(wants: Sequence[Want]) -> None:
         )
 
 
+@attrs.frozen
+class Words:
+    """``hpc:group``, with the words for ports by themselves."""
+
+    #: For the flavor's devices: name -> count; None where none is named.
+    devices: Mapping[str, int] | None
+    #: For ports: word -> the most of them in one group.
+    ports: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        value: str | None,
+        wants: Sequence[Want],
+        roles: Mapping[str, str],
+        port_roles: Collection[str],
+    ) -> Words:
+        """Read the value; an alias or the role of one comes before a word for ports.
+
+        :param port_roles: the roles that networks can have.
+        :raises FlavorError: names the term that is wrong
+        """
+        terms = {} if value is None else parse(value)
+        own = {want.name for want in wants} | {
+            roles[want.key] for want in wants if want.key in roles
+        }
+        words = {PORT, *port_roles} - own
+        devices = {name: count for name, count in terms.items() if name not in words}
+        ports = {name: count for name, count in terms.items() if name in words}
+        return cls(None if value is None or (ports and not devices) else devices, ports)
+
+    def deal(self, ports: Iterable[Ports], number: int) -> tuple[Ports, ...]:
+        """The ports under the words that they are dealt by.
+
+        :param ports: by the role of their networks.
+        :param number: of groups.
+        :raises FlavorError: they are more than the groups take
+        """
+        dealt = tuple(
+            each if each.name in self.ports else attrs.evolve(each, name=PORT) for each in ports
+        )
+        for word, most in self.ports.items():
+            have = sum(each.count for each in dealt if each.name == word)
+            if have > most * number:
+                raise FlavorError(
+                    f"{GROUP} puts at most {most} {word} in each of {number} groups, and the "
+                    f"server has {have} direct ports of that kind; boot it with fewer ports, or "
+                    "use a flavor that takes more"
+                )
+        return dealt
+
+    def least(self, ports: Iterable[Ports]) -> int:
+        """How many groups the ports make, where nothing else makes any."""
+        numbers = [1]
+        for word, most in self.ports.items():
+            have = sum(
+                each.count
+                for each in ports
+                if each.name == word or (word == PORT and each.name not in self.ports)
+            )
+            numbers.append(-(-have // most))
+        return max(numbers)
+
+
 def groups(
-    value: str | None,
+    value: Mapping[str, int] | None,
     wants: Sequence[Want],
     cells: int,
     roles: Mapping[str, str],
     strict: bool,
     affinity: str,
 ) -> tuple[Group, ...]:
-    """The groups of a server.
+    """The groups of a server's devices, without its ports.
 
-    :param value: of ``hpc:group``, None where the flavor has none: then one
-        group for each guest cell, or one for a guest without cells
+    :param value: of ``hpc:group``, without ports; None where the flavor has none:
+        then one group for each guest cell, or one for a guest without cells
     :param strict: refuse devices that do not divide among the cells; if not,
         such a server is one group
     :param affinity: the key and word that make it strict, for the message
@@ -89,7 +162,7 @@ def groups(
     """
     totals = _totals(wants)
     if value is not None:
-        per_group = _by_alias(parse(value), wants, totals, roles)
+        per_group = _by_alias(value, wants, totals, roles)
         number = _quotient(per_group, totals)
     else:
         number = max(cells, 1)

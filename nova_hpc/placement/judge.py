@@ -13,7 +13,17 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Answer, DeviceSet, Host, Miss, Policy, Pool, Request
+from nova_hpc.placement.model import (
+    Answer,
+    DeviceSet,
+    Host,
+    Miss,
+    Policy,
+    Pool,
+    Ports,
+    Request,
+    Want,
+)
 from nova_hpc.placement.solver.domains import places
 from nova_hpc.placement.solver.reasons import PLACES
 from nova_hpc.topology.level import Level, Location, common_level
@@ -25,15 +35,16 @@ def judge(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
     :param host: the node, with the claimed devices counted as free. Free CPUs
         and pages are not judged again: Nova has claimed them, too.
     :param claimed: Want.key -> Pool.id of each of its devices (a pool of
-        several functions once for each). Keys that are no want of the request
-        are devices that come with the server in another way, such as the
-        functions of its ports; each must be as close to one of the groups as
-        the request demands.
+        several functions once for each), and Ports.key -> that of each of its
+        functions. Keys that are neither are devices that come with the server in
+        another way; each must be as close to one of the groups as the request
+        demands.
     :returns: one set with exactly these devices and the level they reach, or
         the reason why they do not satisfy the request.
     """
     pools = {pool.id: pool for pool in host.pools}
-    wants = {want.key: want for want in request.wants}
+    wants: dict[str, Want | Ports] = {want.key: want for want in request.wants}
+    wants.update((ports.key, ports) for ports in request.ports)
     for key, want in wants.items():
         got = len(claimed.get(key, ()))
         if got != want.count:

@@ -44,6 +44,22 @@ class Want:
     count: int
 
 
+@attrs.frozen
+class Ports:
+    """Neutron's direct ports of one kind: each takes one function of an adapter.
+
+    They are no devices of the flavor: the server brings them, and Placement does
+    not know them. Each belongs to one of the groups, see
+    :mod:`nova_hpc.placement.ports`.
+    """
+
+    key: str  # a key of Pool.serves, as that of a want
+    name: str  # the word of hpc:group under which they are dealt: "port", or a role
+    count: int
+    #: Which functions they can have, for operators: "physical network rail0".
+    network: str = ""
+
+
 def _plain(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(counts)
 
@@ -82,6 +98,7 @@ class Request:
     """A flavor with ``hpc:`` keys, validated, in the engine's words."""
 
     wants: tuple[Want, ...]
+    #: What the wants make; the ports come to them.
     groups: tuple[Group, ...]
     level: Level
     policy: Policy
@@ -93,6 +110,8 @@ class Request:
     nvlink: Nvlink = Nvlink.NONE
     #: Want.key -> the role that its devices have to have, where that is known.
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
+    #: Neutron's direct ports, which are dealt to the groups.
+    ports: tuple[Ports, ...] = ()
 
 
 @attrs.frozen
@@ -107,12 +126,15 @@ class Pool:
     name: str  # PCI address, for people
     location: Location
     free: int
-    #: Keys of the wants that it can serve; empty for devices that the request
+    #: Keys of the wants and ports that it can serve; empty for devices that the request
     #: does not want, which still count for IOMMU units and for the damage.
     serves: frozenset[str]
     unit: str | None = None  # IOMMU unit that is given whole or not at all
     #: Role of the devices, by which later servers want them; None: unknown.
     role: str | None = None
+    #: Equal for an adapter and its virtual functions where both are free: a
+    #: server cannot have the one and some of the others. None: no such pool.
+    rival: str | None = None
 
 
 @attrs.frozen
@@ -142,7 +164,7 @@ class Host:
 class Pick:
     """One device of a set."""
 
-    want: str  # Want.key
+    want: str  # Want.key, or Ports.key
     pool: str  # Pool.id
     group: int  # index into Request.groups
     cell: int | None  # Cell.id of the guest; None without guest cells

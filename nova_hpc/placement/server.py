@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import attrs
 
 from nova_hpc.placement import flavor, grouping
-from nova_hpc.placement.model import Cell, Request, Want
+from nova_hpc.placement.model import Cell, Ports, Request, Want
 
 
 @attrs.frozen
@@ -30,6 +30,10 @@ class ServerSpec:
     #: What Nova follows for the devices: the flavor's, the image's or the aliases'
     #: policy. None: the flavor's own word.
     numa_policy: str | None = None
+    #: Neutron's direct ports, named by the roles of their networks.
+    ports: tuple[Ports, ...] = ()
+    #: The roles that networks can have, by which ``hpc:group`` may name ports.
+    port_roles: tuple[str, ...] = ()
 
     def request(self, roles: Mapping[str, str]) -> Request:
         """The request to the engine.
@@ -41,7 +45,13 @@ class ServerSpec:
         # First, as the scheduler does before it reads any host: all say the same.
         grouping.check_wants(self.wants)
         return flavor.build_request(
-            self.extra_specs, self.wants, self.cells, roles, self.numa_policy
+            self.extra_specs,
+            self.wants,
+            self.cells,
+            roles,
+            self.numa_policy,
+            self.ports,
+            self.port_roles,
         )
 
 

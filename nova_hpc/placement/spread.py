@@ -9,12 +9,14 @@ score: here a seed (of the server, say) decides which of them are taken.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import attrs
 
+from nova_hpc.placement import ports
 from nova_hpc.placement.model import DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.placement.solver.classes import Forest, Node
@@ -41,6 +43,8 @@ def rotate(request: Request, host: Host, devices: DeviceSet, seed: int) -> Devic
     :param seed: any integer; equal seeds give equal sets
     :raises ValueError: as choose() does
     """
+    if request.ports:
+        return ports.turned(request, host, devices, functools.partial(rotate, seed=seed))
     demand = Demand.of(request)
     site = survey(demand, host)
     problem = Problem.of(request, demand, site, _everything(site))

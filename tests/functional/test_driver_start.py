@@ -287,7 +287,7 @@ class PortsTest(DriverTest):
         server = self.boot(self.make_flavor(self.GPU))
         self.assertRaises(base.client.OpenStackApiException, self.attach, server)
         self.assertEqual(1, len(self.devices_of(server)))
-        self.assertTrue(self.log_lines("do not satisfy hpc:affinity=switch: .*port"))
+        self.assertTrue(self.log_lines("No adapter beside the server's devices .*1 port"))
 
 
 class InertTest(DriverTest):

@@ -202,7 +202,7 @@ class InPlaceTest(LifecycleTest):
     def _no(self, server: dict, port: str) -> None:
         with self.assertRaises(base.client.OpenStackApiException) as caught:
             self._attach(server, port)
-        self.assertIn("do not satisfy", str(caught.exception))
+        self.assertIn("No adapter close enough", str(caught.exception))
 
     def _restart(self) -> None:
         self.restart_compute_service("alpha")

@@ -213,11 +213,11 @@ class UnexpectedTest(base.HpcServersTest):
 
 
 class NeutronPortTest(base.HpcServersTest):
-    """Direct ports beside an ``hpc:`` flavor are none of the filter's devices."""
+    """Direct ports beside an ``hpc:`` flavor, on a node with Nova's own driver."""
 
     PCI_ALIAS = base.HpcServersTest.PCI_ALIAS
 
-    def test_request_of_a_port_is_left_alone(self) -> None:
+    def test_request_of_a_port_is_no_device_of_the_flavor(self) -> None:
         from nova.tests.functional.libvirt import base as libvirt_base
 
         self.neutron = self.useFixture(libvirt_base.LibvirtNeutronFixture(self))
@@ -225,9 +225,7 @@ class NeutronPortTest(base.HpcServersTest):
         entries = shape.device_spec()
         for entry in entries:
             if entry["product_id"] == fixtures.VF_PRODUCT:
-                for key in list(entry):
-                    if key.startswith("hpc_") or key == "resource_class":
-                        del entry[key]
+                del entry["resource_class"]
                 entry["physical_network"] = "physnet4"
         self.start_host("one", shape, entries)
         port = self.neutron.create_port({"port": self.neutron.network_4_port_1})

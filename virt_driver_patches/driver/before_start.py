@@ -128,9 +128,7 @@ def check_flavor(
     except FlavorError as error:
         LOG.warning("The flavor is refused: %s", error, instance=instance)
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
-    # Devices of direct ports are in no group, but have to be near one.
-    ports = {f"port {address}": (address,) for address in claim.ports}
-    answer = judge.judge(request, host, {**claim.claimed, **ports})
+    answer = judge.judge(request, host, {**claim.claimed, **claim.of_ports})
     if answer.sets:
         reached = answer.sets[0].level
         return Decision(

@@ -15,6 +15,7 @@ from virt_driver_patches.patches import (
     new_servers,
     pci_devices,
     placement,
+    ports,
     reasons,
     refuse_early,
     same_host,
@@ -48,6 +49,8 @@ ALL: Final[tuple[Patch, ...]] = (
     reasons.LAST_HOST,
     reasons.BUILD,
     reasons.ATTACH,
+    ports.APPLY,
+    ports.CONSUME,
     placement.TRANSLATE,
     placement.UPDATE,
     placement.DELETE,
@@ -105,6 +108,7 @@ def install(
     pci_devices.follow(tracker)
     same_host.count_once(tracker)
     placement.install(tracker, providers)
+    ports.install()
     reasons.keep(manager)
     refuse_early.install(manager, early)
     both_patches.install()

@@ -30,7 +30,8 @@ from nova_hpc.from_nova.claim import Claim
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches.serving import serving
 from nova_hpc.placement import flavor as flavors
-from virt_driver_patches.errors import rollback
+from virt_driver_patches.errors import ClaimRefused, rollback
+from virt_driver_patches.patches import ports
 
 LOG = logging.getLogger(__name__)
 
@@ -184,8 +185,11 @@ def check_claims(tracker: Any, check: Check) -> None:
     def around(call: Call) -> Any:
         context, instance = call.given["context"], call.given["instance"]
         flavor = call.given.get("flavor") or instance.flavor
-        with serving(flavor, _image(call.given)):
-            ticket = call()
+        try:
+            with serving(flavor, _image(call.given)), ports.claiming(instance, flavor):
+                ticket = call()
+        except ClaimRefused as error:
+            raise rollback(error) from error
         claim = Claim.of_move(instance, flavor)
         try:
             if claim is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches.serving import serving
+from virt_driver_patches.patches import ports
 
 CLAIM: Final = Patch(
     "nova.compute.resource_tracker:ResourceTracker.instance_claim",
@@ -32,5 +33,8 @@ def serve(tracker: Any) -> None:
 
 def _claimed(call: Call) -> Any:
     instance = call.given["instance"]
-    with serving(instance.flavor, instance.image_meta):
+    with (
+        serving(instance.flavor, instance.image_meta),
+        ports.claiming(instance, instance.flavor),
+    ):
         return call()

@@ -21,6 +21,7 @@ from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.placement import flavor
 from virt_driver_patches import errors
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
+from virt_driver_patches.patches import ports
 
 _MANAGER: Final = "nova.compute.manager:ComputeManager"
 LAST_HOST: Final = Patch(
@@ -85,8 +86,17 @@ def _word_failure(call: Call) -> Any:
 
 
 def _name_reason(call: Call) -> Any:
+    instance = call.given["instance"]
     try:
-        return call()
+        with ports.claiming(instance, instance.flavor, running=True) as claim:
+            try:
+                return call()
+            except exception.InterfaceAttachPciClaimFailed as error:
+                # The port is not bound yet, and what Placement gave for it is given back.
+                if claim is None or claim.refused is None:
+                    raise
+                text = f"{error.format_message()}: {ports.told(claim.refused, instance)}"
+                raise exception.InterfaceAttachPciClaimFailed(text) from error
     except exception.InterfaceAttachFailed as error:
         reason = error.__context__
         if not isinstance(reason, (ClaimRefused, DeviceFault)):

@@ -131,7 +131,8 @@ def order(
     :raises nova_hpc.placement.flavor.FlavorError: the flavor contradicts itself.
     """
     wanted = objects.InstancePCIRequests(requests=list(requests or ()))
-    spec = server.read(asked.flavor, asked.image, wanted, guest)
+    # The adapters of ports are chosen for the nodes, not the nodes for them.
+    spec = attrs.evolve(server.read(asked.flavor, asked.image, wanted, guest), ports=())
     taken = _taken(server.alias_requests(wanted), stats, mapping)
     if not spec.wants or taken is None:
         return None

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which adapter serves a direct port: said to Nova, and chosen again at the claim.
+
+Nova 32 to 34 have no allocation in Placement for the device of a port, so the
+scheduler's choice cannot travel: ``consume_requests`` of nova/pci/stats.py takes any
+pool that matches, in the order of its list. A request that names an address is served
+by that adapter alone, because the address is a key of the pools like any tag
+(``_create_pool_keys_from_dev`` and ``_filter_pools_for_spec`` of nova/pci/stats.py);
+Nova itself binds a port with guaranteed bandwidth in this way, by ``parent_ifname``
+(``update_pci_request_with_placement_allocations`` of nova/compute/utils.py).
+
+The scheduler asks Nova whether its choice fits with requests that name it. The node
+knows which devices of the flavor were allocated, and chooses for the ports with the same
+pure function, among the pools of that moment.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import objects
+from nova.pci import request as pci_request
+
+from nova_hpc.from_nova import pools, server
+from nova_hpc.placement import roles
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.flavor import FlavorError
+from nova_hpc.placement.model import (
+    Cell,
+    DeviceSet,
+    Host,
+    HostNode,
+    Miss,
+    Nvlink,
+    Policy,
+    Pool,
+    Want,
+)
+from nova_hpc.placement.server import ServerSpec
+from nova_hpc.topology.level import Location
+from nova_hpc.wire import tags as hpc_tags
+
+_NETWORK: Final = pci_request.PCI_NET_TAG
+
+
+class NoAdapterError(Exception):
+    """No adapter is close enough for the server's ports."""
+
+    def __init__(self, miss: Miss) -> None:
+        super().__init__(miss.operator)
+        self.miss = miss
+
+
+def pinned(
+    requests: Sequence[objects.InstancePCIRequest], adapters: Mapping[str, str]
+) -> list[objects.InstancePCIRequest]:
+    """The requests, those of ports bound to their adapters; nothing is changed.
+
+    :param adapters: request id -> PCI address of the adapter.
+    """
+    found = []
+    for each in requests:
+        address = adapters.get(str(each.request_id))
+        if address is not None:
+            each = each.obj_clone()
+            each.spec = [{**spec, "address": address} for spec in each.spec]
+        found.append(each)
+    return found
+
+
+def adapters_of(kinds: Iterable[server.PortKind], devices: DeviceSet, host: Host) -> dict[str, str]:
+    """Request of a port -> PCI address of the adapter that was chosen for it."""
+    names = {pool.id: pool.name for pool in host.pools}
+    found = {}
+    for kind in kinds:
+        picked = [names[pick.pool] for pick in devices.picks if pick.want == kind.ports.key]
+        for request, name in zip(kind.requests, picked, strict=False):
+            found[str(request.request_id)] = name
+    return found
+
+
+@attrs.frozen
+class Wanted:
+    """A server with an ``hpc:`` flavor whose devices are about to be claimed."""
+
+    flavor: objects.Flavor
+    image: objects.ImageMeta
+    #: The guest's cells before they are fitted; the number of them counts.
+    topology: objects.InstanceNUMATopology | None
+    #: What it has here already: a port comes to a server that runs.
+    requests: tuple[objects.InstancePCIRequest, ...] = ()
+    devices: tuple[objects.PciDevice, ...] = ()
+
+    def adapters(
+        self,
+        stats: Any,
+        requests: Sequence[objects.InstancePCIRequest],
+        mapping: Mapping[str, list[str]] | None,
+        cells: Sequence[objects.InstanceNUMACell] | None,
+    ) -> dict[str, str]:
+        """Choose the adapters for the ports among *requests*.
+
+        :param stats: Nova's PciDeviceStats of the host.
+        :param mapping: as Nova's ``apply_requests`` has it; None after the scheduler.
+        :param cells: the guest's cells with the numbers of the host's nodes.
+        :returns: request -> PCI address; {} where this is left to Nova.
+        :raises NoAdapterError: the flavor requires what no adapter can give.
+        """
+        kinds = server.port_kinds(objects.InstancePCIRequests(requests=list(requests)))
+        if not kinds or (self.topology and not cells):
+            # With cells Nova asks again, when it knows the nodes.
+            return {}
+        found = _Found.of(self, stats, requests, mapping, cells, kinds)
+        if found is None:
+            return {}
+        try:
+            played = roles.played_on((pool.serves, pool.role) for pool in found.host.pools)
+            request = found.asked.request(roles.bind(found.asked.wants, played))
+        except FlavorError:
+            return {}  # refused with the reason before the guest starts
+        # The flavor's devices are given: which NVLink sets there are matters no more.
+        answer = choose(attrs.evolve(request, nvlink=Nvlink.NONE), found.host)
+        if answer.sets:
+            return adapters_of(kinds, answer.sets[0], found.host)
+        if request.policy is Policy.REQUIRED:
+            raise NoAdapterError(answer.miss or Miss("no reason given", "no reason given"))
+        return {}
+
+
+@attrs.frozen
+class _Found:
+    """What the server wants, and a host that has that and the adapters."""
+
+    asked: ServerSpec
+    host: Host
+
+    @classmethod
+    def of(
+        cls,
+        wanted: Wanted,
+        stats: Any,
+        requests: Sequence[objects.InstancePCIRequest],
+        mapping: Mapping[str, list[str]] | None,
+        cells: Sequence[objects.InstanceNUMACell] | None,
+        kinds: Sequence[server.PortKind],
+    ) -> _Found | None:
+        """None: the flavor's devices are not allocated, so nothing is known."""
+        topology = stats.numa_topology
+        nodes = tuple(
+            HostNode(cell.id, getattr(cell, "socket", None))
+            for cell in (topology.cells if topology else ())
+        )
+        sockets = {node.id: node.socket for node in nodes}
+        every = objects.InstancePCIRequests(requests=[*wanted.requests, *requests])
+        claimed = {str(each.request_id) for each in requests}
+        wants, devices = [], []
+        for index, request in enumerate(server.alias_requests(every)):
+            want = Want(str(index), request.alias_name or str(index), request.count)
+            wants.append(want)
+            if str(request.request_id) in claimed:
+                mine = _allocated(stats, request, mapping, want.key, sockets)
+            else:
+                mine = [_had(stats, each, want.key, sockets) for each in _of(wanted, request)]
+            if sum(pool.free for pool in mine) != request.count:
+                return None
+            devices += mine
+        ports = [kind.ports for kind in kinds]
+        for index, kind in enumerate(
+            server.port_kinds(objects.InstancePCIRequests(requests=list(wanted.requests)))
+        ):
+            key = f"had {index}"
+            mine = [
+                _had(stats, each, key, sockets)
+                for request in kind.requests
+                for each in _of(wanted, request)
+            ]
+            if mine:
+                ports.append(attrs.evolve(kind.ports, key=key, count=len(mine)))
+                devices += mine
+        devices += _adapters(stats, kinds, cells, sockets)
+        return cls(
+            asked=ServerSpec(
+                extra_specs=dict(wanted.flavor.extra_specs or {}),
+                wants=tuple(wants),
+                cells=tuple(
+                    Cell(index, host_node=cell.id) for index, cell in enumerate(cells or ())
+                ),
+                numa_policy=server.numa_policy(
+                    wanted.flavor, wanted.image, server.alias_requests(every)
+                ),
+                ports=tuple(ports),
+                port_roles=server.port_roles(),
+            ),
+            host=Host("claim", tuple(devices), nodes),
+        )
+
+
+def _of(wanted: Wanted, request: objects.InstancePCIRequest) -> list[objects.PciDevice]:
+    return [each for each in wanted.devices if each.request_id == request.request_id]
+
+
+def _pool(
+    identifier: str,
+    pool: Mapping[str, Any],
+    serves: Iterable[str],
+    count: int,
+    sockets: Mapping[int, int | None],
+) -> Pool:
+    """A pool where its tags say that it is; broken tags say nothing."""
+    location, role = Location(), None
+    try:
+        tags = hpc_tags.parse(pool)
+        location = pools.location_of(pool, tags, sockets.get(pool["numa_node"]))
+        role = None if tags is None else tags.role
+    except hpc_tags.TagError:
+        pass  # the log has it since the node was read
+    return Pool(identifier, str(pool["address"]), location, count, frozenset(serves), role=role)
+
+
+def _allocated(
+    stats: Any,
+    request: objects.InstancePCIRequest,
+    mapping: Mapping[str, list[str]] | None,
+    key: str,
+    sockets: Mapping[int, int | None],
+) -> list[Pool]:
+    providers = collections.Counter(stats._get_rp_uuids_for_request(mapping, request))
+    return [
+        _pool(f"{key} {number}", pool, {key}, providers[pool["rp_uuid"]], sockets)
+        for number, pool in enumerate(stats.pools)
+        if pool.get("rp_uuid") in providers
+    ]
+
+
+def _had(
+    stats: Any, device: objects.PciDevice, key: str, sockets: Mapping[int, int | None]
+) -> Pool:
+    # None: its entry has been removed from device_spec since.
+    pool = stats._create_pool_keys_from_dev(device) or {
+        "address": device.address,
+        "numa_node": device.numa_node,
+    }
+    return _pool(f"{key} {device.address}", pool, {key}, 1, sockets)
+
+
+def _adapters(
+    stats: Any,
+    kinds: Sequence[server.PortKind],
+    cells: Sequence[objects.InstanceNUMACell] | None,
+    sockets: Mapping[int, int | None],
+) -> list[Pool]:
+    """The pools that Nova would take for the ports, with the guest on these cells."""
+    names = collections.Counter(pool["address"] for pool in stats.pools)
+    found = []
+    for number, pool in enumerate(stats.pools):
+        if _NETWORK not in pool or pool["count"] < 1:
+            continue
+        keys = {
+            kind.ports.key
+            for kind in kinds
+            if stats._filter_pools([pool], kind.requests[0], cells, [])
+        }
+        if keys:
+            made = _pool(f"pool {number}", pool, keys, pool["count"], sockets)
+            rival = made.name if names[made.name] > 1 else None
+            found.append(attrs.evolve(made, rival=rival))
+    return found

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neutron's direct ports get functions of the adapters beside the server's devices.
+
+For a port Nova takes any pool of its physical network, in the order of its list, and
+the driver hears of it when the claim is made. Here the pool is chosen where Nova takes
+it, by the function that the scheduler has chosen with, for flavors with ``hpc:`` keys
+only; see :mod:`nova_hpc.from_nova.port_pools`. Which server claims is known to the
+resource tracker alone, so its claims say so to what they call, in the same thread. What
+is chosen is for one call: Nova's records of the requests are not changed.
+
+A claim without an adapter that is close enough takes nothing. Nova then tries another
+host, as for a server group that is violated, and counts no failed build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import exception, objects
+from nova.pci import stats as pci_stats
+from nova.virt import hardware
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.port_pools import NoAdapterError, Wanted, pinned
+from nova_hpc.from_nova.server import port_requests
+from nova_hpc.placement import flavor as flavors
+from virt_driver_patches.errors import ClaimRefused
+
+LOG = logging.getLogger(__name__)
+
+_STATS: Final = "nova.pci.stats:PciDeviceStats"
+APPLY: Final = Patch(
+    f"{_STATS}.apply_requests",
+    parameters=("requests", "provider_mapping", "numa_cells"),
+    lines={32: (938, 971), 33: (940, 973), 34: (940, 973)},
+    why="The test of a claim takes any pool of a direct port's network, so it passes where no "
+    "adapter beside the server's devices has a free function.",
+    until="Nova allocates the devices of ports in Placement",
+)
+CONSUME: Final = Patch(
+    f"{_STATS}.consume_requests",
+    parameters=("pci_requests", "numa_cells"),
+    lines={32: (268, 330), 33: (270, 332), 34: (270, 332)},
+    why="A direct port gets a function of the first pool of its network in Nova's list, wherever "
+    "the server's devices are.",
+    until="Nova allocates the devices of ports in Placement",
+)
+_MARK: Final = "hpc_chosen"
+
+
+@attrs.define
+class Claim:
+    """The server that claims in this thread, and why nothing was found for it."""
+
+    wanted: Wanted
+    refused: NoAdapterError | None = None
+
+
+_CLAIM: Final[contextvars.ContextVar[Claim | None]] = contextvars.ContextVar(
+    "hpc_claim", default=None
+)
+
+
+def install() -> None:
+    """Wrap Nova's PCI statistics (idempotent).
+
+    The class of the statistics, because Nova makes new ones, and copies of them for
+    each test.
+
+    :raises nova.exception.InvalidConfiguration: one is not as expected.
+    """
+    if not hasattr(pci_stats.PciDeviceStats.consume_requests, _MARK):
+        wrap(pci_stats.PciDeviceStats, APPLY, _chosen("requests"))
+        wrap(pci_stats.PciDeviceStats, CONSUME, _chosen("pci_requests"))
+        setattr(pci_stats.PciDeviceStats.consume_requests, _MARK, True)
+
+
+@contextlib.contextmanager
+def claiming(
+    instance: objects.Instance, flavor: objects.Flavor, running: bool = False
+) -> Iterator[Claim | None]:
+    """Choose the adapters of a server's ports in the claims that are made inside.
+
+    :param running: it keeps what it has here, and a port comes to that.
+    :raises ClaimRefused: no adapter is close enough; nothing has been claimed.
+    """
+    if not flavors.has_hpc_keys(flavor.extra_specs or {}) or not (
+        running or port_requests(instance.pci_requests)
+    ):
+        yield None
+        return
+    image = instance.image_meta
+    had = (instance.pci_requests, instance.pci_devices) if running else (None, None)
+    topology = instance.numa_topology if running else hardware.numa_get_constraints(flavor, image)
+    claim = Claim(
+        Wanted(
+            flavor,
+            image,
+            topology,
+            tuple(had[0].requests if had[0] else ()),
+            tuple(had[1] or ()),
+        )
+    )
+    token = _CLAIM.set(claim)
+    try:
+        yield claim
+    except (
+        exception.ComputeResourcesUnavailable,
+        exception.PciDeviceRequestFailed,
+    ) as error:
+        if claim.refused is None:
+            raise
+        raise ClaimRefused(told(claim.refused, instance)) from error
+    finally:
+        _CLAIM.reset(token)
+
+
+def told(error: NoAdapterError, instance: objects.Instance) -> str:
+    """What the server's user reads; the log has the rest."""
+    LOG.warning(
+        "No adapter beside the server's devices serves its ports: %s", error, instance=instance
+    )
+    return (
+        "No adapter close enough to the server's devices is free for its ports: "
+        f"{error.miss.user.rstrip('.')}."
+    )
+
+
+def _chosen(name: str) -> Callable[[Call], Any]:
+    def around(call: Call) -> Any:
+        claim, requests = _CLAIM.get(), call.given[name]
+        if claim is None:
+            return call()
+        try:
+            adapters = claim.wanted.adapters(
+                call.given["self"],
+                requests,
+                call.given.get("provider_mapping"),
+                call.given["numa_cells"],
+            )
+        except NoAdapterError as error:
+            claim.refused = error
+            raise exception.PciDeviceRequestFailed(requests=_shown(requests)) from error
+        return call(**{name: pinned(requests, adapters)}) if adapters else call()
+
+    return around
+
+
+def _shown(requests: Sequence[objects.InstancePCIRequest]) -> str:
+    return ", ".join(str(each.request_id) for each in requests)
