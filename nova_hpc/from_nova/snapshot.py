@@ -38,6 +38,7 @@ from nova_hpc.cloud.snapshot import (
     Server,
     Snapshot,
     SnapshotError,
+    mixed_aliases,
     printable,
 )
 from nova_hpc.from_nova import contract, server, snapshot_hosts
@@ -172,6 +173,7 @@ def take(image: str | None = None) -> Snapshot:
                 )
                 nodes.append(node)
                 servers |= {server.uuid: server for server in its_servers}
+    problems += mixed_aliases(nodes)
     return Snapshot(
         taken=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         nova=version.version_string(),

@@ -7,7 +7,9 @@ from nova import exception
 from oslo_limit import fixture as limit_fixture
 from oslo_serialization import jsonutils
 
-from nova_hpc.from_nova import contract
+from nova_hpc.cloud import explain
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.from_nova import contract, snapshot
 from nova_hpc.offer import identity
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
@@ -73,6 +75,25 @@ class SameIdsTest(_Base):
             self.log_lines(r"0000:40:01\.0: its role is ibvf, asked for is ethvf"),
             self.stdlog.logger.output,
         )
+
+    def test_explain_says_the_same(self) -> None:
+        flavors = {alias: self.make_flavor(flavor_of(alias)) for alias in ("ethvf", "ibvf", "fast")}
+        cloud = snapshot.take()
+        self.assertEqual(
+            ["ethvf", "fast", "ibvf"],
+            [text.split()[4] for text in cloud.problems if "of the roles ethvf and ibvf" in text],
+        )
+        with self.assertRaisesRegex(SnapshotError, "fast stands for .* ethvf and ibvf"):
+            explain.explain(cloud, explain.Question(flavors.pop("fast")))
+        for ethvf in (True, False):
+            cloud = snapshot.take()
+            fits = {
+                alias: explain.explain(cloud, explain.Question(flavor)).fits
+                for alias, flavor in flavors.items()
+            }
+            self.assertEqual({"ethvf": ethvf, "ibvf": True}, fits)
+            for _ in range(2 if ethvf else 0):
+                self.boot(flavors["ethvf"])
 
     def test_a_name_that_is_no_role(self) -> None:
         server = self.boot(self.make_flavor(flavor_of("fast")), state="ERROR")

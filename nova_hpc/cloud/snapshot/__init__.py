@@ -228,6 +228,21 @@ def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
     return hpc_roles.bind(wants, played, known, by_name=True)
 
 
+def mixed_aliases(hosts: Iterable[Node]) -> tuple[str, ...]:
+    """Aliases that Nova serves with devices of several roles, each with them."""
+    found: dict[str, set[str]] = {}
+    for device in (each for host in hosts for each in host.devices):
+        for alias in device.aliases if device.role is not None else ():
+            found.setdefault(alias, set()).add(str(device.role))
+    return tuple(
+        f"Nova serves the alias {alias} with devices of the roles {' and '.join(sorted(roles))}; "
+        "flavors without hpc: keys get any of them: give each role an identity with nova-hpc "
+        "configure"
+        for alias, roles in sorted(found.items())
+        if len(roles) > 1
+    )
+
+
 def engine_host(node: Node, wants: Sequence[Want], roles: Mapping[str, str] | None = None) -> Host:
     """What is free on one node, in the engine's words.
 

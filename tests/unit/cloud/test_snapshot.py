@@ -293,5 +293,8 @@ def test_devices_of_several_roles_under_another_name():
         )
         for host in hosts
     ]
+    assert [text.partition(";")[0] for text in snapshot.mixed_aliases(hosts)] == [
+        "Nova serves the alias any with devices of the roles fpga and gpu"
+    ]
     with pytest.raises(RoleConflictError, match=r"the alias any .* roles fpga and gpu"):
         snapshot.roles(hosts, clouds.flavor(wants={"any": 1}).server.wants)
