@@ -79,6 +79,17 @@ of less than an hour counts as one.
 """,
     ),
     cfg.FloatOpt(
+        "keep_vanished",
+        default=7 * 24 * 3600.0,
+        min=0.0,
+        help="""
+Seconds for which the resource provider of a device that has vanished is kept in
+Placement, reserved as a whole: a card that is exchanged within that time comes back to the
+UUID, the traits and the aggregates that it had. One that somebody has an allocation of
+is kept for longer. 0 gives it up at the update after the one that misses it.
+""",
+    ),
+    cfg.FloatOpt(
         "model_share",
         default=0.5,
         min=0.0,

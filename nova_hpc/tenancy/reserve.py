@@ -18,9 +18,6 @@ import attrs
 
 from nova_hpc.wire.reservation import Provider
 
-#: Seconds for which the provider of a device that has vanished is kept.
-PATIENCE: Final = 7 * 24 * 3600.0
-
 #: Why a device is not given that this node would give.
 BY_OPERATOR: Final = "reserved in Placement by an operator"
 
@@ -74,13 +71,14 @@ def over(record: Provider) -> bool:
     return nothing and record.earlier is None and record.gone is None
 
 
-def stays(known: Provider | None, used: int, now: float) -> bool:
+def stays(known: Provider | None, used: int, now: float, patience: float) -> bool:
     """Whether the provider of a device that has vanished stays.
 
     :param used: how many of its devices anybody has, by Placement.
     :param now: seconds since the epoch.
+    :param patience: seconds for which one that nobody has is kept.
     """
     if used or known is None or known.gone is None:
         return True
     # A clock that was put back does not prolong it for ever.
-    return known.gone > now or now - known.gone < PATIENCE
+    return known.gone > now or now - known.gone < patience

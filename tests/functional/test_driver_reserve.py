@@ -195,6 +195,25 @@ class FlapTest(ReserveTest):
         self.update("alpha")
         self.assertEqual({FIRST: (0, 1), SECOND: (0, 1)}, self.reserved("alpha"))
 
+    def test_what_nobody_remembers_is_named_once(self) -> None:
+        """A ledger that was lost, or a node that was installed anew under its name."""
+        self.host("alpha", TWO)
+        self.quarantine("alpha", FIRST, "overheats")
+        self.update("alpha")
+        self.restart("alpha")
+        self.update("alpha")
+        self.assertFalse(self.log_lines("does not know by whom"))
+        (self.sysfs["alpha"].root / "ledger").unlink()
+        self.restart("alpha")
+        for _ in range(3):
+            self.update("alpha")
+        (line,) = self.log_lines("does not know by whom")
+        uuid = self.provider("alpha", FIRST)["uuid"]
+        command = f"inventory set --amend --resource {fixtures.GPU_CLASS}:reserved=0 {uuid}"
+        self.assertIn(f"{FIRST}: openstack resource provider {command}", line)
+        self.assertNotIn(SECOND, line)
+        self.assertEqual({FIRST: (1, 1), SECOND: (0, 1)}, self.reserved("alpha"))
+
     def test_a_server_that_has_it_loses_nothing(self) -> None:
         """It is reserved once the server has gone, and not before."""
         self.host("alpha", TWO)
@@ -329,13 +348,23 @@ class VanishedTest(ReserveTest):
             self.boot(self.make_flavor(GPU))
 
     def test_it_goes_after_a_week(self) -> None:
+        self.goes_after(7 * 24 * 3600)
+
+    def test_it_goes_after_the_time_that_is_configured(self) -> None:
+        self.flags(keep_vanished=3600.0, group="hpc")
+        self.goes_after(3600)
+
+    def goes_after(self, seconds: int) -> None:
         self.host("alpha", TWO)
         with self.unlisted("alpha", FIRST):
             self.update("alpha")
             self.assertEqual((1, 1), self.reserved("alpha")[FIRST])
-            later = self.ledger("alpha").providers[FIRST].gone + 7 * 24 * 3600 + 1
+            gone = self.ledger("alpha").providers[FIRST].gone
             with mock.patch("virt_driver_patches.driver.reserve.time") as clock:
-                clock.time.return_value = later
+                clock.time.return_value = gone + seconds - 1
+                self.update("alpha")
+                self.assertEqual((1, 1), self.reserved("alpha")[FIRST])
+                clock.time.return_value = gone + seconds + 1
                 self.update("alpha")
             self.assertEqual({SECOND: (0, 1)}, self.reserved("alpha"))
         for _ in range(2):

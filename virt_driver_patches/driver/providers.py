@@ -30,9 +30,12 @@ class Providers:
     orphans: Orphans = attrs.field(factory=Orphans)
 
     @classmethod
-    def of(cls, ledger: LedgerFile) -> Providers:
-        """Those whose reservations are written into *ledger*."""
-        return cls(Reserver(ledger))
+    def of(cls, ledger: LedgerFile, keep_vanished: float) -> Providers:
+        """Those whose reservations are written into *ledger*.
+
+        :param keep_vanished: seconds for which the provider of a device that vanished stays.
+        """
+        return cls(Reserver(ledger, keep_vanished))
 
     # -- the periodic update ------------------------------------------------------
 

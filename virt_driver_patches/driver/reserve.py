@@ -133,11 +133,15 @@ def providers(tree: ProviderTree, nodename: str) -> dict[str, Known]:
 class Reserver:
     """Keeps the providers of one node; below the resource tracker's lock but for :meth:`look`."""
 
-    def __init__(self, ledger: LedgerFile) -> None:
+    def __init__(self, ledger: LedgerFile, keep_vanished: float) -> None:
+        """Make it; *keep_vanished* is the option, in seconds."""
         self._ledger = ledger
+        self._keep_vanished = keep_vanished
         self._look: Look | None = None
         #: As it was last written; None: it was not read yet.
         self._records: Mapping[str, Provider] | None = None
+        #: Whether it was said what is reserved by nobody known.
+        self._asked = False
         #: Address of a provider -> the word for it, for what nobody here withholds.
         self._said: Mapping[str, str] = {}
 
@@ -217,6 +221,9 @@ class Reserver:
                 if known is None:
                     continue  # Nova deletes it
             then[address] = reserve.decide(known, one, kept, total)
+        if records is not None and not self._asked:
+            self._asked = True
+            _ask(records, then, found)
         done = self._record(records, {**unread, **then})
         for address, record in then.items():
             reserved = record.reserved if done else min(found[address].reserved, record.total)
@@ -247,7 +254,7 @@ class Reserver:
             # Nobody has it, and an operator may have taken it out of the configuration.
             if self._look is not None and not self._look.vanished(address, removed):
                 return None
-            if not reserve.stays(known, found.used, time.time()):
+            if not reserve.stays(known, found.used, time.time(), self._keep_vanished):
                 LOG.warning("PCI device %s has been gone for long: its provider goes", address)
                 return None
         base = known or Provider(
@@ -395,6 +402,25 @@ def _put_back(tree: ProviderTree, data: Any) -> None:
     tree.update_inventory(data.uuid, data.inventory)
     tree.update_traits(data.uuid, data.traits)
     tree.update_aggregates(data.uuid, data.aggregates)
+
+
+def _ask(
+    records: Mapping[str, Provider], then: Mapping[str, Provider], found: Mapping[str, Found]
+) -> None:
+    """Name what is reserved and not in the ledger: once, when the service starts."""
+    commands = [
+        f"{address}: openstack resource provider inventory set --amend --resource "
+        f"{record.resource_class}:reserved=0 {record.uuid}"
+        for address, record in then.items()
+        if record.operators and address not in records and not found[address].once
+    ]
+    if commands:
+        LOG.warning(
+            "Reserved in Placement, and this node's ledger does not know by whom. It is taken for "
+            "an operator's and stays. Where the ledger was lost, or the node installed anew under "
+            "its name, it may be the node's own; these commands lift it: %s",
+            "; ".join(commands),
+        )
 
 
 def _words(
