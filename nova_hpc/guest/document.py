@@ -44,6 +44,7 @@ _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
 _BUS: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
 _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 _CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
+MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
@@ -84,6 +85,10 @@ class Device(NamedTuple):
     #: GT/s a lane and lanes, at most.
     speed: float | None
     width: int | None
+    #: Of the interface, for the device of a port; None: it is none.
+    mac: str | None = None
+    #: Devices of one number belong together: a GPU and the adapter of its rail.
+    group: int | None = None
 
     @property
     def ids(self) -> tuple[str, str]:
@@ -249,6 +254,8 @@ def _device(number: int, item: dict[str, Any], cells: int) -> Device:
         path=_path(_pick(item, "path", _or_none(_list(_text(None))), where), where),
         speed=_pick(link or {}, "speed", _or_none(_number), where),
         width=_pick(link or {}, "width", _or_none(_whole), where),
+        mac=_pick(item, "mac", _or_none(_text(MAC)), where),
+        group=_pick(item, "group", _or_none(_whole), where),
     )
 
 

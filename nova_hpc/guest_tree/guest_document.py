@@ -42,6 +42,10 @@ class Given:
     #: each step down to it, ``("20", "00.0", "00.0")``. None: not laid down.
     path: tuple[str, ...] | None = None
     role: str | None = None
+    #: Of the interface that it is for one of Neutron's ports.
+    mac: str | None = None
+    #: Number of the group of ``hpc:group`` that it belongs to; said where there are ports.
+    group: int | None = None
 
 
 def documents(
@@ -116,6 +120,12 @@ def _device(
 ) -> dict[str, Any]:
     # A virtual function shows no link of its own: in it the registers are void.
     link = None if function.physical_function else nccl.best_link(node, function)
+    # Keys that came later are there only where they say something.
+    more: dict[str, Any] = {}
+    if document.MAC.fullmatch(given.mac or ""):
+        more["mac"] = given.mac
+    if given.group is not None:
+        more["group"] = given.group
     return {
         # A tag may hold anything; the document holds words.
         "role": given.role if document.ROLE.fullmatch(given.role or "") else None,
@@ -129,6 +139,7 @@ def _device(
         ],
         "path": None if given.path is None else list(given.path),
         "link": None if link is None else {"speed": link.max_speed, "width": link.max_width},
+        **more,
     }
 
 

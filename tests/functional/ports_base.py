@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from oslo_utils import uuidutils
 
+from nova_hpc.guest import document
 from nova_hpc.topology.level import Distance, Location, distance
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -84,6 +85,18 @@ class PortsTest(DriverTest):
     def ports(self, *networks: str) -> list[dict[str, str]]:
         """New direct ports, as a server asks for them."""
         return [{"port": self.port(network)} for network in networks]
+
+    def ports_of(self, server: Mapping[str, object]) -> list[dict]:
+        """Neutron's ports of a server."""
+        return [
+            port for port in self.neutron._ports.values() if port.get("device_id") == server["id"]
+        ]
+
+    def told(self, server: Mapping[str, object]) -> document.Document:
+        """What the guest reads of its devices."""
+        entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
+        (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
+        return document.parse(document.plain(text.encode()))
 
     def start_attempts(self) -> int:
         """How often nova-compute has begun to build a server."""

@@ -141,7 +141,29 @@ class RailsTest(PortsTest):
 
     def test_one_network(self) -> None:
         self.rails("alpha", EIGHT)
-        self.eight(["physnet4"] * 8)
+        server = self.eight(["physnet4"] * 8)
+        self.rails_told(server)
+
+    def rails_told(self, server: dict) -> None:
+        """The guest reads which of its interfaces is whose rail, by the MAC address."""
+        told = self.told(server)
+        ports = {each.mac: each for each in told.devices if each.mac}
+        self.assertEqual(
+            {port["mac_address"] for port in self.ports_of(server)},
+            set(ports),
+        )
+        by_group: dict[int, list[str]] = {}
+        for device in told.devices:
+            by_group.setdefault(device.group, []).append("port" if device.mac else "gpu")
+        self.assertEqual(
+            {n: ["gpu", "port"] for n in range(8)},
+            {group: sorted(kinds) for group, kinds in by_group.items()},
+        )
+        switches = {
+            group: {each.switches for each in told.devices if each.group == group}
+            for group in by_group
+        }
+        self.assertEqual({1}, {len(found) for found in switches.values()})
 
     def test_eight_networks(self) -> None:
         rails = [f"rail{n}" for n in range(8)]

@@ -30,6 +30,7 @@ def tell(
     cells: Sequence[guest_document.Cell],
     roles: Mapping[str, str],
     processor: Processor | None = None,
+    groups: Mapping[str, int] | None = None,
 ) -> None:
     """Tell the guest of a domain about its devices; a domain without any stays as it is.
 
@@ -40,10 +41,16 @@ def tell(
     :param topology: ``hpc:guest_topology``: mirror, numa or flat.
     :param roles: host address of a device -> its role, where it has one.
     :param processor: the host's, where the guest has the same.
+    :param groups: host address of a device -> its group, where ports belong to any.
     :raises ValueError: there is too much to tell.
     """
+    # Which interface is whose rail is said where there are rails.
+    macs = domain.macs() if groups else {}
     given = [
-        guest_document.Given(address, path, roles.get(address)) for address, path in domain.paths()
+        guest_document.Given(
+            address, path, roles.get(address), macs.get(address), (groups or {}).get(address)
+        )
+        for address, path in domain.paths()
     ]
     if not given:
         return

@@ -105,6 +105,15 @@ class GuestDomain:
             found.append((address, element))
         return found
 
+    def macs(self) -> dict[str, str]:
+        """Address of a device that is passed through as an interface -> its MAC address."""
+        found = {}
+        for address, device in self.passed_through():
+            mac = device.find("mac")
+            if mac is not None and mac.get("address"):
+                found[address] = str(mac.get("address")).lower()
+        return found
+
     def placed(self) -> dict[str, etree._Element]:
         """Host address -> element, of the functions that have a place of this project's."""
         return {address: each for address, each in self.passed_through() if _is_ours(each)}

@@ -22,7 +22,7 @@ from nova_hpc.offer import roles
 from nova_hpc.placement import flavor, judge
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Miss, Nvlink
+from nova_hpc.placement.model import Answer, Miss, Nvlink, Request
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Offer
 from nova_hpc.topology import peer
@@ -117,18 +117,11 @@ def check_flavor(
     """
     if not flavor.has_hpc_keys(claim.server.extra_specs):
         return None
-    places = places_here(claim, reading)
-    host, faults = claim.host(places, reading.node)
-    for fault in faults:
-        LOG.warning("An NVLink set of this node is not used: %s", fault)
     try:
-        played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
-        bound = hpc_roles.bind(claim.server.wants, played, _known_roles(reading))
-        request = claim.server.request(bound)
+        request, answer = _judged(claim, reading)
     except FlavorError as error:
         LOG.warning("The flavor is refused: %s", error, instance=instance)
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
-    answer = judge.judge(request, host, {**claim.claimed, **claim.of_ports})
     if answer.sets:
         reached = answer.sets[0].level
         return Decision(
@@ -153,6 +146,30 @@ def check_flavor(
         f"{miss.user.rstrip('.')}."
     )
     raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
+
+
+def _judged(claim: Claim, reading: Reading) -> tuple[Request, Answer]:
+    host, faults = claim.host(places_here(claim, reading), reading.node)
+    for fault in faults:
+        LOG.warning("An NVLink set of this node is not used: %s", fault)
+    played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
+    bound = hpc_roles.bind(claim.server.wants, played, _known_roles(reading))
+    request = claim.server.request(bound)
+    return request, judge.judge(request, host, {**claim.claimed, **claim.of_ports})
+
+
+def groups_of(claim: Claim, reading: Reading) -> dict[str, int]:
+    """Address of a claimed device -> number of its group; {} where they satisfy none.
+
+    The same at every start: of equal dealings of ports the first is taken.
+    """
+    if not flavor.has_hpc_keys(claim.server.extra_specs):
+        return {}
+    try:
+        _, answer = _judged(claim, reading)
+    except FlavorError:
+        return {}
+    return {pick.pool: pick.group for devices in answer.sets for pick in devices.picks}
 
 
 def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:

@@ -181,10 +181,12 @@ def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> Non
         if found is None or not domain.passed_through():
             return
         reading = source.lately()
-        places = before_start.places_here(Claim.of(instance), reading)
+        claim = Claim.of(instance)
+        places = before_start.places_here(claim, reading)
         roles = {address: tags.role for address, tags in places.items() if tags.role}
         cells = guest_cells(instance.numa_topology)
-        fwcfg.tell(domain, reading.node, found.mode.value, cells, roles)
+        groups = before_start.groups_of(claim, reading) if claim.ports else {}
+        fwcfg.tell(domain, reading.node, found.mode.value, cells, roles, groups=groups)
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)
 
