@@ -45,18 +45,36 @@ class Tier:
     ways: tuple[tuple[tuple[Hashable, int], ...], ...]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Tiers:
     """All choices of host nodes for the guest's cells, the best first."""
 
+    request: Request
+    host: Host
+    claimed: Mapping[str, Sequence[str]]
     #: Nodes that make no difference, by class.
     classes: Mapping[Hashable, tuple[int, ...]]
-    tiers: tuple[Tier, ...]
+    #: The only node of a guest's only cell that has all devices: nothing is nearer.
+    sure: int | None = None
 
     def __iter__(self) -> Iterator[tuple[tuple[int, ...], ...]]:
-        """The choices of each tier in turn."""
-        for tier in self.tiers:
-            yield tuple(self._choices(tier))
+        """The choices of each tier in turn; what is not asked for is not judged."""
+        if self.sure is not None:
+            yield ((self.sure,),)
+        for tier in self.judged():
+            choices = tuple(each for each in self._choices(tier) if each != (self.sure,))
+            if choices:
+                yield choices
+
+    def judged(self) -> tuple[Tier, ...]:
+        """All tiers, with what they are worth."""
+        places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
+        for way in _first(self.request, self.host, self.classes, self.claimed):
+            nodes = _example(self.classes, way)
+            found = _judged(self.request, self.host, self.claimed, nodes)
+            places.setdefault(found, []).append(way)
+        order = sorted(places, key=lambda found: (found is None, found or ()))
+        return tuple(Tier(found, tuple(places[found])) for found in order)
 
     def _choices(self, tier: Tier) -> Iterator[tuple[int, ...]]:
         for way in tier.ways:
@@ -95,15 +113,12 @@ def tiers(request: Request, host: Host, claimed: Mapping[str, Sequence[str]]) ->
     for node in sorted(host.nodes, key=lambda node: node.id):
         key: Hashable = ("node", node.id) if node.id in used else ("socket", str(node.socket))
         classes.setdefault(key, []).append(node.id)
-    places: dict[tuple[int, ...] | None, list[tuple[tuple[Hashable, int], ...]]] = {}
-    for way in _first(request, host, classes, claimed):
-        found = _judged(request, host, claimed, _example(classes, way))
-        places.setdefault(found, []).append(way)
-    order = sorted(places, key=lambda found: (found is None, found or ()))
-    return Tiers(
-        {key: tuple(nodes) for key, nodes in classes.items()},
-        tuple(Tier(found, tuple(places[found])) for found in order),
-    )
+    (only, *others) = used or {None}
+    sure = None
+    if len(request.cells) == 1 and not others and ("node", only) in classes:
+        sure = only
+    classes_ = {key: tuple(nodes) for key, nodes in classes.items()}
+    return Tiers(request, host, claimed, classes_, sure)
 
 
 def _judged(

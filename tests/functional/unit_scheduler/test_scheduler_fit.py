@@ -14,6 +14,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova.patches import scheduler
 from nova_hpc.from_nova.patches.serving import serving
 from scheduler_filters import fit
+from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pci_request, pool, spec
 
 CONF = cfg.CONF
@@ -73,6 +74,70 @@ class NovaDropsDevicesTest(HostStates):
         host = self.host(pool(1), nodes=0)
         fitted = fit.check(host, spec(numa_topology=guest_cell()), self.candidate(uuids.gpu1))
         self.assertIn("no NUMA topology", fitted.refusal)
+
+
+class NodesTest(HostStates):
+    """On which NUMA node Nova puts a guest with one device, and with which wraps."""
+
+    OURS = {"hpc:affinity": "host", "hw:pci_numa_affinity_policy": "preferred"}
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+        scheduler.install()
+
+    def node(self, specs: dict[str, str], physnet_on: int | None = None) -> int | None:
+        """The device is on node 1; node 0 has more devices of which none is wanted."""
+        others = pool(2, numa=0, count=4)
+        others.product_id = fixtures.VF_PRODUCT
+        host = self.host(pool(1, numa=1), others)
+        request = pci_request()
+        request.spec = [{"product_id": fixtures.GPU_PRODUCT}]
+        if physnet_on is not None:
+            cell = host.numa_topology.cells[physnet_on]
+            cell.network_metadata = objects.NetworkMetadata(physnets={"net"}, tunneled=False)
+        limits = objects.NUMATopologyLimits(
+            cpu_allocation_ratio=1.0,
+            ram_allocation_ratio=1.0,
+            network_metadata=objects.NetworkMetadata(physnets={"net"}, tunneled=False),
+        )
+        guest = guest_cell()
+        with serving(objects.Flavor(extra_specs=specs), None):
+            fitted = fit.hardware.numa_fit_instance_to_host(
+                host.numa_topology,
+                guest,
+                provider_mapping={f"{uuids.request}-0": [uuids.gpu1]},
+                limits=limits,
+                pci_requests=[request],
+                pci_stats=host.pci_stats,
+            )
+        return fitted.cells[0].id
+
+    def test_stock_flavors_follow_the_most_devices(self) -> None:
+        self.assertEqual(0, self.node({"hw:pci_numa_affinity_policy": "preferred"}))
+
+    def test_ours_follow_their_own_device(self) -> None:
+        self.assertEqual(1, self.node(self.OURS))
+
+    def test_a_network_of_the_other_node_is_still_there(self) -> None:
+        """Nova refuses a node where another has the network; the others stay to be asked."""
+        self.assertEqual(0, self.node(self.OURS, physnet_on=0))
+        self.assertEqual(1, self.node(self.OURS, physnet_on=1))
+
+    def test_what_cannot_be_ordered_is_novas_choice(self) -> None:
+        self.assertEqual(0, self.node({**self.OURS, "hpc:affinity": "no such word"}))
+
+    def test_a_guest_that_did_not_fit_is_asked_about_as_it_was(self) -> None:
+        """Nova writes the size of a page and the pinned CPUs into it, also of the wrong node."""
+        host = self.host(pool(1, numa=1))
+        # Pages of any size.
+        asked = spec(numa_topology=guest_cell(-3))
+        asked.flavor.extra_specs = self.OURS
+        # Large pages are beside the device, but one CPU alone; elsewhere there are small pages.
+        host.numa_topology.cells[1].pinned_cpus = set(range(8, 15))
+        del host.numa_topology.cells[0].mempages[1]
+        fitted = fit.check(host, asked, {"mappings": {f"{uuids.request}-0": [uuids.gpu1]}})
+        self.assertEqual({0: 0}, fitted.cells)
 
 
 class RememberedTest(HostStates):

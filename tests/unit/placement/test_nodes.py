@@ -50,22 +50,24 @@ def test_every_choice_of_nodes_once_and_the_best_first(
         return
     host, claimed = got
     found = nodes.tiers(request, host, claimed)
-    order = [(tier.place, choices) for tier, choices in zip(found.tiers, found, strict=True)]
-    # Better ones first, and what does not satisfy the request last.
-    places = [place for place, _ in order]
-    assert places == sorted(places, key=lambda place: (place is None, place or ()))
+    places = [tier.place for tier in found.judged()]
     assert len(set(places)) == len(places)
     count = len(request.cells)
-    chosen = [choice for _, choices in order for choice in choices]
+    chosen = [choice for choices in found for choice in choices]
     every = list(itertools.combinations(sorted(node.id for node in host.nodes), count))
     assert sorted(chosen) == sorted(every)
     # Which cell is on which of the nodes makes no difference.
-    place_of = {choice: place for place, choices in order for choice in choices}
+    place_of: dict[tuple[int, ...], tuple[int, ...] | None] = {}
     for mapping in itertools.permutations(sorted(node.id for node in host.nodes), count):
         cells = dict(zip((cell.id for cell in request.cells), mapping, strict=True))
         answer = judge(nodes.fixed(request, cells), host, claimed)
         place = nodes.place(answer.sets[0]) if answer.sets else None
-        assert place == place_of[tuple(sorted(mapping))]
+        assert place == place_of.setdefault(tuple(sorted(mapping)), place)
+    # Better ones first, and what does not satisfy the request last.
+    order = [{place_of[choice] for choice in choices} for choices in found]
+    assert all(len(tier) == 1 for tier in order)
+    ranked = [place for (place,) in order]
+    assert ranked == sorted(ranked, key=lambda place: (place is None, place or ()))
     event(f"{len(order)} tiers of {len(every)} choices")
 
 
@@ -89,7 +91,7 @@ def test_the_node_of_the_devices_then_its_socket_then_the_rest() -> None:
     host = Host("one", (_gpu(0, 2, 1),), tuple(HostNode(n, n // 2) for n in range(4)))
     found = nodes.tiers(_ask(1, 1, Level.SOCKET), host, {"gpu": ["gpu0"]})
     assert list(found) == [((2,),), ((3,),), ((0,), (1,))]
-    assert [tier.place is None for tier in found.tiers] == [False, False, True]
+    assert [tier.place is None for tier in found.judged()] == [False, False, True]
 
 
 def test_a_host_of_very_many_nodes_is_bounded() -> None:
@@ -97,5 +99,5 @@ def test_a_host_of_very_many_nodes_is_bounded() -> None:
     gpus = tuple(_gpu(number, number * 2, number // 8) for number in range(16))
     host = Host("one", gpus[:8], tuple(HostNode(n, n // 16) for n in range(32)))
     found = nodes.tiers(_ask(8, 8, Level.NUMA), host, {"gpu": [gpu.id for gpu in gpus[:8]]})
-    assert sum(len(tier.ways) for tier in found.tiers) <= nodes.MOST
+    assert sum(len(tier.ways) for tier in found.judged()) <= nodes.MOST
     assert next(iter(found)) == (tuple(range(0, 16, 2)),)
