@@ -10,7 +10,10 @@ import copy
 from unittest import mock
 
 from nova import context as nova_context
-from nova import objects
+from nova import exception, objects, test
+from nova.notifications.objects import exception as exception_payloads
+from nova.pci import stats as pci_stats
+from oslo_utils.fixture import uuidsentinel as uuids
 
 from scheduler_filters import hpc_topology_filter
 from tests.functional import base, fixtures
@@ -155,3 +158,42 @@ class ContractTest(base.HpcServersTest):
             if device.compute_node_id == node.id
         ]
         self.assertNotEqual(["0000:42:00.0", "0000:42:01.0"], given)
+
+
+class UpstreamTest(test.NoDBTestCase):
+    """Faults of Nova that ``docs/source/contributor/upstream`` reports."""
+
+    def test_a_reschedule_that_loses_every_claim(self) -> None:
+        """The conductor notifies of an exception that it has made and not raised."""
+        error = exception.MaxRetriesExceeded(reason="no host is left")
+        found = self.assertRaises(
+            AttributeError, exception_payloads.ExceptionPayload.from_exception, error
+        )
+        self.assertIn("tb_frame", str(found))
+
+    def test_fewer_functions_than_were_allocated(self) -> None:
+        """Pools that are not allocated keep the count up, and one that is is dropped."""
+        pools = [
+            {
+                "vendor_id": "15b3",
+                "product_id": "101e",
+                "numa_node": node,
+                "count": 4,
+                "dev_type": "type-VF",
+                "rp_uuid": provider,
+            }
+            for node, provider in ((0, uuids.pf0), (1, uuids.pf1))
+        ]
+        request = objects.InstancePCIRequest(
+            count=2,
+            alias_name="vf",
+            spec=[{"vendor_id": "15b3", "product_id": "101e"}],
+            numa_policy="legacy",
+            request_id=uuids.request,
+        )
+        cells = [objects.InstanceNUMACell(id=0)]
+        found = pci_stats.PciDeviceStats(None)._filter_pools(
+            pools, request, cells, [uuids.pf0, uuids.pf1]
+        )
+        # Placement allows one of it.
+        self.assertEqual([uuids.pf0], [pool["rp_uuid"] for pool in found])
