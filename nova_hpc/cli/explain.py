@@ -14,11 +14,12 @@ from rich.tree import Tree
 
 from nova_hpc.cli import snapshot
 from nova_hpc.cli.base import Answer, Count, List
+from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.explain import document as explain_document
-from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain import explain, explain_asked
 from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Question, Report, Verdict
-from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import Device, Node, SnapshotError
+from nova_hpc.cloud.explain.past import NoServerError, explain_server
+from nova_hpc.cloud.snapshot import Device, Node, Snapshot, SnapshotError
 from nova_hpc.placement.model import Request
 
 _MISS: Final = 1
@@ -45,7 +46,13 @@ class Explain(List):
         one.add_argument(
             "--server",
             metavar="SERVER",
-            help="name or UUID of a server: explain what was decided for it",
+            help="name or UUID of a server: explain what was decided for it, or of one that found "
+            "no host whether it would find one now",
+        )
+        one.add_argument(
+            "--request",
+            metavar="REQUEST",
+            help="ID of a request (req-...) that left servers in ERROR without a host",
         )
         what.add_argument(
             "--image",
@@ -66,20 +73,24 @@ class Explain(List):
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Ask; status 0 if it fits, 1 if not."""
         args = parsed_args
-        if args.server is not None:
+        if args.flavor is None:
             for option in ("image", "count", "host"):
                 if getattr(args, option) is not None:
                     self._parser.error(f"--{option} needs --flavor")
+        if args.request is not None and args.snapshot is not None:
+            self._parser.error("--request needs the cloud itself, and no --snapshot")
         taken = snapshot.take(args.snapshot, args.config, args.image)
         answer: Report | Past
         columns: tuple[str, ...]
         rows: list[tuple[object, ...]]
-        if args.server is not None:
-            answer = explain_server(taken, args.server)
-            columns, rows = _PAST, [_past_row(each) for each in answer.given]
-        else:
+        if args.flavor is not None:
             question = Question(args.flavor, args.image, args.count or 1, args.host)
             answer = explain(taken, question)
+        else:
+            answer = _about_server(taken, args)
+        if isinstance(answer, Past):
+            columns, rows = _PAST, [_past_row(each) for each in answer.given]
+        else:
             columns, rows = _REPORT, [_report_row(each) for each in answer.verdicts]
         return Answer(
             columns,
@@ -88,6 +99,18 @@ class Explain(List):
             show=lambda: _show(answer),
             document=lambda: explain_document.dumps(answer),
         )
+
+
+def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
+    """A server that has devices, or one that found no host."""
+    if args.request is None:
+        try:
+            return explain_server(taken, args.server)
+        except NoServerError:
+            # A file says nothing of servers without devices.
+            if args.snapshot is not None:
+                raise
+    return explain_asked(taken, snapshot.read_asked(args.config, args.server, args.request))
 
 
 # --- for programs ----------------------------------------------------------------
@@ -151,6 +174,8 @@ def _show(answer: Report | Past) -> None:
 def _report(console: Console, answer: Report, mark: str) -> None:
     for problem in answer.problems:
         console.print(Text(f"warning: {problem}", style="yellow"))
+    if answer.asked is not None:
+        _asked(console, answer.asked)
     console.print(Text(_headline(answer), style="bold"))
     for number, group in enumerate(_alike(answer.verdicts)):
         _group(console, answer, group, mark, number < _DRAWN)
@@ -165,6 +190,19 @@ def _report(console: Console, answer: Report, mark: str) -> None:
             )
         if not answer.remedies:
             console.print("  No single change that was tried makes it fit.")
+
+
+def _asked(console: Console, asked: Asked) -> None:
+    servers = f"Server {asked.name} ({asked.servers[0]})"
+    if len(asked.servers) > 1:
+        servers = f"{len(asked.servers)} servers, the first is {asked.name} ({asked.servers[0]})"
+    by = f", made by {asked.request}" if asked.request else ""
+    console.print(Text(f"{servers}, {asked.state}{by}", style="bold"))
+    if asked.fault:
+        console.print(f"  Its user reads: {asked.fault}")
+    for note in asked.notes:
+        console.print(Text(f"  not looked at: {note}", style="yellow"))
+    console.print("  This is what it would find now:")
 
 
 def _headline(answer: Report) -> str:

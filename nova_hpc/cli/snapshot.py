@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.base import Answer, CommandError, Record
+from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
@@ -23,6 +24,8 @@ READERS: Final = "nova_hpc.readers"
 #: Nova's services take them (none: the usual ones) and an image (or None) in, a
 #: snapshot out; raises SnapshotError.
 Reader = Callable[[Sequence[str], str | None], Snapshot]
+#: The same with a server or a request instead, and what was asked for it out.
+AskedReader = Callable[[Sequence[str], str | None, str | None], Asked]
 #: The same without an image, and what nodes say about their devices out.
 HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
 
@@ -61,6 +64,14 @@ def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
     return cast(HealthReader, _reader("nova_health"))(config)
+
+
+def read_asked(config: Sequence[str], name: str | None, request: str | None = None) -> Asked:
+    """What was asked for a server without a host, or by a request.
+
+    :raises SnapshotError: it cannot be had; the text names the cure.
+    """
+    return cast(AskedReader, _reader("nova_asked"))(config, name, request)
 
 
 def _reader(name: str) -> Callable[..., Any]:

@@ -13,12 +13,12 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.cloud.explain import explain
+from nova_hpc.cloud.explain import explain, explain_asked
 from nova_hpc.cloud.explain.model import Past, Question, Report
 from nova_hpc.cloud.explain.past import explain_server
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.from_nova import snapshot
+from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.topology.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -270,3 +270,46 @@ class ExplainTest(ExplainBase):
         past = explain_server(self.cloud(), server["id"])
         self.assertIs(Level.NUMA, past.decision.reached)
         self.assertIn("preferred", past.notes[0])
+
+
+class AskedTest(ExplainBase):
+    """Servers that found no host: what was asked for is read from them."""
+
+    def refused(self, flavor: str, **keywords: object) -> dict:
+        server = self.boot(flavor, state="ERROR", **keywords)
+        self.assertTrue(self.fault(server).startswith("No valid host was found"))
+        return server
+
+    def test_by_server_and_by_request(self) -> None:
+        """Refused by the filter, and by Placement; as the flavor was at that time."""
+        self.start_host("one", fixtures.two_switches(gpus=1))
+        specs = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+        flavor = self.make_flavor(specs, name="pair")
+        server = self.refused(flavor, name="mine")
+        found = asked.find("mine")
+        self.assertEqual((server["id"],), found.servers)
+        self.assertEqual(("pair", "error"), (found.flavor.name, found.state))
+        self.assertEqual(self.fault(server), found.fault)
+        # The operator has changed it since.
+        self.admin_api.post_extra_spec(flavor, {"extra_specs": {"hpc:affinity": "numa"}})
+        report = explain_asked(self.cloud(), asked.find(server["id"]))
+        self.assertFalse(report.fits)
+        self.assertIs(Level.SWITCH, report.request.level)
+        (verdict,) = report.verdicts
+        self.assertIn("at most 1 under one switch", verdict.reason)
+        self.assertEqual(found, asked.find(None, found.request))
+        large = self.refused(self.make_flavor(specs | {"pci_passthrough:alias": "gpu:3"}))
+        report = explain_asked(self.cloud(), asked.find(large["id"]))
+        self.assertEqual("2 gpu free (needs 3)", report.verdicts[0].reason)
+        # There is room now.
+        self.start_host("two", fixtures.two_switches(gpus=3))
+        self.assertTrue(explain_asked(self.cloud(), asked.find(large["id"])).fits)
+
+    def test_what_is_not_there(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=1))
+        there = self.boot(self.make_flavor({}))
+        for name in ("nobody", there["id"], ".*"):
+            with self.assertRaisesRegex(SnapshotError, "there is no server"):
+                asked.find(name)
+        with self.assertRaisesRegex(SnapshotError, "no server in ERROR was made by the request"):
+            asked.find(None, "req-nobody")

@@ -11,7 +11,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+import attrs
+
 from nova_hpc.cloud import snapshot
+from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.explain import remedies as explain_remedies
 from nova_hpc.cloud.explain.model import Choice, Placed, Question, Remedy, Report, Verdict
 from nova_hpc.cloud.explain.remedies import Chooser
@@ -54,6 +57,17 @@ def explain(cloud: Snapshot, question: Question) -> Report:
         problems=cloud.problems,
         names={server.uuid: server.name for server in cloud.servers},
     )
+
+
+def explain_asked(cloud: Snapshot, asked: Asked) -> Report:
+    """Whether servers that found no host would find one now.
+
+    :param asked: its flavor counts, whatever the cloud's flavor of that name is now.
+    :raises SnapshotError: as :func:`explain`.
+    """
+    now = attrs.evolve(cloud, flavors=(asked.flavor,))
+    question = Question(asked.flavor.name, asked.flavor.image, count=len(asked.servers))
+    return attrs.evolve(explain(now, question), asked=asked)
 
 
 def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:

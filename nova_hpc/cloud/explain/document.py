@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.explain.model import Choice, Past, Placed, Report, Verdict
 from nova_hpc.cloud.snapshot import Node
 from nova_hpc.placement.model import Request
@@ -40,6 +41,7 @@ def report(answer: Report) -> dict[str, Any]:
             "groups": len(request.groups),
             "cells": len(request.cells),
         },
+        "asked": _asked(answer.asked),
         "fits": answer.fits,
         "problems": list(answer.problems),
         "hosts": [_verdict(request, each) for each in answer.verdicts],
@@ -53,6 +55,19 @@ def report(answer: Report) -> dict[str, Any]:
             }
             for remedy in answer.remedies
         ],
+    }
+
+
+def _asked(asked: Asked | None) -> dict[str, Any] | None:
+    if asked is None:
+        return None
+    return {
+        "servers": list(asked.servers),
+        "name": asked.name,
+        "state": asked.state,
+        "fault": asked.fault,
+        "request": asked.request,
+        "notes": list(asked.notes),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import Device, Flavor, Node, Server
 from nova_hpc.placement.model import DeviceSet, Request
 from nova_hpc.topology.level import Distance, Level
@@ -86,6 +87,8 @@ class Report:
     problems: tuple[str, ...] = ()
     #: Names of the servers, by UUID.
     names: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: The request that was refused before, where the question is about it.
+    asked: Asked | None = None
 
     @property
     def fits(self) -> bool:

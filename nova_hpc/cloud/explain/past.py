@@ -16,14 +16,19 @@ from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Distance, Location, common_level, distance
 
 
+class NoServerError(SnapshotError):
+    """No server with devices has this name."""
+
+
 def explain_server(cloud: Snapshot, name: str) -> Past:
     """Explain the placement of the server with this UUID or name.
 
-    :raises SnapshotError: there is no such server with devices, or several.
+    :raises NoServerError: there is no such server with devices.
+    :raises SnapshotError: there are several.
     """
     found = [each for each in cloud.servers if name in (each.uuid, each.name)]
     if not found:
-        raise SnapshotError(
+        raise NoServerError(
             f"no host has a server {name!r} with PCI devices; one that never got a host has no "
             "devices and no decision: ask about its flavor with --flavor"
         )

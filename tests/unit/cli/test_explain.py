@@ -13,6 +13,8 @@ import pytest
 
 from nova_hpc.cli import snapshot
 from nova_hpc.cli.main import main
+from nova_hpc.cloud.asked import Asked
+from nova_hpc.cloud.snapshot import FlavorWant
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell
 from tests.unit.cloud import clouds
@@ -132,7 +134,8 @@ def test_json(run):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "one of the arguments --flavor --server is required"),
+        ((), "one of the arguments --flavor --server --request is required"),
+        (("--request", "req-1"), "--request needs the cloud itself"),
         (("--flavor", "pair", "--server", "s1"), "not allowed with"),
         (("--server", "s1", "--count", "2"), "--count needs --flavor"),
         (("--server", "s1", "--host", "fit1"), "--host needs --flavor"),
@@ -228,6 +231,48 @@ def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
     assert main(["explain", *words]) == 2
     assert "rocky" in capsys.readouterr().err
     assert asked == [(["--config-file=nova.conf"], "rocky")]
+
+
+ASKED = Asked(
+    servers=("s8", "s9"),
+    name="mine",
+    # As it was when they were made: the cloud's own asks for two.
+    flavor=attrs.evolve(a_cloud().flavors[0], wants=(FlavorWant("gpu", 9),), image="rocky"),
+    state="error",
+    fault="No valid host was found.",
+    request="req-1",
+    notes=("devices for 2 ports",),
+)
+
+
+@pytest.mark.parametrize("words", [("--server", "mine"), ("--request", "req-1")])
+def test_a_server_that_found_no_host(words, monkeypatch, capsys):
+    asked = []
+
+    def read(config, name, request):
+        asked.append((name, request))
+        return ASKED
+
+    readers = {"nova": lambda config, image: a_cloud(), "nova_asked": read}
+    monkeypatch.setattr(snapshot, "_reader", readers.get)
+    assert main(["explain", *words]) == 1
+    out = capsys.readouterr().out
+    assert asked == [("mine", None) if words[0] == "--server" else (None, "req-1")]
+    assert "2 servers, the first is mine (s8), error, made by req-1" in out
+    assert "Its user reads: No valid host was found." in out
+    assert "not looked at: devices for 2 ports" in out
+    assert "Flavor pair with image rocky: 9 gpu; affinity switch (required)" in out
+    assert "It fits on none of" in out
+    assert main(["explain", *words, "--format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["asked"]["servers"] == ["s8", "s9"]
+    assert document["count"] == 2
+
+
+def test_a_server_with_devices_is_not_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(snapshot, "_reader", {"nova": lambda config, image: a_cloud()}.get)
+    assert main(["explain", "--server", "s1"]) == 0
+    assert "Decided: affinity switch" in capsys.readouterr().out
 
 
 def test_without_nova_the_cure_is_named(monkeypatch, capsys):

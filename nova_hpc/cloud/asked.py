@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked for servers that never got a host. Data only.
+
+No part of a snapshot: a snapshot is what the scheduler knows of the cloud, and this is
+what users wanted of it.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from nova_hpc.cloud.snapshot import Flavor
+
+
+@attrs.frozen
+class Asked:
+    """One request for one server or several, as Nova stored it."""
+
+    #: UUIDs, in their order.
+    servers: tuple[str, ...]
+    name: str
+    #: The flavor and the image as they were then.
+    flavor: Flavor
+    #: Nova's state of the server: ``error``, ``building``.
+    state: str
+    #: What its user reads.
+    fault: str | None = None
+    #: Of the request that made it.
+    request: str | None = None
+    #: What else was asked for, about which ``explain`` knows nothing.
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what was asked for a server that has no host: from the server itself.
+
+The entry point ``nova_hpc.readers``, with the name ``nova_asked``. The flavor and the image
+are those of the request, though an operator may have changed the flavor since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from nova import context as nova_context
+from nova import exception, objects
+
+from nova_hpc.cloud.asked import Asked
+from nova_hpc.cloud.snapshot import SnapshotError, printable
+from nova_hpc.from_nova import server, snapshot
+
+#: Servers in ERROR that are looked at for a request.
+_MOST: Final = 2000
+
+
+def read(arguments: Sequence[str], name: str | None, request: str | None = None) -> Asked:
+    """Read what was asked of the cloud that Nova's configuration names.
+
+    :param arguments: as :func:`nova_hpc.from_nova.snapshot.read` takes them.
+    :param name: name or UUID of a server without a host.
+    :param request: or the ID of a request that left servers in ERROR.
+    :raises SnapshotError: there is none such; the text says what there is.
+    """
+    snapshot.configure(arguments)
+    with snapshot.explained():
+        return find(name, request)
+
+
+def find(name: str | None, request: str | None = None) -> Asked:
+    """The same with the configuration that is in force.
+
+    :raises SnapshotError: there is none such.
+    """
+    context = nova_context.get_admin_context()
+    found: list[tuple[objects.Instance, str | None]]
+    if request is not None:
+        found = [(one, request) for one in _servers(context, None) if _is_of(one, request)]
+        if not found:
+            raise SnapshotError(
+                f"no server in ERROR was made by the request {request!r}; openstack server event "
+                "list names the requests of a server"
+            )
+    else:
+        found = [(one, _request_of(one)) for one in _servers(context, name)]
+        if not found:
+            raise SnapshotError(f"there is no server {name!r} that is waiting or in ERROR")
+        if len({one.uuid for one, _ in found}) > 1:
+            which = ", ".join(one.uuid for one, _ in found[:5])
+            raise SnapshotError(f"{len(found)} servers are called {name!r}; give a UUID: {which}")
+    first, made_by = found[0]
+    return _asked(context, first, sorted({one.uuid for one, _ in found}), made_by)
+
+
+def _servers(context: Any, name: str | None) -> Iterator[objects.Instance]:
+    """Servers without a host, of all cells; those with this name or UUID, or in ERROR."""
+    if name is None:
+        wanted: list[dict[str, object]] = [{"vm_state": "error"}]
+    else:
+        wanted = [{"uuid": name}, {"name": f"^{re.escape(name)}$"}]
+    for cell in objects.CellMappingList.get_all(context):
+        with nova_context.target_cell(context, cell) as within:
+            for filters in wanted:
+                found = objects.InstanceList.get_by_filters(
+                    within,
+                    {"deleted": False, "host": None, **filters},
+                    limit=_MOST,
+                    expected_attrs=["fault"],
+                )
+                for one in found:
+                    if one.host is None and name in (None, one.uuid, one.display_name):
+                        yield one
+
+
+def _is_of(one: objects.Instance, request: str) -> bool:
+    found = objects.InstanceAction.get_by_request_id(one._context, one.uuid, request)
+    return found is not None
+
+
+def _request_of(one: objects.Instance) -> str | None:
+    """The request that made the server; it is the first of its actions."""
+    actions = objects.InstanceActionList.get_by_instance_uuid(one._context, one.uuid)
+    made = [action for action in actions if action.action == "create"]
+    return str(made[-1].request_id) if made else None
+
+
+def _asked(context: Any, one: objects.Instance, uuids: Iterable[str], request: str | None) -> Asked:
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, one.uuid)
+    except exception.RequestSpecNotFound:
+        raise SnapshotError(
+            f"what was asked for server {one.uuid} is not stored any more; ask about its flavor "
+            "with --flavor"
+        ) from None
+    image = spec.image if "image" in spec and spec.image else server.no_image()
+    named = image.name if "name" in image else None
+    flavor = snapshot.flavor_of(spec.flavor, printable(named) if named else None, image)
+    return Asked(
+        servers=tuple(uuids),
+        name=printable(one.display_name or one.uuid),
+        flavor=flavor,
+        state=str(one.vm_state),
+        fault=printable(one.fault.message) if one.fault is not None else None,
+        request=request,
+        notes=tuple(_notes(spec)),
+    )
+
+
+def _notes(spec: objects.RequestSpec) -> Iterator[str]:
+    """What narrows the hosts down, or asks for more, beside the flavor."""
+    if spec.availability_zone:
+        yield f"availability zone {printable(spec.availability_zone)}"
+    hints = spec.scheduler_hints if "scheduler_hints" in spec else None
+    if hints:
+        yield f"scheduler hints {printable(', '.join(sorted(hints)))}"
+    requests = spec.pci_requests.requests if "pci_requests" in spec and spec.pci_requests else ()
+    ports = [each for each in requests if each.source == objects.InstancePCIRequest.NEUTRON_PORT]
+    if ports:
+        yield f"devices for {len(ports)} ports"
+    for hosts in (spec.force_hosts, spec.force_nodes):
+        if hosts:
+            yield f"host {printable(', '.join(hosts))}"
