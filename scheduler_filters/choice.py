@@ -21,7 +21,7 @@ from nova_hpc.from_nova.server import Task
 from nova_hpc.placement import between_hosts, nodes
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
-from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request
+from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request, Unmet
 from nova_hpc.placement.spread import rotate
 from nova_hpc.topology.level import Location
 from scheduler_filters import fit
@@ -32,6 +32,13 @@ LOG = logging.getLogger(__name__)
 #: So many orders of equal devices there are. More would spread racing
 #: schedulers no better, and fewer are found in the cache again.
 _TURNS: Final = 64
+
+_CROWDED: Final = Miss(
+    operator="another request group of the flavor or of a port has the device's provider, which "
+    "group_policy=isolate forbids",
+    user="other resources come from the same devices, which group_policy=isolate forbids",
+    unmet=Unmet.DEVICES,
+)
 
 _REDUCED: Final[Cache[Pattern]] = Cache()
 _ANSWERS: Final[Cache[Answer]] = Cache()
@@ -106,6 +113,7 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
         return Miss(
             operator="Placement offers no allocation candidate with all devices",
             user="the devices are not free in Placement",
+            unmet=Unmet.DEVICES,
         )
     pattern = _reduce(order, view.pattern)
     best = _choose(order, pattern, 1)
@@ -117,7 +125,9 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
         if devices is not None:
             taken = _assign(order.task, devices, view.providers)
             candidate = candidates.synthesise(template, order.task.units, taken)
-            judged = _check(host, order, view, pattern, devices, candidate)
+            judged: DeviceSet | Miss = _CROWDED
+            if not (order.request.apart and candidates.shared(candidate, order.task.units)):
+                judged = _check(host, order, view, pattern, devices, candidate)
             if isinstance(judged, Miss):
                 refusals.append(judged)
             else:
@@ -169,6 +179,7 @@ def _refused(refusals: Sequence[Miss]) -> Miss:
             + "; ".join(dict.fromkeys(miss.operator for miss in refusals))
         ),
         user=refusals[0].user,
+        unmet=refusals[0].unmet,
     )
 
 
@@ -277,6 +288,7 @@ def _check(
         return Miss(
             operator=fitted.refusal,
             user="suitable devices are free, but not with enough CPUs and memory pages beside them",
+            unmet=Unmet.BESIDE,
         )
     if dict(fitted.cells) == dict(devices.cells):
         return devices
@@ -287,7 +299,8 @@ def _check(
     if judged.sets:
         return judged.sets[0]
     miss = judged.miss or Miss("no reason given", "no reason given")
-    return Miss(operator=f"on the NUMA nodes that Nova takes: {miss.operator}", user=miss.user)
+    operator = f"on the NUMA nodes that Nova takes: {miss.operator}"
+    return Miss(operator=operator, user=miss.user, unmet=Unmet.BESIDE)
 
 
 def _shape(order: Order, pattern: Pattern, devices: DeviceSet) -> Hashable:

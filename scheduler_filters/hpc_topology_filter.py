@@ -22,30 +22,27 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, providers, server
+from nova_hpc.from_nova import contract, newness, providers, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova.cache import Once
+from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
+from nova_hpc.from_nova.pools import SAMPLES
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.offer import roles
 from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement import refusal
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement.grouping import FlavorError
-from nova_hpc.placement.model import Miss
-from scheduler_filters import choice
+from nova_hpc.placement.grouping import FlavorError, UnknownNameError
+from nova_hpc.placement.model import Miss, Request
+from scheduler_filters import choice, lines
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
 hpc_conf.register(CONF)
 
-_ONCE: Final = Once()
 
-#: Up to this many hosts each rejection is worth a line at INFO.
-_FEW: Final = 32
-
-#: A fault's message holds 255 characters, Nova's own words included.
-_LONGEST_REASON: Final = 220
+_NOT_SET_UP: Final = "This cloud is not set up for hpc: flavors."
 
 
 class HpcTopologyFilter(filters.BaseHostFilter):
@@ -61,7 +58,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             scheduler_patches.install()
         except exception.InvalidConfiguration as error:
             self._unknown = str(error)
-        for text in self._problems():
+        for text in (*contract.settings(CONF), *self._strange()):
             LOG.warning("Servers with hpc: flavors will be refused: %s", text)
         for text in contract.advice(CONF):
             LOG.info("For hpc: flavors: %s", text)
@@ -69,17 +66,19 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         #: what one thread takes from another is seen again by the next request.
         self._known = roles.configured(CONF.hpc.device_role)
 
-    def _problems(self) -> list[str]:
-        """Why servers with ``hpc:`` flavors cannot be served; [] if they can."""
-        return contract.problems(CONF) + ([self._unknown] if self._unknown else [])
+    def _strange(self) -> list[str]:
+        """Why this is a Nova that is not known; [] if it is."""
+        return contract.unknown() or ([self._unknown] if self._unknown else [])
 
     def filter_all(
         self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
     ) -> Iterable[Any]:
         """The hosts that can serve *spec_obj*, each with its one candidate.
 
-        :raises nova.exception.NoValidHost: no host can, with the reason for
-            the user.
+        None: the reason is put down for :mod:`nova_hpc.from_nova.patches.answers`.
+
+        :raises nova.exception.NoValidHost: no host can, where Nova's scheduler is
+            not known and would lose the reason.
         """
         extra_specs = spec_obj.flavor.extra_specs or {}
         if not hpc_flavor.has_hpc_keys(extra_specs):
@@ -89,6 +88,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         hosts = list(filter_obj_list)
         if not hosts:
             return hosts
+        answers.put_down(spec_obj, None)
         try:
             return self._filter(hosts, spec_obj)
         except exception.NoValidHost:
@@ -98,21 +98,66 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             return _refuse(spec_obj, "The scheduler could not read the request.")
 
     def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
-        wrong = self._problems()
+        wrong = contract.settings(CONF)
         if wrong:
             LOG.error("Servers with hpc: flavors are refused: %s", "; ".join(wrong))
-            return _refuse(spec, "This cloud is not set up for hpc: flavors.")
+            return _refuse(spec, _NOT_SET_UP)
+        strange = self._strange()
+        if not strange:
+            return self._place(hosts, spec)
+        if newness.is_new(spec):
+            LOG.error("New servers with hpc: flavors are refused: %s", "; ".join(strange))
+            return _refuse(
+                spec,
+                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
+                "operator",
+            )
+        return self._move(hosts, spec, strange)
+
+    def _move(
+        self, hosts: Sequence[Any], spec: objects.RequestSpec, strange: Sequence[str]
+    ) -> Sequence[Any]:
+        """Hosts for a server that is there, on a Nova that is not known.
+
+        As well as it goes: it has to be possible to empty a host, and to bring back the
+        servers of one that has failed.
+        """
+        LOG.warning(
+            "A server with an hpc: flavor moves without a promise (%s): %s",
+            _uuid(spec),
+            "; ".join(strange),
+        )
+        try:
+            found = self._place(hosts, spec)
+        except exception.NoValidHost:
+            if CONF.hpc.moves_on_unknown_nova != "any":
+                raise
+            found = []
+        if found or CONF.hpc.moves_on_unknown_nova != "any":
+            return found
+        LOG.warning(
+            "Server %s moves to any host, whatever its devices: [hpc]moves_on_unknown_nova is any",
+            _uuid(spec),
+        )
+        answers.put_down(spec, None)
+        return hosts
+
+    def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
         try:
             task = server.read_task(spec)
             views, misses = _read_all(hosts, task)
+            lines.unusable(views)
             bound = self._bind(task, views.values())
-            request = task.server.request(bound)
+            request = task.server.request(_with_known(bound, task))
         except server.RequestError as error:
             LOG.error("A server with an hpc: flavor is refused: %s", error)
-            return _refuse(spec, "This cloud is not set up for hpc: flavors.")
+            return _refuse(spec, _NOT_SET_UP)
         except hpc_roles.RoleConflictError as error:
             LOG.error("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
+        except UnknownNameError as error:
+            # The hosts that have such devices may be full: no fault of the flavor.
+            return _refuse(spec, str(error))
         except FlavorError as error:
             LOG.info("Flavor %s is refused: %s", spec.flavor.flavorid, error)
             return _refuse(spec, f"Flavor: {error}")
@@ -128,9 +173,9 @@ class HpcTopologyFilter(filters.BaseHostFilter):
                 passed.append(host)
             else:
                 misses[host] = outcome
-        _log(misses, views, spec)
+        lines.rejected(misses, views, spec, len(passed))
         if not passed:
-            return _refuse(spec, _for_user(misses.values()))
+            return _refuse(spec, _for_user(request, misses.values()))
         return passed
 
     def _bind(self, task: server.Task, views: Iterable[reader.View]) -> Mapping[str, str]:
@@ -167,59 +212,44 @@ def _guarded(host: Any, function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:
         where = f"{type(error).__name__} in {function.__name__}"
-        if _ONCE.first((host.host, where, str(error))):
-            LOG.exception("%s, %s: cannot be used for hpc: flavors", host.host, host.nodename)
+        lines.broken(host, where, error)
         return Miss(operator=f"{where}: {error}", user="a node's state could not be read")
 
 
-def _log(
-    misses: Mapping[Any, Miss], views: Mapping[Any, reader.View], spec: objects.RequestSpec
-) -> None:
-    level = logging.INFO if len(misses) <= _FEW else logging.DEBUG
-    for host, miss in misses.items():
-        text = miss.operator
-        view = views.get(host)
-        if view is not None and view.unusable:
-            text += f"; not usable: {'; '.join(view.unusable[:4])}"
-        if view is not None and view.withheld:
-            shown = [f"{address} ({why})" for address, why in sorted(view.withheld.items())[:4]]
-            text += f"; {len(view.withheld)} withheld by the node: {', '.join(shown)}"
-        LOG.log(
-            level,
-            "HpcTopologyFilter rejects %s, %s for flavor %s: %s",
-            host.host,
-            host.nodename,
-            spec.flavor.flavorid,
-            text,
-        )
-    if len(misses) > _FEW:
-        LOG.info(
-            "HpcTopologyFilter rejects %d hosts for flavor %s: %s",
-            len(misses),
-            spec.flavor.flavorid,
-            _for_user(misses.values()),
-        )
+def _with_known(bound: Mapping[str, str], task: server.Task) -> dict[str, str]:
+    """The roles of all wants that have one, though all of their devices may be in use."""
+    missing = [device for device in task.devices if device.want.key not in bound]
+    seen = {device.want.key: SAMPLES.role_of(device) for device in missing}
+    return {want: role for want, role in seen.items() if role is not None} | dict(bound)
 
 
-def _for_user(misses: Iterable[Miss]) -> str:
-    """Counts and levels only: no host and no address leaves the operator's log."""
-    counter = collections.Counter(miss.user for miss in misses)
-    total = sum(counter.values())
+def _for_user(request: Request, misses: Iterable[Miss]) -> str:
+    """Why no host is left: no name of a host, no address, and by default no count."""
+    found = list(misses)
+    if not CONF.hpc.disclose_capacity:
+        return refusal.sentence(request, refusal.nearest(found))
+    counter = collections.Counter(miss.user for miss in found)
     parts = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-    return "; ".join(f"{count} of {total} nodes: {text}" for text, count in parts)
+    return "; ".join(f"{count} of {len(found)} nodes: {text}" for text, count in parts)
 
 
 def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
-    """No host; the reason reaches the server's fault where that is safe.
+    """No host, and the reason where it is found again.
 
-    An exception would leave the claims of earlier servers of the same request
-    behind, because only Nova's own code path gives them back: once one of them
-    is claimed, answer with no hosts instead.
+    Without the wraps only an exception brings the reason to the user. It would leave the
+    claims of earlier servers of the same request behind, because only Nova's own code path
+    gives them back: once one of them is claimed, there is no reason.
     """
+    LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid(spec), reason)
     groups = spec.requested_resources if "requested_resources" in spec else None
-    if any(group.provider_uuids for group in groups or ()):
-        LOG.info("HpcTopologyFilter finds no host for one more server: %s", reason)
+    claimed = any(group.provider_uuids for group in groups or ())
+    if claimed:
+        reason = f"Not for every server of the request: {reason}"
+    answers.put_down(spec, reason)
+    if answers.are_installed() or claimed:
         return []
-    if len(reason) > _LONGEST_REASON:
-        reason = reason[: _LONGEST_REASON - 3] + "..."
-    raise exception.NoValidHost(reason=reason)
+    raise exception.NoValidHost(reason=answers.shortened(reason))
+
+
+def _uuid(spec: objects.RequestSpec) -> str | None:
+    return spec.instance_uuid if "instance_uuid" in spec else None

@@ -194,7 +194,11 @@ def _nova(settings: Settings, address: str = LOOPBACK) -> dict[str, dict[str, Va
         "vnc": {"enabled": False},
         "spice": {"enabled": False},
         "pci": {"alias": [json.dumps(alias) for alias in ALIASES]},
-        "hpc": {"device_role": [json.dumps(role) for role in DEVICE_ROLES]},
+        "hpc": {
+            "device_role": [json.dumps(role) for role in DEVICE_ROLES],
+            # One's own cloud has no secrets.
+            "disclose_capacity": "True",
+        },
     }
 
 

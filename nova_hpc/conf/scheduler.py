@@ -97,6 +97,50 @@ Related options:
 * ``[filter_scheduler]shuffle_best_same_weighed_hosts``
 """,
     ),
+    cfg.StrOpt(
+        "moves_on_unknown_nova",
+        default="aligned",
+        choices=[
+            (
+                "aligned",
+                "only to hosts with devices that satisfy the flavor, as far as can be told",
+            ),
+            ("any", "to any host that Nova takes where none of these is found"),
+        ],
+        help="""
+Where servers with ``hpc:`` flavors may be evacuated, migrated, resized and
+unshelved to by a scheduler of a release of Nova that this release does not know.
+
+New servers are refused there, with the reason. Servers that run have to be able to
+leave a host: HpcTopologyFilter chooses for them as ever, without a promise. With
+``any`` a server for which it finds nothing takes what Nova gives it; the node's own
+check still keeps it from starting with devices that its flavor forbids.
+""",
+    ),
+    cfg.BoolOpt(
+        "disclose_capacity",
+        default=False,
+        help="""
+Whether the user of a server that finds no host reads how much there is: "2 of 3
+nodes: 2 gpu free, but at most 1 under one switch (needs 2)". By default the
+server's fault says which wish no host meets and what may help, and nothing about
+the cloud. The names of hosts and the addresses of devices are never in it.
+
+Operators find all of it in the log of nova-scheduler and with ``nova-hpc
+explain``, whatever the value is.
+""",
+    ),
+    cfg.IntOpt(
+        "log_interval",
+        default=300,
+        min=0,
+        help="""
+Seconds for which nova-scheduler does not repeat a line of the log about the same
+cause: a device that cannot be used, a host that cannot be read, a flavor of which
+Placement knows no candidate. The line says how often it was held back. 0 repeats
+them all. Why a server found no host is always in the log.
+""",
+    ),
     cfg.IntOpt(
         "cache_size",
         default=4096,

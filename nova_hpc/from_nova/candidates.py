@@ -78,6 +78,22 @@ def synthesise(
     return candidate
 
 
+def shared(candidate: Candidate, units: Iterable[Unit]) -> frozenset[str]:
+    """Providers from which a device of *units* and another request group are taken.
+
+    What ``group_policy=isolate`` forbids. The group without a name is no request group
+    in this sense: it may be spread, and has the host's own resources.
+    """
+    mine = {unit.group for unit in units}
+    taken: dict[str, set[str]] = {}
+    for group, providers in candidate["mappings"].items():
+        for provider in providers if group else ():
+            taken.setdefault(provider, set()).add(group)
+    return frozenset(
+        provider for provider, groups in taken.items() if len(groups) > 1 and groups & mine
+    )
+
+
 def _take_away(allocations: dict[str, Any], provider: str, resource_class: str) -> None:
     """Remove one unit of *resource_class*; the provider too, once it is empty."""
     try:

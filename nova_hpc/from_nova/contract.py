@@ -64,6 +64,14 @@ def problems(conf: Any, running: str | None = None) -> list[str]:
     :param conf: Nova's configuration.
     :param running: Nova's version; None: the one that is running.
     """
+    return [*unknown(running), *settings(conf)]
+
+
+def unknown(running: str | None = None) -> list[str]:
+    """Why this Nova is not one that this release knows; [] if it is.
+
+    :param running: Nova's version; None: the one that is running.
+    """
     found = []
     running = version.version_string() if running is None else running
     if _major(running) not in SUPPORTED:
@@ -76,6 +84,12 @@ def problems(conf: Any, running: str | None = None) -> list[str]:
         for name, (function, parameters) in _PARAMETERS.items()
         if function is None or not parameters <= set(inspect.signature(function).parameters)
     ]
+    return found
+
+
+def settings(conf: Any) -> list[str]:
+    """What of the configuration keeps the scheduler from serving ``hpc:`` flavors."""
+    found = []
     if not conf.filter_scheduler.pci_in_placement:
         found.append("set [filter_scheduler]pci_in_placement = True")
     found += _order(list(conf.filter_scheduler.enabled_filters))

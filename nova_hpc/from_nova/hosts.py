@@ -15,10 +15,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
-from oslo_log import log as logging
 
 from nova_hpc.from_nova import cache, pools
-from nova_hpc.from_nova.cache import Cache, Once
+from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.pools import Seen
 from nova_hpc.from_nova.providers import Free, Kind
 from nova_hpc.from_nova.server import Task
@@ -28,10 +27,6 @@ from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
 from nova_hpc.wire.version import WireError
-
-LOG = logging.getLogger(__name__)
-
-_ONCE: Final = Once()
 
 
 @attrs.frozen(eq=False)
@@ -66,6 +61,8 @@ class View:
     #: Pools that matched but cannot be used, each with the reason; after them,
     #: what is wrong with the node as a whole.
     unusable: tuple[str, ...] = ()
+    #: What is not used, wanted or not, each with the reason: for the log.
+    faults: tuple[tuple[str, str], ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
     #: Whether Nova cannot tell some of the host's pools apart.
@@ -95,6 +92,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
     :param free: what Placement says is free; None for a kind if unknown.
     """
     unusable: list[str] = []
+    faults: list[tuple[str, str]] = []
     found: list[tuple[str, str, Seen]] = []
     stats = host_state.pci_stats
     listed: Sequence[Mapping[str, Any]] = stats.pools if stats else ()
@@ -117,17 +115,18 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
         except hpc_tags.TagError as error:
             if known.matches or known.ports:
                 unusable.append(f"{known.name}: {error}")
-            _say(host_state, f"device {known.name}", error)
+            faults.append((f"device {known.name}", str(error)))
             continue
         if seen is not None:
             found.append((known.name, provider or f"{known.name} without a provider", seen))
     nodes = _nodes(host_state)
-    withheld, notes = _reported(host_state)
+    withheld, notes, fault = _reported(host_state)
     found.sort(key=_by_name)
     key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
     pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
-    for fault in pattern.faults:
-        _say(host_state, "an NVLink set", fault)
+    faults += [("an NVLink set", each) for each in pattern.faults]
+    if fault is not None:
+        faults.append((f"stats[{hpc_stats.KEY!r}]", fault))
     return View(
         name=host_state.host,
         pattern=pattern,
@@ -137,6 +136,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
         },
         pools=tuple(alike),
         unusable=(*unusable, *pattern.faults, *notes),
+        faults=tuple(faults),
         withheld=withheld,
         ambiguous=ambiguous,
     )
@@ -151,12 +151,6 @@ def _roles(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:
 
 def _by_name(entry: tuple[str, str, Seen]) -> tuple[str, str]:
     return entry[0], entry[1]
-
-
-def _say(host_state: Any, what: str, why: object) -> None:
-    first = _ONCE.first((host_state.host, what, str(why)))
-    level = logging.WARNING if first else logging.DEBUG
-    LOG.log(level, "%s: %s is not used: %s", host_state.host, what, why)
 
 
 def on_host(pattern: Pattern, host: Host) -> Pattern:
@@ -284,13 +278,12 @@ def _node(
     return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
-def _reported(host_state: Any) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """What the node says it withholds, and what it says of itself as a whole."""
+def _reported(host_state: Any) -> tuple[Mapping[str, str], tuple[str, ...], str | None]:
+    """What the node says it withholds, what it says of itself, and why that is unknown."""
     # ``stats`` is unset until the compute node has reported for the first time.
     values = getattr(host_state, "stats", None) or {}
     try:
         document = hpc_stats.read(values.get(hpc_stats.KEY))
     except WireError as error:
-        _say(host_state, f"stats[{hpc_stats.KEY!r}]", error)
-        return {}, (f"what the node holds back is unknown: {error}",)
-    return ({}, ()) if document is None else (document.withheld, document.notes)
+        return {}, (f"what the node holds back is unknown: {error}",), str(error)
+    return ({}, (), None) if document is None else (document.withheld, document.notes, None)

@@ -16,7 +16,9 @@ import functools
 import heapq
 from collections.abc import Iterator
 
-from nova_hpc.placement import between_hosts, ports
+import attrs
+
+from nova_hpc.placement import apart, between_hosts, ports
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile
@@ -51,9 +53,11 @@ def choose(
     """
     if request.ports:
         # Each of the searches without ports comes back here.
+        # Only the flavor's devices are apart, and what is left of the host says so.
+        host, request = apart.separated(request, host), attrs.evolve(request, apart=False)
         return ports.choose(request, host, limit, functools.partial(choose, profile=profile))
     demand = Demand.of(request)
-    host = between_hosts.reduced(request, host, profile)
+    host = between_hosts.reduced(request, apart.separated(request, host), profile)
     site = survey(demand, host)
     linked = links(request, demand, site, host)
     problem = Problem.of(request, demand, site, profile)
@@ -65,7 +69,7 @@ def choose(
     if solver.truncated:
         found = greedy.merge(found, greedy.solve(solver, max(limit, 1)), max(limit, 1))
     if not found:
-        return Answer(miss=reasons.miss(request, demand, site, linked))
+        return Answer(miss=apart.explained(request, reasons.miss(request, demand, site, linked)))
     return Answer(sets=tuple(found))
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement import grouping
+from nova_hpc.placement.apart import GROUP_POLICY, ISOLATE
 from nova_hpc.placement.grouping import FlavorError as FlavorError
 from nova_hpc.placement.model import Cell, Group, Nvlink, Policy, Ports, Request, Want
 from nova_hpc.placement.solver.demand import MAX_NAMES
@@ -88,8 +89,8 @@ def build_request(
 ) -> Request:
     """Turn a flavor into a request.
 
-    :param extra_specs: of the flavor; keys other than ``hpc:`` ones and
-        ``hw:pci_numa_affinity_policy`` are not looked at
+    :param extra_specs: of the flavor; keys other than ``hpc:`` ones,
+        ``hw:pci_numa_affinity_policy`` and ``group_policy`` are not looked at
     :param wants: the devices that Nova read from ``pci_passthrough:alias``
     :param cells: the guest's NUMA cells, () where it has none
     :param roles: Want.key -> role of its devices; a term of ``hpc:group``
@@ -162,6 +163,8 @@ def build_request(
         cells=tuple(cells),
         on_cells=bool(cells) and effective == "required",
         nvlink=Nvlink(extra_specs.get(NVLINK, Nvlink.NONE.value)),
+        # A word that Nova does not know it ignores, with a warning.
+        apart=extra_specs.get(GROUP_POLICY) == ISOLATE,
         roles=roles or {},
         ports=dealt,
     )

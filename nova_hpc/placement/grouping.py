@@ -30,6 +30,10 @@ class FlavorError(ValueError):
     """A flavor that can not mean anything; the text is for its user."""
 
 
+class UnknownNameError(FlavorError):
+    """A name that may be the role of devices of which nobody knows at this moment."""
+
+
 def parse(value: str) -> dict[str, int]:
     """Read ``name:count,name:count``.
 
@@ -205,9 +209,14 @@ def _by_alias(
             known = sorted(totals) + sorted(
                 f"role {role}" for role in players if role not in totals
             )
-            raise FlavorError(
-                f"{GROUP} names {_shown(term)}, which is no alias of the flavor; "
-                f"it has {', '.join(known)}"
+            if all(want.key in roles for want in wants):
+                raise FlavorError(
+                    f"{GROUP} names {_shown(term)}, which is no alias of the flavor; "
+                    f"it has {', '.join(known)}"
+                )
+            raise UnknownNameError(
+                f"{GROUP} names {_shown(term)}, which is no alias of the flavor; it has "
+                f"{', '.join(known)}, or it is the role of devices of which none is free"
             )
         if len(aliases) > 1:
             raise FlavorError(

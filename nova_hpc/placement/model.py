@@ -108,6 +108,8 @@ class Request:
     on_cells: bool = False
     #: The NVLink devices of each group are exactly one of Host.nvlink.
     nvlink: Nvlink = Nvlink.NONE
+    #: No two devices from one pool (``group_policy=isolate``).
+    apart: bool = False
     #: Want.key -> the role that its devices have to have, where that is known.
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
     #: Neutron's direct ports, which are dealt to the groups.
@@ -184,6 +186,17 @@ class DeviceSet:
     reason: str = ""
 
 
+class Unmet(enum.IntEnum):
+    """Which wish of a flavor a host does not meet; the later, the nearer it came."""
+
+    OTHER = 0  # the host cannot be used
+    DEVICES = 1  # so many devices
+    TOGETHER = 2  # at the level of hpc:affinity
+    PORTS = 3  # with a function of an adapter for each direct port
+    NVLINK = 4  # in whole NVLink sets
+    BESIDE = 5  # next to free CPUs and memory
+
+
 @attrs.frozen
 class Miss:
     """Why a host does not fit: the nearest it came."""
@@ -191,8 +204,10 @@ class Miss:
     #: For operators: "4 gpu free, but at most 2 under one switch". The
     #: caller puts the host's name in front.
     operator: str
-    #: For the server's fault: counts and levels only, no host, no address.
+    #: For users who may read of the cloud's capacity: counts and levels only, no
+    #: host, no address.
     user: str
+    unmet: Unmet = Unmet.OTHER
 
 
 @attrs.frozen

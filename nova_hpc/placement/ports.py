@@ -34,6 +34,7 @@ from nova_hpc.placement.model import (
     Pool,
     Ports,
     Request,
+    Unmet,
     Want,
 )
 from nova_hpc.topology.level import Location
@@ -277,7 +278,8 @@ def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet,
     text = "the adapters' functions that are free for the ports are not beside the groups"
     networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
     tried = f", after {tries} searches" if heap else ""
-    return Answer(miss=Miss(operator=f"{text} ({networks}{tried})", user=text))
+    operator = f"{text} ({networks}{tried})"
+    return Answer(miss=Miss(operator=operator, user=text, unmet=Unmet.PORTS))
 
 
 def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, _Caps] | None:
@@ -376,4 +378,4 @@ def _short(request: Request, host: Host) -> Miss | None:
     )
     have, need = sum(have for _, have in lacking), sum(ports.count for ports, _ in lacking)
     text = f"{have} functions of adapters free for ports of a network (needs {need})"
-    return Miss(operator=counts, user=text)
+    return Miss(operator=counts, user=text, unmet=Unmet.PORTS)

@@ -26,7 +26,7 @@ from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import profile
+from nova_hpc.from_nova import profile, said
 from nova_hpc.topology.level import Level, Location, common_level
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
@@ -102,6 +102,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
                 hpc_topology_filter, "CLOUD_PROFILES", profile.CloudProfiles()
             )
         )
+        # What an earlier test has said is news in this one.
+        said.SAID.clear()
         # These tests must not depend on the sysfs of the machine they run on. Functions
         # and no mocks: Nova copies what holds them for every candidate, and a mock
         # grows with each call.

@@ -30,6 +30,11 @@ PAIRS = {
 class PortsTest(DriverTest):
     """Servers with direct ports on hosts whose adapters are for ports alone."""
 
+    def setUp(self) -> None:
+        super().setUp()
+        # How many there are is what these tests look at.
+        self.flags(disclose_capacity=True, group="hpc")
+
     def rails(
         self,
         name: str,

@@ -47,7 +47,7 @@ def test_the_page_shows_all() -> None:
 
 
 def test_targets_are_named_once() -> None:
-    targets = [patch.target for patch in patches.ALL]
+    targets = [patch.target for patch in (*patches.ALL, *scheduler.ALL)]
     assert len(set(targets)) == len(targets)
 
 

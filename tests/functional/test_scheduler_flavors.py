@@ -193,3 +193,34 @@ class PlacementOffTest(base.HpcServersTest):
         self.assertTrue(self.log_lines(r"\[filter_scheduler\]pci_in_placement = True"))
         stock = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
         self.assertEqual(2, len(self.devices_of(stock)))
+
+
+class GroupPolicyTest(base.HpcServersTest):
+    """Nova's own ``group_policy``."""
+
+    VFS: Mapping[str, str] = {"pci_passthrough:alias": "vf:2", "hpc:affinity": "switch"}
+
+    def adapters_of(self, specs: Mapping[str, str], state: str = "ACTIVE") -> int:
+        server = self.boot(self.make_flavor(specs), state=state)
+        return len({device.parent_addr for device in self.devices_of(server)})
+
+    def test_isolate_takes_two_adapters(self) -> None:
+        """Though the functions of one are nearer to each other."""
+        self.start_host("one", fixtures.two_switches(gpus=1, pfs=1))
+        near = self.VFS | {"hpc:affinity": "numa"}
+        self.assertEqual(1, self.adapters_of(near))
+        self.assertEqual(1, self.adapters_of(near | {"group_policy": "none"}))
+        self.assertEqual(2, self.adapters_of(near | {"group_policy": "isolate"}))
+        self.assert_given_once()
+
+    def test_the_level_still_counts(self) -> None:
+        """One adapter below each switch: Placement has candidates, the flavor has none."""
+        self.start_host("one", fixtures.two_switches(gpus=1, pfs=1))
+        server = self.boot(self.make_flavor(self.VFS | {"group_policy": "isolate"}), state="ERROR")
+        self.assertIn("2 vf under one switch; group_policy none", self.fault(server))
+
+    def test_a_policy_for_one_device(self) -> None:
+        self.start_host("one", fixtures.two_switches(gpus=1, pfs=1))
+        specs = {"pci_passthrough:alias": "vf:1", "hpc:affinity": "switch"}
+        for policy in ("isolate", "none", "nonsense"):
+            self.assertEqual(1, self.adapters_of(specs | {"group_policy": policy}))

@@ -106,7 +106,7 @@ class LifecycleTest(DriverTest):
     def test_cold_migration_is_refused(self) -> None:
         server = self.boot(self.flavor)
         self.host("secret", fixtures.two_switches(gpus=1))
-        self.assert_refused(server, "migrate", None, "2 gpu free", "switch")
+        self.assert_refused(server, "migrate", None, "2 gpu under one switch")
 
     def test_resize_is_aligned(self) -> None:
         server = self.boot(self.flavor)
@@ -157,6 +157,22 @@ class LifecycleTest(DriverTest):
         self._wait_for_assert(lambda: self.assertEqual([], self.here(server, "alpha")), 120)
         self._unshelve_server(server)
         self.assert_together(server, "alpha", 2)
+
+    def test_a_scheduler_of_an_unknown_nova(self) -> None:
+        """New servers are refused; what runs can leave its host, aligned."""
+        server = self.boot(self.flavor)
+        self.host("beta", ONE_PAIR)
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch("nova.version.version_string", lambda: "35.0.0")
+        )
+        refused = self.boot(self.flavor, state="ERROR")
+        self.assertIn("for which hpc: flavors are not ready", self.fault(refused))
+        self.assertTrue(self.log_lines("Nova 35.0.0 is not supported"))
+        self._migrate_server(server)
+        self.assert_together(server, "beta", 2)
+        self.assertTrue(self.log_lines(f"moves without a promise .{server['id']}.: Nova 35.0.0"))
+        self._confirm_resize(server)
+        self.assert_given_once()
 
     def test_evacuation_is_aligned(self) -> None:
         server = self.boot(self.flavor)

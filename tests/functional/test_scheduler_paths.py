@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from unittest import mock
 
 import pytest
+from nova.scheduler.manager import SchedulerManager
 
 from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
@@ -54,6 +56,45 @@ class MultiCreateTest(base.HpcServersTest):
             self.assertIn("No valid host was found", self.fault(server))
             self.assertEqual({}, self._get_allocations_by_server_uuid(server["id"]))
         self.assertIs(Level.SWITCH, self.level_of(self.boot(self.make_flavor(PAIR))))
+
+    def alternates(self, shape: Shape, count: int) -> list[list[tuple[str, set[str]]]]:
+        """Host and devices of each server's alternates, where it would go if it failed."""
+        for name in ("one", "two", "three"):
+            self.start_host(name, shape)
+        given = []
+        plain = SchedulerManager._select_destinations
+
+        def spy(*arguments, **keywords):
+            given.append(plain(*arguments, **keywords))
+            return given[-1]
+
+        with mock.patch.object(SchedulerManager, "_select_destinations", spy):
+            self.create_many(self.make_flavor(PAIR), count, "ACTIVE")
+        (selections,) = given
+        found = []
+        for one in selections:
+            candidates = [json.loads(each.allocation_request) for each in one]
+            found.append(
+                [
+                    (each.service_host, {p for m in ar["mappings"].values() for p in m})
+                    for each, ar in zip(one, candidates, strict=True)
+                ]
+            )
+        devices = [device for one in found for _, each in one for device in self.gpus(each)]
+        self.assertEqual(len(set(devices)), len(devices), "a device is promised twice")
+        return [one[1:] for one in found]
+
+    def gpus(self, providers: set[str]) -> list[str]:
+        roots = {self._get_provider_uuid_by_name(name) for name in self.shapes}
+        return sorted(providers - roots)
+
+    def test_alternates_of_a_request_name_devices_of_their_own(self) -> None:
+        found = self.alternates(fixtures.two_switches(gpus=2), 2)
+        self.assertEqual([2, 2], [len(one) for one in found])
+
+    def test_a_host_is_the_alternate_of_as_many_as_it_has_room_for(self) -> None:
+        found = self.alternates(Shape((Switch(gpus=2),)), 2)
+        self.assertEqual([1, 0], [len(one) for one in found])
 
     def test_anti_affinity(self) -> None:
         for name in ("one", "two", "three"):

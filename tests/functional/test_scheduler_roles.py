@@ -69,7 +69,7 @@ class SameIdsTest(_Base):
             self.boot(self.make_flavor(flavor_of("ethvf")))
         flavor = self.make_flavor(flavor_of("ethvf"))
         server = self.boot(flavor, state="ERROR")
-        self.assertIn("0 ethvf free", self.fault(server))
+        self.assertIn("No host has 1 ethvf free", self.fault(server))
         self.assertNotIn("0000:", self.fault(server))
         self.assertTrue(
             self.log_lines(r"0000:40:01\.0: its role is ibvf, asked for is ethvf"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the wraps which server the scheduler asks Nova's functions about."""
+"""Wraps of nova-scheduler alone: which server it serves, what it answers, its alternates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nova.scheduler.filters import numa_topology_filter
 
 from nova_hpc.from_nova import patches
 from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches import alternates, answers
 from nova_hpc.from_nova.patches.serving import serving
 
 FILTER: Final = Patch(
@@ -30,7 +31,13 @@ CONSUME: Final = Patch(
     until="numa_fit_instance_to_host is not wrapped any more",
 )
 
-ALL: Final[tuple[Patch, ...]] = (FILTER, CONSUME)
+ALL: Final[tuple[Patch, ...]] = (
+    FILTER,
+    CONSUME,
+    answers.SELECT,
+    answers.DECIDE,
+    alternates.ALTERNATES,
+)
 
 _MARK: Final = "hpc_serving"
 _LOCK: Final = threading.Lock()
@@ -55,6 +62,8 @@ def install() -> None:
             if not hasattr(getattr(owner, patch.name), _MARK):
                 wrap(owner, patch, _serving)
                 setattr(getattr(owner, patch.name), _MARK, True)
+        answers.install()
+        alternates.install()
 
 
 def _serving(call: Call) -> Any:

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.placement.model import Cell, Miss, Nvlink, Policy, Request
+from nova_hpc.placement.model import Cell, Miss, Nvlink, Policy, Request, Unmet
 from nova_hpc.placement.solver.cells import fits, lacks, seatings
 from nova_hpc.placement.solver.counts import ZERO, Cost, regions
 from nova_hpc.placement.solver.demand import Demand
@@ -87,31 +87,32 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
                 f"; {', '.join(site.useless[:4])} can not be given, because other functions of "
                 "the same IOMMU group were not asked for"
             )
-        return Miss(operator=text + extra, user=text)
+        return Miss(operator=text + extra, user=text, unmet=Unmet.DEVICES)
     if demand.most(caps) < demand.groups:
         text = (
             f"{counts(demand.names, have)} free, but some devices serve several of these and "
             f"are counted twice (needs {counts(demand.names, need)})"
         )
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.DEVICES)
     if most_groups(demand, site, plain) < demand.groups:
         text = (
             f"{counts(demand.names, have)} free, but not in whole IOMMU groups "
             f"(needs {counts(demand.names, need)})"
         )
         units = ", ".join(unit.name for unit in site.units[:4])
-        return Miss(operator=f"{text}; groups that are given whole: {units}", user=text)
+        operator = f"{text}; groups that are given whole: {units}"
+        return Miss(operator=operator, user=text, unmet=Unmet.DEVICES)
     widest = Rank.of(request.level) if request.policy is Policy.REQUIRED else Rank.HOST
     if request.on_cells:
         widest = min(widest, Rank.NUMA)
     if most_groups(demand, site, Stage(widest, Rank.HOST)) < demand.groups:
         text = _level_text(demand, site, request, widest.level)
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
     if request.nvlink is Nvlink.REQUIRED:
         return _nvlink_miss(request, demand, links)
     if not request.cells:
         text = f"{counts(demand.names, have)} free, but in no combination that was found"
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
     return _cells_miss(request, demand, site, widest)
 
 
@@ -119,10 +120,10 @@ def _nvlink_miss(request: Request, demand: Demand, links: Links) -> Miss:
     """The devices are there, but not as whole NVLink sets in the right place."""
     if not links.known:
         text = "no NVLink sets are known or wholly free here"
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
     if not links.names:
         text = "none of the devices asked for is in an NVLink set"
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
     size = sum(demand.per_group[i] for i in links.names)
     what = counts(
         [demand.names[i] for i in links.names], [demand.per_group[i] for i in links.names]
@@ -130,10 +131,10 @@ def _nvlink_miss(request: Request, demand: Demand, links: Links) -> Miss:
     text = f"{len(links.sets)} whole NVLink sets of {what} free (needs {demand.groups} apart"
     if not links.sets:
         text = f"no whole NVLink set of {size} free (needs {groups(demand.groups)} of {what})"
-        return Miss(operator=text, user=text)
+        return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
     text += f", {PLACES[request.level]}" if request.policy is Policy.REQUIRED else ""
     text += ", next to CPUs and memory of the guest)" if request.cells else ")"
-    return Miss(operator=text, user=text)
+    return Miss(operator=text, user=text, unmet=Unmet.NVLINK)
 
 
 def most_groups(demand: Demand, site: Site, stage: Stage) -> int:
@@ -206,7 +207,7 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> M
     need = f"{len(cells)} guest NUMA cell" + ("s" if len(cells) != 1 else "")
     if len(cells) > len(nodes):
         text = f"{need}, but the host has {len(nodes)} NUMA nodes"
-        return Miss(operator=text, user=f"{need}, but too few NUMA nodes")
+        return Miss(text, f"{need}, but too few NUMA nodes", Unmet.BESIDE)
     anywhere: dict[Key, dict[int, Cost]] = {("host",): {demand.groups: ZERO}}
     if not seatings(cells, nodes, Rank.HOST, anywhere, demand.groups, 1):
         where = _lacking(cells, site)
@@ -215,6 +216,7 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> M
             if where
             else "the guest's cells do not fit on distinct NUMA nodes",
             user=_need_of_cells(cells),
+            unmet=Unmet.BESIDE,
         )
     stage = Stage(widest, Rank.NUMA if widest <= Rank.NUMA else widest)
     parts = []
@@ -233,7 +235,7 @@ def _cells_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> M
         f"the devices fit {PLACES[widest.level]}, but not next to free CPUs and memory for "
         f"{need} ({wish})"
     )
-    return Miss(operator=f"{_some(parts)} ({wish})", user=user)
+    return Miss(operator=f"{_some(parts)} ({wish})", user=user, unmet=Unmet.BESIDE)
 
 
 def most_groups_on(demand: Demand, site: Site, stage: Stage, node: str) -> int:

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from unittest import mock
 
+import fixtures
 from nova import exception, objects
 from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers
+from nova_hpc.from_nova.patches import answers
+from nova_hpc.placement import refusal
+from nova_hpc.placement.model import Group, Policy, Request, Unmet, Want
+from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
 from tests.functional.unit_scheduler.states import HostStates, pool, spec
 
@@ -41,10 +46,10 @@ class FilterTest(HostStates):
         return host
 
     def refused(self, hosts: list, asked: objects.RequestSpec | None = None) -> str:
-        error = self.assertRaises(
-            exception.NoValidHost, self.filter.filter_all, hosts, asked or spec()
-        )
-        return str(error)
+        """What the user reads, as Nova's own words take the reason along."""
+        asked = asked or spec()
+        self.assertEqual([], self.filter.filter_all(hosts, asked))
+        return str(exception.NoValidHost(reason=answers.put_down_for(asked)))
 
     def test_others_pass_untouched(self) -> None:
         """Stock flavors and rebuilds get the very object back that came in."""
@@ -71,11 +76,28 @@ class FilterTest(HostStates):
         good = self.named("good", pool(1))
         self.assertEqual([good], self.filter.filter_all([broken, good], spec()))
         self.assertEqual(
-            "No valid host was found. 1 of 1 nodes: a node's state could not be read",
+            "No valid host was found. No host with such devices can be used at this moment; ask "
+            "the cloud's operator",
             self.refused([broken]),
         )
 
-    def test_the_user_reads_counts_and_no_names(self) -> None:
+    def test_the_user_reads_the_wish_that_is_not_met(self) -> None:
+        """Of the host that came nearest; no counts of the cloud, and no names."""
+        hosts = [self.named(f"secret{number}") for number in range(3)]
+        self.assertEqual(
+            "No valid host was found. No host has 2 gpu free; fewer devices may help",
+            self.refused(hosts, spec(2)),
+        )
+        hosts.append(self.named("secret3", pool(1, numa=0), pool(2, numa=1)))
+        self.offered(hosts[3], uuids.gpu1, uuids.gpu2)
+        self.assertEqual(
+            "No valid host was found. No host has 2 gpu on one NUMA node; hpc:affinity socket or "
+            "hpc:affinity_policy preferred or smaller groups (hpc:group) may help",
+            self.refused(hosts, spec(2)),
+        )
+
+    def test_counts_where_the_operator_discloses_them(self) -> None:
+        self.flags(disclose_capacity=True, group="hpc")
         hosts = [self.named(f"secret{number}") for number in range(3)]
         hosts.append(self.named("secret3", pool(1, numa=0), pool(2, numa=1)))
         asked = spec(2)
@@ -97,11 +119,51 @@ class FilterTest(HostStates):
         """An exception would leave the claims of the request's first servers behind."""
         asked = spec()
         asked.requested_resources[0].provider_uuids = [uuids.gpu1]
-        self.assertEqual([], self.filter.filter_all([self.named("full")], asked))
+        text = self.refused([self.named("full")], asked)
+        self.assertIn("Not for every server of the request: No host has 1 gpu free", text)
+
+    def test_the_wish_for_ports(self) -> None:
+        """Ports come before CPUs, and after the flavor's own devices."""
+        order = (Unmet.OTHER, Unmet.DEVICES, Unmet.TOGETHER, Unmet.PORTS, Unmet.BESIDE)
+        self.assertEqual(sorted(order), list(order))
+        want = Want("0", "gpu", 2)
+        request = Request((want,), (Group({"0": 2}),), Level.SWITCH, Policy.REQUIRED)
+        self.assertEqual(
+            "No host has 2 gpu under one switch with an adapter's function for each of its ports; "
+            "hpc:affinity numa or hpc:affinity_policy preferred may help",
+            refusal.sentence(request, Unmet.PORTS),
+        )
+
+    def test_a_reason_does_not_outlive_its_filter(self) -> None:
+        asked = spec()
+        self.refused([self.named("full")], asked)
+        good = self.named("good", pool(1))
+        self.assertEqual([good], self.filter.filter_all([good], asked))
+        self.assertIsNone(answers.put_down_for(asked))
 
     def test_a_scheduler_that_is_not_set_up(self) -> None:
         self.flags(pci_in_placement=False, group="filter_scheduler")
         self.assertIn("not set up for hpc: flavors", self.refused([self.named("one", pool(1))]))
+
+    def on_unknown_nova(self, new: bool) -> None:
+        patch = fixtures.MonkeyPatch
+        self.useFixture(patch("nova.version.version_string", lambda: "35.0.0"))
+        self.useFixture(patch("nova_hpc.from_nova.newness.is_new", lambda spec: new))
+
+    def test_new_servers_on_an_unknown_nova(self) -> None:
+        self.on_unknown_nova(new=True)
+        text = self.refused([self.named("one", pool(1))])
+        self.assertIn("a release for which hpc: flavors are not ready", text)
+
+    def test_moves_on_an_unknown_nova(self) -> None:
+        """Aligned where that is possible; and anywhere only where the operator says so."""
+        self.on_unknown_nova(new=False)
+        good, full = self.named("good", pool(1)), self.named("full")
+        self.assertEqual([good], self.filter.filter_all([full, good], spec()))
+        self.assertIn("No host has 1 gpu free", self.refused([full]))
+        self.flags(moves_on_unknown_nova="any", group="hpc")
+        self.assertEqual([good], self.filter.filter_all([full, good], spec()))
+        self.assertEqual([full], self.filter.filter_all([full], spec()))
 
     def test_a_request_that_was_made_without_placement(self) -> None:
         asked = spec()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.from_nova.candidates import CandidateError, Unit, find_template, synthesise
+from nova_hpc.from_nova.candidates import CandidateError, Unit, find_template, shared, synthesise
 
 GPU, VF = "CUSTOM_GPU", "CUSTOM_VF"
 UNITS = (Unit("a-0", GPU), Unit("a-1", GPU), Unit("b-0", VF), Unit("b-1", VF))
@@ -115,3 +115,17 @@ def test_the_first_usable_candidate_is_the_template(spoil) -> None:
     assert find_template([spoiled, good], UNITS) is good
     assert find_template([spoiled], UNITS) is None
     assert find_template([], UNITS) is None
+
+
+def test_a_provider_of_two_groups_is_shared():
+    units = [Unit("gpu-0", "GPU"), Unit("vf-0", "VF"), Unit("vf-1", "VF")]
+    mappings = {"": ["host"], "gpu-0": ["host"], "vf-0": ["pf1"], "vf-1": ["pf2"], "port": ["b"]}
+
+    def crowded(**changed):
+        return shared({"mappings": mappings | changed}, units)
+
+    assert crowded() == frozenset()
+    assert crowded(**{"vf-1": ["pf1"]}) == {"pf1"}
+    assert crowded(port=["pf2"]) == {"pf2"}
+    # None of the flavor's devices is there.
+    assert crowded(port=["b"], other=["b"]) == frozenset()

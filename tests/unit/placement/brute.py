@@ -51,6 +51,8 @@ def _least(request: Request, host: Host, worth: _Worth, any_will_do: bool = Fals
             used[pool.id] = used.get(pool.id, 0) + 1
             if key in worth.countable:
                 counted[pool.id] = counted.get(pool.id, 0) + 1
+        if request.apart and max(used.values()) > 1:
+            continue
         for nodes, ranks in worth.seatings(groups):
             level = max(max(rank - 1, 0) for rank in ranks)
             if not allowed(request, Level(level)):

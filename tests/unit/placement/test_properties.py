@@ -229,3 +229,22 @@ def test_the_bounded_choice_reaches_the_same_level(case: tuple[Request, Host]) -
         assert found.score >= best.sets[0].score
         assert linked or found.level == best.sets[0].level
     assert linked or bool(answer.sets) == bool(best.sets)
+
+
+@thorough
+@given(cases())
+def test_devices_apart(case):
+    """By group_policy=isolate each device is of another pool, wherever that is possible."""
+    request, host = case
+    request = attrs.evolve(request, apart=True)
+    answer = choose(request, host)
+    expected = brute.best(request, host)
+    assert bool(answer.sets) == (expected is not None)
+    if expected is None:
+        assert "group_policy=isolate" in answer.miss.operator
+        return
+    found = answer.sets[0]
+    check_set(request, host, found)
+    assert len({pick.pool for pick in found.picks}) == len(found.picks)
+    assert (found.level, int(found.distance)) == (expected.level, expected.distance)
+    event(f"{len(found.picks)} devices")

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells a server that is being made from one that is there and moves."""
+
+from __future__ import annotations
+
+from nova import exception, objects
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+
+def is_new(spec: objects.RequestSpec) -> bool:
+    """Whether *spec* is for a server that has never had a host.
+
+    Nova keeps a build request of every server until it has one (conductor/manager.py:
+    585-594 and 2037-2051 of release 34), and nothing in the specification says it.
+    One query of the API database, so not for every request.
+
+    :returns: True where it cannot be told.
+    """
+    uuid = spec.instance_uuid if "instance_uuid" in spec else None
+    if uuid is None:
+        return True
+    try:
+        objects.BuildRequest.get_by_instance_uuid(spec._context, uuid)
+    except exception.BuildRequestNotFound:
+        return False
+    except Exception:
+        LOG.exception("Whether server %s is new cannot be told", uuid)
+    return True

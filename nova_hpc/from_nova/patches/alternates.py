@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alternates of a request for several servers: each names devices of its own.
+
+Nova gives every server of a request the same alternates, with the same allocation
+candidate of each host (a note in its source says so). A second server that has to go
+there finds the devices taken, and the retry is lost; where it was the last alternate
+Nova's conductor fails, because it notifies of an exception that was never raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nova import objects
+from nova.scheduler import manager
+
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.placement import flavor
+
+ALTERNATES: Final = Patch(
+    "nova.scheduler.manager:SchedulerManager._get_alternate_hosts",
+    parameters=(
+        *("self", "selected_hosts", "spec_obj", "hosts", "index", "num_alts"),
+        *("alloc_reqs_by_rp_uuid", "allocation_request_version"),
+    ),
+    lines={32: (621, 710), 33: (644, 733), 34: (649, 738)},
+    why="The alternates of all servers of a request name the same devices of the same hosts.",
+    until="alternates use different candidates, as the note in Nova's source proposes",
+)
+
+_MARK: Final = "hpc_alternates"
+
+
+def install() -> None:
+    """Wrap Nova's class: the filters are made before there is an object of it."""
+    plain = manager.SchedulerManager._get_alternate_hosts
+    if not hasattr(plain, _MARK):
+        wrap(manager.SchedulerManager, ALTERNATES, _each_its_own)
+        setattr(manager.SchedulerManager._get_alternate_hosts, _MARK, True)
+
+
+def _each_its_own(call: Call) -> Any:
+    given = call.given
+    spec, most = given["spec_obj"], given["num_alts"]
+    several = len(given["selected_hosts"]) > 1 and most > 0
+    if (
+        not several
+        or given["alloc_reqs_by_rp_uuid"] is None
+        or not flavor.has_hpc_keys(spec.flavor.extra_specs or {})
+    ):
+        return call()
+    # As Nova does it there; at index 0 it takes the hosts as they come.
+    hosts = given["hosts"]
+    if given["index"] > 0:
+        hosts = given["self"]._get_sorted_hosts(spec, hosts, given["index"])
+    found = call(hosts=hosts, index=0)
+    taken = {id(host) for host in given["selected_hosts"]}
+    promises = _Promises(given, [host for host in hosts if id(host) not in taken])
+    return [
+        [selections[0], *promises.take(host.cell_uuid, most)]
+        for host, selections in zip(given["selected_hosts"], found, strict=True)
+    ]
+
+
+class _Promises:
+    """Hosts in their order, and which of their devices are promised."""
+
+    def __init__(self, given: Mapping[str, Any], hosts: list[Any]) -> None:
+        self._given = given
+        #: Nothing of them is promised.
+        self._fresh = [host for host in hosts if host.allocation_candidates]
+        #: What is offered next would collide with what is promised.
+        self._used: list[Any] = []
+
+    def take(self, cell: str, most: int) -> list[objects.Selection]:
+        """Up to *most* alternates in a cell, on as many hosts."""
+        found: list[objects.Selection] = []
+        for host in self._next(cell):
+            if len(found) == most:
+                break
+            found.append(
+                objects.Selection.from_host_state(
+                    host,
+                    host.allocation_candidates[0],
+                    self._given["allocation_request_version"],
+                )
+            )
+        return found
+
+    def _next(self, cell: str) -> Iterator[Any]:
+        """Each host of the cell once, those first of which nothing is promised."""
+        fresh = [host for host in self._fresh if host.cell_uuid == cell]
+        used = [host for host in self._used if host.cell_uuid == cell]
+        for host in fresh:
+            self._fresh.remove(host)
+            self._used.append(host)
+            yield host
+        for host in used:
+            if self._consume(host):
+                yield host
+            else:
+                self._used.remove(host)
+
+    def _consume(self, host: Any) -> bool:
+        """Take what the host offers from it, as for a server; whether it offers more."""
+        spec, this = self._given["spec_obj"], self._given["self"]
+        groups = spec.requested_resources
+        before = [group.provider_uuids for group in groups]
+        mappings = host.allocation_candidates[0]["mappings"]
+        try:
+            for group in groups:
+                group.provider_uuids = mappings[group.requester_id]
+            host.consume_from_request(spec)
+            left = this.host_manager.get_filtered_hosts([host], spec, self._given["index"])
+        finally:
+            for group, providers in zip(groups, before, strict=True):
+                group.provider_uuids = providers
+        return bool(left) and bool(host.allocation_candidates)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler answers where there is no host for a server with an ``hpc:`` flavor.
+
+A filter may raise the exception that tells the user why. Then Nova neither gives back
+what earlier servers of the same request have claimed, nor logs which filter removed the
+last host. So the filter answers as any other, with no hosts, and puts its reason down:
+Nova's own way of saying that there is no host takes it along from here.
+
+Placement may have no candidate for all that a server asks for. Then no filter runs, and
+Nova tells nobody what was missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import oslo_messaging as messaging
+from nova import exception, objects
+from nova.scheduler import manager
+from oslo_config import cfg
+from oslo_log import log as logging
+from oslo_messaging.rpc.dispatcher import ExpectedException
+
+from nova_hpc.from_nova import server, shortage
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.said import SAID, more
+from nova_hpc.placement import flavor, refusal
+from nova_hpc.placement.grouping import FlavorError, UnknownNameError
+
+CONF = cfg.CONF
+LOG = logging.getLogger(__name__)
+
+_MANAGER: Final = "nova.scheduler.manager:SchedulerManager"
+SELECT: Final = Patch(
+    f"{_MANAGER}.select_destinations",
+    parameters=("self", "context", "spec_obj"),
+    lines={32: (159, 279), 33: (182, 302), 34: (187, 307)},
+    why="Where Placement has no candidate Nova answers without a reason, and no filter runs.",
+    until="Placement says why there is none, or Nova asks somebody",
+)
+DECIDE: Final = Patch(
+    f"{_MANAGER}._select_destinations",
+    parameters=("self", "context", "spec_obj", "alloc_reqs_by_rp_uuid", "provider_summaries"),
+    lines={32: (281, 309), 33: (304, 332), 34: (309, 337)},
+    why="A filter can give no reason with its answer; and nobody says that [scheduler]"
+    "max_placement_results has hidden hosts.",
+    until="a filter can say why, and Nova warns of an answer that was cut off",
+)
+
+#: A fault's message holds 255 characters, Nova's own words included.
+_LONGEST: Final = 220
+_MARK: Final = "hpc_answers"
+#: On a request specification: the reason of the filter that ran last.
+_REASON: Final = "_hpc_reason"
+
+
+def install() -> None:
+    """Wrap Nova's class: the filters are made before there is an object of it."""
+    for patch, around in ((SELECT, _without_candidates), (DECIDE, _with_reason)):
+        if not hasattr(getattr(manager.SchedulerManager, patch.name), _MARK):
+            wrap(manager.SchedulerManager, patch, around)
+            setattr(getattr(manager.SchedulerManager, patch.name), _MARK, True)
+
+
+def are_installed() -> bool:
+    """Whether a reason that is put down reaches the user."""
+    return hasattr(manager.SchedulerManager._select_destinations, _MARK)
+
+
+def put_down(spec: objects.RequestSpec, reason: str | None) -> None:
+    """Say why no host is left for *spec*; None: there are some."""
+    setattr(spec, _REASON, None if reason is None else shortened(reason))
+
+
+def put_down_for(spec: objects.RequestSpec) -> str | None:
+    """What was put down for *spec*."""
+    found: str | None = getattr(spec, _REASON, None)
+    return found
+
+
+def shortened(reason: str) -> str:
+    """As much of *reason* as a fault has room for."""
+    return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 3] + "..."
+
+
+def _with_reason(call: Call) -> Any:
+    spec = call.given["spec_obj"]
+    if not _is_mine(spec):
+        return call()
+    _look_at_limit(call, spec)
+    try:
+        return call()
+    except exception.NoValidHost as error:
+        reason = put_down_for(spec)
+        if reason is None:
+            raise
+        raise exception.NoValidHost(reason=reason) from error
+
+
+def _without_candidates(call: Call) -> Any:
+    try:
+        return call()
+    except ExpectedException as expected:
+        # What Nova's decorator makes of it (oslo_messaging/rpc/server.py).
+        error = expected.exc_info[1]
+        spec = call.given["spec_obj"]
+        # The one place with an empty reason: scheduler/manager.py:296 of release 34.
+        if not isinstance(error, exception.NoValidHost) or error.kwargs.get("reason") != "":
+            raise
+        if not _is_mine(spec):
+            raise
+        reason = _why_no_candidates(call.given["self"], call.given["context"], spec)
+        if reason is None:
+            raise
+        _refuse(reason)
+
+
+@messaging.expected_exceptions(exception.NoValidHost)
+def _refuse(reason: str) -> None:
+    raise exception.NoValidHost(reason=shortened(reason))
+
+
+def _is_mine(spec: Any) -> bool:
+    return isinstance(spec, objects.RequestSpec) and flavor.has_hpc_keys(
+        spec.flavor.extra_specs or {}
+    )
+
+
+def _why_no_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
+    try:
+        task = server.read_task(spec)
+        _log_shortage(this, context, spec, task)
+        # With a wrong flavor nothing would ever fit, whatever is free.
+        _check(task)
+    except FlavorError as error:
+        return f"Flavor: {error}"
+    except Exception:
+        LOG.exception("Why Placement has no candidates could not be told")
+        return None
+    return refusal.unplaced(task.server.wants)
+
+
+def _check(task: server.Task) -> None:
+    """Refuse a flavor that contradicts itself.
+
+    :raises nova_hpc.placement.grouping.FlavorError: it does.
+    """
+    try:
+        task.server.request({})
+    except UnknownNameError:
+        # A role, perhaps, and the hosts that have it are full.
+        LOG.debug("A name in hpc:group may be a role of devices that are all in use")
+
+
+def _log_shortage(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task) -> None:
+    name, uuid = spec.flavor.flavorid, spec.instance_uuid if "instance_uuid" in spec else None
+    held = SAID.due(("no candidates", name))
+    if held is None:
+        return
+    try:
+        found = shortage.look(context, spec, task, this.host_manager)
+        host, title, missing = found.nearest, "", {}
+        if host is not None:
+            title = shortage.name_of(host)
+            if host not in found.roomy:
+                missing = shortage.lacking(host, found.rest)
+    except shortage.NoAnswerError as error:
+        LOG.warning("Why Placement has no candidates for flavor %s is unknown: %s", name, error)
+        return
+    LOG.info(
+        "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
+        name,
+        uuid,
+        more(held),
+        found.asked(),
+        found.have(),
+        found.why(missing, title),
+    )
+
+
+def _look_at_limit(call: Call, spec: objects.RequestSpec) -> None:
+    """Warn where Placement's answer was cut off and hosts are not in it."""
+    listed = call.given["alloc_reqs_by_rp_uuid"] or {}
+    candidates = {id(each) for each_list in listed.values() for each in each_list}
+    limit = CONF.scheduler.max_placement_results
+    if len(candidates) < limit:
+        return
+    held = SAID.due(("limit", spec.flavor.flavorid))
+    if held is None:
+        return
+    try:
+        task = server.read_task(spec)
+        this = call.given["self"]
+        fitting = shortage.look(call.given["context"], spec, task, this.host_manager).fitting
+    except Exception as error:
+        LOG.warning("How many hosts [scheduler]max_placement_results hides is unknown: %s", error)
+        return
+    summaries = call.given["provider_summaries"] or {}
+    hidden = fitting - {each.get("root_provider_uuid") for each in summaries.values()}
+    if hidden:
+        LOG.warning(
+            "Placement's answer for flavor %s was cut off at %d candidates%s: %d of the %d hosts "
+            "with enough free devices, CPUs and memory are not in it. Set [scheduler]"
+            "max_placement_results, and for Placement [placement]max_allocation_candidates, to "
+            "at least %d, with [placement]allocation_candidates_generation_strategy = "
+            "breadth-first",
+            spec.flavor.flavorid,
+            limit,
+            more(held),
+            len(hidden),
+            len(fitting),
+            len(fitting),
+        )

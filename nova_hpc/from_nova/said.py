@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was said in the log a short while ago, by its cause.
+
+A scheduler looks at all hosts for every server, and what is wrong with a host is wrong
+at the next look, too. So a line names its cause and counts hosts, and the same cause is
+not named again for ``[hpc]log_interval`` seconds. Causes have neither host nor address in
+their keys: there are as many in a cloud of a thousand hosts as in one of ten.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Final
+
+from oslo_config import cfg
+
+from nova_hpc import conf as hpc_conf
+
+CONF = cfg.CONF
+
+hpc_conf.register(CONF)
+
+#: Causes that are remembered; the one that was named longest ago is forgotten first.
+_MOST: Final = 1024
+
+
+class Said:
+    """When each cause was named; bounded, and safe between threads.
+
+    :param clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = _MOST) -> None:
+        self._clock = clock
+        self._most = most
+        #: cause -> when it was named, and how often it was not since
+        self._times: dict[Hashable, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def due(self, cause: Hashable) -> int | None:
+        """Whether *cause* is to be named now; it then counts as named.
+
+        :returns: how often it was held back since it was named last; None: hold it back.
+        """
+        now = self._clock()
+        with self._lock:
+            named, held = self._times.pop(cause, (None, 0))
+            if named is not None and now - named < CONF.hpc.log_interval:
+                self._times[cause] = (named, held + 1)
+                return None
+            self._times[cause] = (now, 0)
+            while len(self._times) > self._most:
+                del self._times[min(self._times, key=lambda each: self._times[each][0])]
+            return held
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._times.clear()
+
+
+#: What this process has said.
+SAID: Final = Said()
+
+
+def more(held: int) -> str:
+    """What follows a line whose like was held back so often; "" for none."""
+    return f" (and {held} times since the last such line)" if held else ""
+
+
+def some(names: Sequence[str], limit: int = 4, joint: str = ", ") -> str:
+    """The names; of many only the first, and how many more there are."""
+    rest = len(names) - limit
+    return joint.join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
