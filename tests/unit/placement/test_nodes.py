@@ -94,6 +94,17 @@ def test_the_node_of_the_devices_then_its_socket_then_the_rest() -> None:
     assert [tier.place is None for tier in found.judged()] == [False, False, True]
 
 
+def test_the_node_of_most_groups_comes_first() -> None:
+    """One GPU on node 1 and three on node 3, for a flavor that takes what there is."""
+    gpus = (_gpu(0, 1, 0), *(_gpu(number, 3, 1) for number in (1, 2, 3)))
+    host = Host("one", gpus, tuple(HostNode(n, n // 2) for n in range(4)))
+    request = attrs.evolve(
+        _ask(4, 1, Level.NUMA), groups=(Group({"gpu": 1}),) * 4, policy=Policy.PREFERRED
+    )
+    first, *_, last = nodes.tiers(request, host, {"gpu": [gpu.id for gpu in gpus]})
+    assert (first, last) == (((3,),), ((0,),))
+
+
 def test_a_host_of_very_many_nodes_is_bounded() -> None:
     """32 NUMA nodes, as with one for each L3 cache, and a guest of eight cells."""
     gpus = tuple(_gpu(number, number * 2, number // 8) for number in range(16))
