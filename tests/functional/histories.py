@@ -95,6 +95,10 @@ class Totals:
     steps: set[str] = attrs.field(factory=set)
     left_behind: int = 0
     released: int = 0
+    lifted: int = 0
+    #: Devices that were offered for one update longer than they should be, when a server
+    #: was gone that Nova had freed after the node had looked.
+    late: int = 0
 
 
 class HistoryTest(DriverTest):
@@ -290,6 +294,8 @@ class History:
         self.ill: dict[tuple[str, str], Callable[[], None]] = {}
         #: Hosts whose ledger cannot be read.
         self.lost: set[str] = set()
+        #: Those whose ledger was removed.
+        self.begun_anew: set[str] = set()
 
     # -- the course --------------------------------------------------------------------
 
@@ -599,6 +605,7 @@ class History:
     def _cure_ledger(self) -> str:
         name = min(self.lost)
         self.lost.remove(name)
+        self.begun_anew.add(name)
         path = self.world.ledger_file(name).path
         for each in (path, copy_of(path)):
             each.unlink(missing_ok=True)
@@ -609,32 +616,34 @@ class History:
     def check(self, updated: Collection[str]) -> None:
         """Raise an error about whatever must not be.
 
+        In an update the node looks first, and then Nova frees the devices of servers that
+        have left. Until the next look they are offered, and given to nobody: what is
+        checked before a start sees the mark, and the domain.
+
         :param updated: hosts whose periodic update has run since the last change.
-        :raises AssertionError: it is.
+        :raises HistoryError: it is.
         """
         world = self.world
         problems = list(world.truth.violations)
         for name in HOSTS:
-            if name not in world.down:
-                problems += [f"{name}: {text}" for text in self._wrong(name, name in updated)]
+            if name in world.down:
+                continue
+            problems += [f"{name}: {text}" for text in self._wrong(name, name in updated)]
+            early = list(self._offered(name)) if name in updated else []
+            if early:
+                world.totals.late += len(early)
+                self.log.append(f"freed after the look: {name}: {'; '.join(early)}")
+                world.update(name)
+                problems += [f"{name}: {text}" for text in self._offered(name)]
         if problems:
             raise HistoryError("; ".join(problems))
 
-    def _wrong(self, name: str, updated: bool) -> Iterator[str]:
+    def _offered(self, name: str) -> Iterator[str]:
+        """What is offered although somebody has it, or it is not clean."""
         world = self.world
-        ledger = world.ledger(name)
-        if ledger.lost and name not in self.lost:
-            yield f"the ledger is lost: {ledger.problems}"
-        if not updated:
-            return
         tracked, taken = world.tracked(name), world.taken(name)
-        withheld = world.stats_of(name).withheld
-        given = world.given_by_placement(name)
         free = {each for each, status in tracked.items() if status == "available"}
-        for address in world.devices(name):
-            if address not in tracked and address not in withheld:
-                yield f"{address} is lost: neither offered nor withheld"
-        for address, server in ledger.marked.items():
+        for address, server in world.ledger(name).marked.items():
             if address in free and address not in taken:
                 yield f"{address} is offered with the mark of {server}"
         for (host, address), server in world.truth.running.items():
@@ -643,6 +652,21 @@ class History:
         for (host, address), server in world.truth.traces.items():
             if host == name and address in free:
                 yield f"{address} is offered with the traces of {server}"
+
+    def _wrong(self, name: str, updated: bool) -> Iterator[str]:
+        world = self.world
+        ledger = world.ledger(name)
+        if ledger.lost and name not in self.lost:
+            yield f"the ledger is lost: {ledger.problems}"
+        if not updated:
+            return
+        tracked = world.tracked(name)
+        withheld = world.stats_of(name).withheld
+        given = world.given_by_placement(name)
+        free = {each for each, status in tracked.items() if status == "available"}
+        for address in world.devices(name):
+            if address not in tracked and address not in withheld:
+                yield f"{address} is lost: neither offered nor withheld"
         if ledger.lost and free:
             yield f"offered without a ledger: {sorted(free)}"
         for address in withheld:
@@ -672,6 +696,7 @@ class History:
         self.check(HOSTS)
         self._remove_allocations()
         self._release()
+        self._lift()
         world.update_all()
         world.update_all()
         self.check(HOSTS)
@@ -709,6 +734,31 @@ class History:
                 if refused:
                     raise HistoryError(f"{name} {address} cannot be released: {refused}")
                 world.totals.released += 1
+
+    def _lift(self) -> None:
+        """Where a ledger was lost, nobody knows any more that the node has reserved a device.
+
+        It is shown as reserved by an operator, who lifts it (docs/source/admin/reserved.rst).
+        """
+        world = self.world
+        for name in sorted(self.begun_anew):
+            shown = world.stats_of(name).withheld
+            for place, provider in world.providers_of(name).items():
+                address = place.removeprefix(f"{name}_")
+                mine = [each for each in shown if each[:-1] == address[:-1]]
+                if not any("by an operator" in shown[each] for each in mine):
+                    continue
+                url = f"/resource_providers/{provider}/inventories"
+                body = world.placement.get(url).body
+                for fields in body["inventories"].values():
+                    fields["reserved"] = 0
+                answer = world.placement.put(url, body, version="1.26")
+                if answer.status != 200:
+                    raise HistoryError(f"{place} cannot be lifted: {answer.body}")
+                # Nova keeps what Placement said for five minutes.
+                world.computes[name].manager.rt.reportclient.clear_provider_cache()
+                world.totals.lifted += 1
+                self.log.append(f"lifted: {place}")
 
     def _expect_new(self) -> None:
         """The nodes are as on their first day."""

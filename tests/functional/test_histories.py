@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 
 import pytest
+from nova import context as nova_context
+from nova import objects
 
 from nova_hpc.from_nova import contract
 from tests.functional.histories import History, HistoryTest
@@ -27,11 +29,36 @@ class HistoriesTest(HistoryTest):
             f"RESULT: {found.histories} histories, {found.operations} operations, "
             f"{found.kills} kills at {len(found.steps)} different steps: no device lost, given "
             f"twice or reset in use; {found.left_behind} allocations left behind and named, "
-            f"{found.released} devices released by hand; {found.by_name}"
+            f"{found.released} devices released and {found.lifted} reservations lifted by hand, "
+            f"{found.late} devices offered until the next look, {found.by_name}"
         )
 
     def test_some_histories(self) -> None:
         self.run_histories(0, 6, 6)
+
+    @pytest.mark.slow
+    def test_a_move_that_nobody_ends_any_more_is_named(self) -> None:
+        """Its node died in the middle of it, and then the server was deleted."""
+        body = self._build_server(flavor_id=self.flavors["pair"], networks="none")
+        server = self.api.post_server({"server": body})["id"]
+        self.settle()
+        self.api.post_server_action(server, {"migrate": None})
+        self.settle()
+        self.assertEqual("resized", self.servers()[server].state)
+        context = nova_context.get_admin_context()
+        (migration,) = objects.MigrationList.get_by_filters(context, {"instance_uuid": server})
+        migration.status = "post-migrating"
+        migration.save()
+        instance = self.instance({"id": server})
+        instance.vm_state, instance.task_state = "active", None
+        instance.save()
+        self.api.delete_server(server)
+        self.settle()
+        self.assertEqual([migration.uuid], list(self.allocations()))
+        for _ in range(3):
+            self.update_all()
+        notes = " ".join(self.stats_of(migration.source_compute).notes)
+        self.assertIn(f"openstack resource provider allocation delete {migration.uuid}", notes)
 
     @pytest.mark.slow
     def test_two_hundred_histories(self) -> None:

@@ -185,8 +185,6 @@ def _cure(context: Any, suspect: Suspect, host: str) -> _Cure | None:
 
 
 def _of_migration(context: Any, suspect: Suspect, migration: Any) -> _Cure | None:
-    if migration.status not in _OVER:
-        return None
     server = migration.instance_uuid
     every = context.elevated(read_deleted="yes")
     try:
@@ -195,6 +193,11 @@ def _of_migration(context: Any, suspect: Suspect, migration: Any) -> _Cure | Non
         found = None  # archived
     if found is not None and found.hidden:
         return None  # of a move to another cell: Nova still works at it
+    if migration.status not in _OVER:
+        # Its node was killed in the middle of it, and then the server was deleted: nobody
+        # ends it any more. What Nova does not call over is named, and not removed.
+        gone = found is None or found.deleted
+        return _Cure(_delete(suspect)) if gone else None
     if found is None or found.deleted or server not in suspect.owners:
         return _Cure(_delete(suspect), removed=True)
     return _Cure(f"a move of server {server} failed; it goes with the server")

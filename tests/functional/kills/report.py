@@ -29,7 +29,7 @@ def rst(rows: Sequence[Row], steps: int) -> str:
         f"Killed at {len(kills)} of {steps} steps, {counts}: {len(kills) - bad} times all was",
         f"in order afterwards, {bad} times not.",
         "",
-        *_faults([row for row in rows if row not in kills]),
+        *_faults([row for row in rows if row not in kills], steps),
     ]
     for phase in PHASES:
         mine = sorted((row for row in kills if row.phase == phase), key=lambda row: row.number)
@@ -52,13 +52,14 @@ def rst(rows: Sequence[Row], steps: int) -> str:
     return "\n".join(lines)
 
 
-def _faults(rows: Sequence[Row]) -> list[str]:
+def _faults(rows: Sequence[Row], steps: int) -> list[str]:
     """A row a fault and phase, and what was not in order."""
     if not rows:
         return []
+    tried = len({(row.phase, row.number) for row in rows})
     titles = ("Fault", "In a", "Steps", "In order", "Servers afterwards")
     lines = [
-        ".. list-table:: Other faults at each of these steps",
+        f".. list-table:: Other faults, at {tried} of these {steps} steps",
         "   :header-rows: 1",
         "   :widths: 22 12 10 12 44",
         "",
