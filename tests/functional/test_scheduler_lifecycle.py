@@ -141,7 +141,7 @@ class LifecycleTest(DriverTest):
         server = self.boot(self.flavor)
         self.host("secret", fixtures.two_switches(gpus=2))
         larger = self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:3"})
-        self.assert_refused(server, "resize", {"flavorRef": larger}, "4 gpu free", "switch")
+        self.assert_refused(server, "resize", {"flavorRef": larger}, "3 gpu under one switch")
 
     def test_resize_to_a_wrong_flavor_is_refused(self) -> None:
         server = self.boot(self.flavor)
