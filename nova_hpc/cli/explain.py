@@ -20,6 +20,7 @@ from nova_hpc.cloud.explain import explain, explain_asked
 from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Question, Report, Verdict
 from nova_hpc.cloud.explain.past import NoServerError, explain_server
 from nova_hpc.cloud.snapshot import Device, Node, Snapshot, SnapshotError
+from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
 
 _MISS: Final = 1
@@ -214,6 +215,8 @@ def _headline(answer: Report) -> str:
     text += f": {devices}; affinity {request.level.word} ({request.policy.value})"
     if len(request.groups) > 1:
         text += f"; {len(request.groups)} groups"
+    if takes_ports(answer.flavor.server.extra_specs.get(GROUP)):
+        text += "; direct ports are left out"
     if request.cells:
         text += f"; {len(request.cells)} guest NUMA cell{'s' if len(request.cells) > 1 else ''}"
     return text

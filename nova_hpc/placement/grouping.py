@@ -61,6 +61,13 @@ def parse(value: str) -> dict[str, int]:
     return terms
 
 
+def takes_ports(value: str | None) -> bool:
+    """Whether ``hpc:group`` names direct ports by their own word."""
+    return value is not None and PORT in (
+        term.partition(":")[0].strip() for term in value.split(",")
+    )
+
+
 def check_wants(wants: Sequence[Want]) -> None:
     """Refuse counts and numbers of aliases that no host could have."""
     totals = _totals(wants)

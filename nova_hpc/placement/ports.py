@@ -48,6 +48,9 @@ TRIES: Final = 96
 #: Begins the key and the pools of what stands for a port that is not there.
 _BLANK: Final = "\0"
 
+#: Ends the key of ports that only some groups have one of.
+_MORE: Final = "\0more"
+
 #: Pool id -> how many of its functions ports may take.
 _Caps = Mapping[str, int]
 
@@ -65,7 +68,7 @@ def choose(request: Request, host: Host, limit: int, plain: Plain) -> Answer:
     dealt = Dealt.of(request)
     found = _search(dealt, host, plain)
     if isinstance(found, Answer):
-        return found
+        return Answer(miss=_because_of_ports(request, host, found.miss, plain))
     best, caps = found
     sets = [best]
     if limit > 1:
@@ -108,22 +111,32 @@ class Dealt:
         number = len(request.groups)
         blanks: dict[str, int] = {}
         hands = [dict(group.counts) for group in request.groups]
+        wants: dict[tuple[str, str], int] = {}
         for name, kinds in _by_name(request.ports).items():
-            each = -(-sum(ports.count for ports in kinds) // number)
             keys = [ports.key for ports in kinds for _ in range(ports.count)]
-            if len(keys) < each * number:
-                blanks[name] = each * number - len(keys)
-                keys += [_BLANK + name] * blanks[name]
+            every, odd = divmod(len(keys), number)
+            # Every group has so many ports, and some have one more.
+            rounds = [(name, key) for key in keys[: every * number]]
+            last = [(f"further {name}" if every else name, key) for key in keys[every * number :]]
+            if odd:
+                blanks[name] = number - odd
+                more = last[0][0]
+                last = [(more, key + _MORE) for _, key in last]
+                last += [(more, _BLANK + name)] * blanks[name]
             for group, hand in enumerate(hands):
-                for key in keys[group * each : (group + 1) * each]:
+                mine = rounds[group * every : (group + 1) * every] + last[group : group + 1]
+                for _, key in mine:
                     hand[key] = hand.get(key, 0) + 1
-        wants = (
-            *request.wants,
-            *(Want(ports.key, ports.name, ports.count) for ports in request.ports),
-            *(Want(_BLANK + name, name, count) for name, count in blanks.items()),
-        )
+            for pair in (*rounds, *last):
+                wants[pair] = wants.get(pair, 0) + 1
         plain = attrs.evolve(
-            request, wants=wants, groups=tuple(Group(hand) for hand in hands), ports=()
+            request,
+            wants=(
+                *request.wants,
+                *(Want(key, name, count) for (name, key), count in wants.items()),
+            ),
+            groups=tuple(Group(hand) for hand in hands),
+            ports=(),
         )
         return cls(plain, request.ports, blanks)
 
@@ -142,12 +155,21 @@ class Dealt:
             mine = pool.serves & counts.keys()
             others = pool.serves - mine
             most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in mine))
-            if not mine or (others and most):
+            # As far as the solver knows: which of a word's networks it is comes later.
+            words = {ports.name for ports in self.ports if ports.key in mine}
+            every = others | {
+                key
+                for ports in self.ports
+                if ports.name in words
+                for key in (ports.key, ports.key + _MORE)
+            }
+            if not mine:
                 pools.append(pool)
             elif not most:
                 pools.append(attrs.evolve(pool, serves=others))
             else:
-                pools.append(attrs.evolve(pool, free=min(pool.free, most)))
+                free = pool.free if others else min(pool.free, most)
+                pools.append(attrs.evolve(pool, free=free, serves=every))
         places = self._places(host) if self.blanks else ()
         for name, count in self.blanks.items():
             for number, place in enumerate(places):
@@ -172,7 +194,7 @@ class Dealt:
     @property
     def _has_devices(self) -> bool:
         keys = self.keys
-        return any(want.key not in keys and want.key[:1] != _BLANK for want in self.request.wants)
+        return any(_port(want.key) not in keys | {""} for want in self.request.wants)
 
     def wanted(self, host: Host, pools: Sequence[str]) -> int:
         """For how many ports, or blanks, any of *pools* could be."""
@@ -193,14 +215,14 @@ class Dealt:
             less from one of them.
         """
         serves = {pool.id: pool.serves for pool in host.pools}
-        names = {want.key: want.name for want in self.request.wants}
-        mine = {ports.key for ports in self.ports}
-        mine.update(_BLANK + name for name in self.blanks)
+        names = {ports.key: ports.name for ports in self.ports}
+        names.update((_BLANK + name, name) for name in self.blanks)
         picks: list[Pick] = []
         by_name: dict[str, list[Pick]] = {}
         for pick in devices.picks:
-            if pick.want in mine:
-                by_name.setdefault(names[pick.want], []).append(pick)
+            key = pick.want.removesuffix(_MORE)
+            if key in names:
+                by_name.setdefault(names[key], []).append(pick)
             else:
                 picks.append(pick)
         for name, taken in by_name.items():
@@ -219,6 +241,11 @@ class Dealt:
         return attrs.evolve(devices, picks=tuple(picks))
 
 
+def _port(key: str) -> str:
+    """The key of a want without what was added here; "" for one of blanks."""
+    return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
+
+
 def _placed(pool: Pool) -> Pool:
     """A device whose place is not known is in one of its own, which a blank can be in."""
     place = pool.location
@@ -226,6 +253,15 @@ def _placed(pool: Pool) -> Pool:
         return pool
     own = _BLANK + pool.id
     return attrs.evolve(pool, location=attrs.evolve(place, root=place.root or own, switches=(own,)))
+
+
+def _because_of_ports(request: Request, host: Host, miss: Miss | None, plain: Plain) -> Miss | None:
+    """The wish that is not met is that of the ports, where it is met without them."""
+    if miss is None or miss.unmet not in (Unmet.DEVICES, Unmet.TOGETHER):
+        return miss
+    if request.wants and not plain(attrs.evolve(request, ports=()), host, 1).sets:
+        return miss
+    return attrs.evolve(miss, unmet=Unmet.PORTS)
 
 
 def _by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:

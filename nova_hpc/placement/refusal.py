@@ -54,7 +54,8 @@ def _wish(request: Request, unmet: Unmet) -> str:
     counts: dict[str, int] = {}
     for key, count in request.groups[0].counts.items():
         counts[names[key]] = counts.get(names[key], 0) + count
-    text = " and ".join(f"{count} {name}" for name, count in counts.items())
+    # A flavor without devices has groups of ports alone.
+    text = " and ".join(f"{count} {name}" for name, count in counts.items()) or "room"
     several = len(request.groups) > 1
     if several:
         text = f"{len(request.groups)} groups of {text}"

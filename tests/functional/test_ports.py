@@ -121,6 +121,7 @@ class PlacedTest(PortsTest):
         flavor = self.make_flavor({**PAIRS, "hpc:group": "gpu:1"})
         server = self.boot(flavor, state="ERROR", networks=self.ports(*["physnet4"] * 64))
         self.assertIn("32 functions of adapters free for ports", self.fault(server))
+        self.assertTrue(self.log_lines("32 functions of adapters free for 64 ports"))
 
     def test_flavors_without_hpc_keys_are_stock_novas(self) -> None:
         """The first adapter of Nova's list, wherever the GPU is."""
@@ -221,6 +222,39 @@ class RailsTest(PortsTest):
     @pytest.mark.slow
     def test_fragmented_hosts_a_hundred_times(self) -> None:
         self.fragmented(100)
+
+
+class MovedTest(PortsTest):
+    """The port of a server that moves is bound to another adapter."""
+
+    def test_beside_the_new_gpu(self) -> None:
+        self.useFixture(fixtures.Moves())
+        flavor = self.make_flavor(ONE)
+        self.rails("alpha", Shape((RAIL,)))
+        server = self.boot(flavor, networks=self.ports("physnet4"))
+        # Nova's list of adapters there begins with one that is elsewhere.
+        self.rails("beta", Shape((RAIL, RAIL, RAIL)), gpus=[1])
+        self._migrate_server(server)
+        server = self._wait_for_state_change(server, "VERIFY_RESIZE")
+        self._confirm_resize(server)
+        self.assertEqual("beta", self.host_of(server))
+        self.assertEqual([Distance.PIX], self.pairs_of(server))
+        (port,) = self.ports_of(server)
+        slot = self.neutron._port_bindings[port["id"]]["beta"]["profile"]["pci_slot"]
+        self.assertIn(slot, [each.address for each in self.devices_of(server)])
+
+    def test_nowhere_beside_a_gpu(self) -> None:
+        """The server stays where it is, as it was."""
+        self.useFixture(fixtures.Moves())
+        flavor = self.make_flavor(ONE)
+        self.rails("alpha", Shape((RAIL,)))
+        server = self.boot(flavor, networks=self.ports("physnet4"))
+        before = [each.address for each in self.devices_of(server)]
+        self.rails("beta", TWO, {0: "physnet4"}, gpus=[1])
+        with self.assertRaises(base.client.OpenStackApiException):
+            self._migrate_server(server)
+        server = self._wait_for_state_change(server, "ACTIVE")
+        self.assertEqual(before, [each.address for each in self.devices_of(server)])
 
 
 class RunningTest(PortsTest):

@@ -24,6 +24,7 @@ from nova_hpc.placement.model import (
     Pool,
     Ports,
     Request,
+    Unmet,
     Want,
 )
 from nova_hpc.placement.spread import rotate
@@ -139,6 +140,7 @@ def test_no_function_of_a_network() -> None:
 def test_functions_elsewhere() -> None:
     answer = choose(ask(1, of(1)), host(*gpus(0), rail(1, "p")))
     assert answer.miss is not None
+    assert answer.miss.unmet is Unmet.PORTS
     assert answer.miss.user == (
         "1 gpu and 1 port free, but at most 1 gpu with 0 port under one switch "
         "(needs 1 gpu with 1 port)"
