@@ -31,6 +31,10 @@ Outcomes = dict[str, str]
 def run_one(name: str, suite: str, out: pathlib.Path, **env: str) -> Outcomes:
     """Run one suite in a process of its own; test id -> passed/failed/skipped."""
     folder = pathlib.Path(nova.__file__).parent / "tests" / "functional" / "libvirt"
+    path = folder / f"{suite}.py"
+    if not path.exists():
+        # test_server_group, which is about no hypervisor.
+        path = folder.parent / path.name
     junit = out / f"{name}-{suite}.xml"
     log = out / f"{name}-{suite}.log"
     # The first lets pytest run Nova's test classes at all.
@@ -44,7 +48,7 @@ def run_one(name: str, suite: str, out: pathlib.Path, **env: str) -> Outcomes:
                 *("-p", "no:cacheprovider", "-p", "no:warnings", "--show-capture=no"),
                 *("-c", os.devnull, "--rootdir", str(folder), f"--junitxml={junit}"),
                 *(word for plugin in plugins for word in ("-p", plugin)),
-                str(folder / f"{suite}.py"),
+                str(path),
             ],
             # Nova's fixtures swallow the output of tests only if told so.
             env={
