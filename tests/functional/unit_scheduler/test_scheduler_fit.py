@@ -70,6 +70,12 @@ class NovaDropsDevicesTest(HostStates):
         self.assertEqual(before, asked.numa_topology.obj_to_primitive())
         self.assertEqual([2, 2], [each["count"] for each in host.pci_stats.pools])
 
+    def test_a_candidate_of_too_few_devices(self) -> None:
+        """Nova gives what the candidate names, and says nothing of the rest."""
+        host = self.host(pool(1, count=2), pool(2, numa=1, count=2))
+        fitted = fit.check(host, spec(2), self.candidate(uuids.gpu1))
+        self.assertEqual("the candidate has 1 of 2 devices", fitted.refusal)
+
     def test_no_numa_topology_of_the_host(self) -> None:
         host = self.host(pool(1), nodes=0)
         fitted = fit.check(host, spec(numa_topology=guest_cell()), self.candidate(uuids.gpu1))
