@@ -155,6 +155,8 @@ class SameHostTest(MovesTest):
         self.act(server, self.body(specs), "VERIFY_RESIZE")
         self.act(server, {"revertResize": None}, "ACTIVE")
         self.assertEqual([], self.errors)
+        # Nor did an update go on only because each device was tried by itself.
+        self.assertNotIn("Placement refuses", self.stdlog.logger.output)
         self.assertEqual(
             [each.address for each in devices], [each.address for each in self.devices_of(server)]
         )
