@@ -212,9 +212,9 @@ def port_kinds(requests: objects.InstancePCIRequests | None) -> tuple[PortKind, 
         PortKind(
             Ports(
                 key=f"{PORT} {number}",
-                name=role_of(CONF, mine[0].spec[0].get(_NETWORK)) or PORT,
+                name=role_of(CONF, _wanted(mine[0]).get(_NETWORK)) or PORT,
                 count=len(mine),
-                network=_described(mine[0].spec[0]),
+                network=_described(_wanted(mine[0])),
             ),
             tuple(mine),
         )
@@ -232,6 +232,11 @@ def _kind_of(request: objects.InstancePCIRequest) -> Hashable:
     )
     policy = request.numa_policy if "numa_policy" in request else None
     return (spec, policy)
+
+
+def _wanted(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
+    """What a port wants of a device; Nova says it in one part, and of some ports nothing."""
+    return next(iter(request.spec), {})
 
 
 def _described(spec: Mapping[str, str | None]) -> str:

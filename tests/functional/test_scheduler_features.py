@@ -112,6 +112,7 @@ class AsymmetricCellsTest(base.HpcServersTest):
     def setUp(self) -> None:
         self.flags(cpu_dedicated_set="0-11", group="compute")
         super().setUp()
+        self.flags(disclose_capacity=True, group="hpc")
         shape = Shape((Switch(gpus=1, numa=0), Switch(gpus=2, numa=1)), cores=6, threads=1)
         self.start_host("one", shape)
         self.flavor = self.make_flavor(self.SPECS, vcpu=5, memory_mb=1024)

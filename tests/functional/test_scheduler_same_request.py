@@ -293,6 +293,9 @@ def answers(seed: int, options: config_fixture.Config) -> tuple[Answer, Answer, 
 def test_all_three_build_the_same_request(nova_as_configured, seed):
     scheduled, started, explained = answers(seed, nova_as_configured)
     assert started == scheduled
+    # A flavor has no ports; those are the server's.
+    if isinstance(scheduled, Request):
+        scheduled = attrs.evolve(scheduled, ports=())
     assert explained == scheduled
 
 
