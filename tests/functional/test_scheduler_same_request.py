@@ -189,7 +189,13 @@ def on_node(spec: objects.RequestSpec, what: Asked, rng: random.Random) -> Answe
         flavor=spec.flavor,
         system_metadata={f"image_{key}": value for key, value in what.properties.items()},
         pci_requests=spec.pci_requests,
-        pci_devices=objects.PciDeviceList(objects=[]),
+        # Of the claimed devices those of ports alone make a difference to what is asked.
+        pci_devices=objects.PciDeviceList(
+            objects=[
+                objects.PciDevice(address=f"0000:05:00.{number}", request_id=each.request_id)
+                for number, each in enumerate(server.port_requests(spec.pci_requests))
+            ]
+        ),
         numa_topology=topology,
     )
     found = answer(Claim.of(instance).server, what.roles)
