@@ -244,18 +244,41 @@ def _offer(
         resource_class=declaration.class_of(pool.role),
         traits=own.union(declaration.traits.get(pool.role, ())),
     )
-    pairs = tags.to_spec()
-    for key, value in pairs.items():
-        if len(value) > _LONGEST_TAG:
-            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
-    common: dict[str, object] = {"managed": "no"}
+    common: dict[str, str] = {"managed": "no"}
     if tags.resource_class is not None:
         common["resource_class"] = tags.resource_class
     if tags.traits:
         common["traits"] = ",".join(sorted(tags.traits))
     if pool.role in declaration.one_time_use:
         common["one_time_use"] = "true"
-    ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
+    found = _written(node, pool, tags, common)
+    if isinstance(found, str):
+        return found
+    return attrs.evolve(
+        found, own_traits=own, any_product=pool.role in declaration.resource_classes
+    )
+
+
+def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
+    """The offer of devices for Neutron's ports: their network is what tells them apart.
+
+    Without ``managed``: libvirt rebinds the device of a port whatever an entry says.
+    """
+    tags = Tags(location=_location(node, pool), role=pool.role, group=unit)
+    found = _written(node, pool, tags, {"physical_network": network})
+    return found if isinstance(found, str) else attrs.evolve(found, network=network)
+
+
+def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str]) -> Offer | str:
+    """The offer of a pool with *common* and the tags in each entry, or why there is none."""
+    first = pool.functions[0]
+    assert first.vendor_id is not None
+    assert first.product_id is not None
+    pairs = tags.to_spec()
+    for key, value in {**common, **pairs}.items():
+        if len(value) > _LONGEST_TAG:
+            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
+    ids = {"vendor_id": first.vendor_id, "product_id": first.product_id}
     return Offer(
         provider=pool.provider,
         functions=tuple(function.address for function in pool.functions),
@@ -267,37 +290,6 @@ def _offer(
             {**ids, "address": address, **common, **pairs}
             for address in spec_address.forms(node, pool.functions)
         ),
-        own_traits=own,
-        any_product=pool.role in declaration.resource_classes,
-    )
-
-
-def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
-    """The offer of devices for Neutron's ports: their network is what tells them apart.
-
-    Without ``managed``: libvirt rebinds the device of a port whatever an entry says.
-    """
-    first = pool.functions[0]
-    assert first.vendor_id is not None
-    assert first.product_id is not None
-    tags = Tags(location=_location(node, pool), role=pool.role, group=unit)
-    pairs = {"physical_network": network, **tags.to_spec()}
-    for key, value in pairs.items():
-        if len(value) > _LONGEST_TAG:
-            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
-    ids: dict[str, object] = {"vendor_id": first.vendor_id, "product_id": first.product_id}
-    return Offer(
-        provider=pool.provider,
-        functions=tuple(function.address for function in pool.functions),
-        vendor_id=first.vendor_id,
-        product_id=first.product_id,
-        dev_type=first.dev_type,
-        tags=tags,
-        entries=tuple(
-            {**ids, "address": address, **pairs}
-            for address in spec_address.forms(node, pool.functions)
-        ),
-        network=network,
     )
 
 
