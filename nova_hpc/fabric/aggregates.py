@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fabric map as Nova's host aggregates, and back.
+
+One aggregate a leaf says where the leaf is; hosts whose leaf nobody knows are in one of the
+tightest domain that is known. Each NVLink domain has one more. So the domains of the tree
+nest by construction: a leaf's place is said once, for all of its hosts.
+
+All keys have a prefix of our own, with a colon. It has to be so that nothing else in Nova
+decides otherwise because of them (nova/scheduler/filters, request_filter.py): the filter
+``AggregateInstanceExtraSpecsFilter`` compares flavor keys without a scope, and those of the
+scope ``aggregate_instance_extra_specs``, with which an operator may name a key of ours on
+purpose; ``AggregateMultiTenancyIsolation`` reads ``filter_tenant_id*``, isolated aggregates
+``trait:*``, the allocation ratios, weighers and limits keys without a colon;
+``AggregateImagePropertiesIsolation`` asks the image for a property of the key's name, which
+Nova's images cannot have (it logs that, as for every key). There is never an availability zone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, Rail, wrong_name
+
+#: Of every metadata key that is ours.
+PREFIX: Final = "hpc_fabric:"
+#: Of the name of every aggregate that is ours.
+NAME_PREFIX: Final = "hpc-fabric:"
+#: The key that marks an aggregate as ours; its value is the version of all keys.
+VERSION_KEY: Final = f"{PREFIX}version"
+VERSION: Final = "1"
+#: Key of the map's name: a cloud with two fabrics has two maps.
+MAP_KEY: Final = f"{PREFIX}map"
+#: Key of the level that the aggregate is one domain of.
+KIND_KEY: Final = f"{PREFIX}kind"
+#: Key of the names of the rails that more than half of the leaf's hosts have.
+RAILS_KEY: Final = f"{PREFIX}rails"
+#: Longest value of a metadata item (nova/objects/aggregate.py), in characters.
+_LONGEST_VALUE: Final = 255
+
+
+def key_of(level: FabricLevel) -> str:
+    """The metadata key that holds the name of a domain of *level*."""
+    return f"{PREFIX}{level.word}"
+
+
+_KEYS: Final = tuple((level, key_of(level)) for level in FabricLevel)
+_BY_WORD: Final = {level.word: level for level in FabricLevel}
+
+
+@attrs.frozen
+class Aggregate:
+    """A host aggregate of ours."""
+
+    name: str
+    #: Key and value, in the order of the keys.
+    metadata: tuple[tuple[str, str], ...]
+    #: In the order of their names.
+    hosts: tuple[str, ...]
+
+
+@attrs.frozen
+class Reading:
+    """What aggregates say of one host."""
+
+    place: Place
+    #: What makes no sense in them; the domains concerned are unknown.
+    problems: tuple[str, ...] = ()
+
+
+def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
+    """The aggregates that *fabric* means, in the order of their names.
+
+    Hosts of which the map knows no domain are in none.
+    """
+    found: list[Aggregate] = []
+    tree: dict[tuple[FabricLevel, str], list[Place]] = {}
+    for place in fabric.places:
+        for level in TREE:
+            name = place.domain(level)
+            if name is not None:
+                tree.setdefault((level, name), []).append(place)
+                break
+    for (level, name), places in tree.items():
+        said = {}
+        for above in TREE[TREE.index(level) :]:
+            names = {place.domain(above) for place in places}
+            if len(names) == 1 and (only := names.pop()) is not None:
+                said[key_of(above)] = only
+        rails = _common_rails(places)
+        if rails:
+            said[RAILS_KEY] = rails
+        found.append(_aggregate(fabric, level, name, said, [place.host for place in places]))
+    level = FabricLevel.NVLINK_DOMAIN
+    for name, hosts in fabric.domains(level).items():
+        found.append(_aggregate(fabric, level, name, {key_of(level): name}, hosts))
+    return tuple(sorted(found, key=lambda each: each.name))
+
+
+def is_ours(metadata: Mapping[str, str]) -> bool:
+    """Whether an aggregate with this metadata belongs to the fabric map."""
+    return VERSION_KEY in metadata
+
+
+def place_of(host: str, metadata: Iterable[Mapping[str, str]]) -> Place:
+    """Where *host* is, by the metadata of all aggregates that it is in.
+
+    Metadata that make no sense, as somebody's hand may leave them, are unknown.
+    """
+    return read_place(host, metadata).place
+
+
+def read_place(host: str, metadata: Iterable[Mapping[str, str]]) -> Reading:
+    """As :func:`place_of`, with what makes no sense."""
+    problems: list[str] = []
+    ours = [each for each in metadata if any(key.startswith(PREFIX) for key in each)]
+    sound = [each for each in ours if _sound(each, problems)]
+    maps = sorted({each[MAP_KEY] for each in sound})
+    if len(maps) > 1:
+        # Which of them is right nobody can tell.
+        said = " and ".join(map(repr, maps))
+        return Reading(Place(host), (*problems, f"host {host!r} is in the maps {said} at once"))
+    domains: dict[str, str] = {}
+    for level, key in _KEYS:
+        names = sorted({each[key] for each in sound if key in each})
+        if len(names) > 1:
+            said = " and ".join(map(repr, names))
+            problems.append(
+                f"host {host!r} is in two domains of level {level.word} at once: {said}"
+            )
+        elif names:
+            domains[level.word] = names[0]
+    rails: tuple[Rail, ...] = ()
+    if "leaf" in domains:
+        said = next((each[RAILS_KEY] for each in sound if each.get(RAILS_KEY)), "")
+        rails = tuple(Rail(name) for name in said.split(",") if not wrong_name(name))
+    return Reading(Place(host, rails=rails, **domains), tuple(problems))
+
+
+def _sound(metadata: Mapping[str, str], problems: list[str]) -> bool:
+    """Whether one aggregate's metadata can be believed; adds to *problems* why not."""
+    if VERSION_KEY not in metadata:
+        key = min(key for key in metadata if key.startswith(PREFIX))
+        problems.append(
+            f"an aggregate has {key} but no {VERSION_KEY}: it is not of the fabric map and not read"
+        )
+        return False
+    if metadata[VERSION_KEY] != VERSION:
+        problems.append(
+            f"an aggregate has {VERSION_KEY}={metadata[VERSION_KEY]!r}; this release of nova-hpc "
+            f"reads {VERSION}"
+        )
+        return False
+    wrong = _edited(metadata)
+    if wrong:
+        called = next((metadata[key] for _, key in _KEYS if metadata.get(key)), "?")
+        problems.append(f"the aggregate of {called!r} was edited by hand: it has {wrong}")
+    return not wrong
+
+
+def _edited(metadata: Mapping[str, str]) -> str:
+    """What nobody but a hand can have made of an aggregate of ours; "" when it is sound."""
+    kind = _BY_WORD.get(metadata.get(KIND_KEY, ""))
+    if kind is None:
+        return f"{KIND_KEY}={metadata.get(KIND_KEY)!r}"
+    for key in (MAP_KEY, key_of(kind)):
+        if key not in metadata:
+            return f"no {key}"
+    for level, key in _KEYS:
+        # A leaf's aggregate says nothing of NVLink domains, and the other way round.
+        if key in metadata and not _belongs(level, kind):
+            return f"{key}, which does not belong there"
+    for key in (MAP_KEY, *(key for _, key in _KEYS)):
+        if key in metadata and wrong_name(metadata[key]):
+            return f"{key}={metadata[key]!r}"
+    return ""
+
+
+def _belongs(level: FabricLevel, kind: FabricLevel) -> bool:
+    if kind is FabricLevel.NVLINK_DOMAIN:
+        return level is kind
+    return level >= kind
+
+
+def _aggregate(
+    fabric: FabricMap,
+    level: FabricLevel,
+    name: str,
+    said: Mapping[str, str],
+    hosts: Iterable[str],
+) -> Aggregate:
+    metadata = {VERSION_KEY: VERSION, MAP_KEY: fabric.name, KIND_KEY: level.word, **said}
+    return Aggregate(
+        name=f"{NAME_PREFIX}{level.word}:{name}",
+        metadata=tuple(sorted(metadata.items())),
+        hosts=tuple(sorted(hosts)),
+    )
+
+
+def _common_rails(places: list[Place]) -> str:
+    """Rails that more than half of the hosts have; "" where the value would be too long."""
+    counts = Counter(rail.name for place in places for rail in place.rails)
+    names = sorted(name for name, count in counts.items() if 2 * count > len(places))
+    text = ",".join(names)
+    return text if len(text) <= _LONGEST_VALUE else ""

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fabric as data: where each host is, and what connects the places.
+
+A fabric is a tree of *domains*: the hosts of a leaf are in one block, those of a block
+below one spine, and so on. Where a host has several rails, its "leaf" is the set of leaf
+switches that it shares with its neighbours, and where several spine switches serve the same
+leaves, they are one "spine". An NVLink domain is the one exception: it lies where the
+cables of the GPUs run, and may cross a leaf.
+
+What is not known is ``None``, and an unknown is never equal to anything, not even to
+another unknown: a host without a leaf shares no leaf with anybody.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import attrs
+
+#: The longest name of a host or domain, in characters. The names of a domain's providers
+#: in Placement (at most 200) and of its aggregate in Nova (at most 255) contain it.
+LONGEST_NAME: Final = 128
+
+
+class FabricLevel(enum.IntEnum):
+    """How near hosts are to each other; smaller is tighter."""
+
+    NVLINK_DOMAIN = 0
+    LEAF = 1
+    BLOCK = 2
+    SPINE = 3
+    CORE = 4
+
+    @property
+    def word(self) -> str:
+        """The word of ``hpc:fabric`` for this level, e.g. ``leaf``."""
+        return self.name.lower()
+
+    @classmethod
+    def from_word(cls, word: str) -> FabricLevel:
+        """Parse the word of a level; ValueError names the legal ones."""
+        try:
+            return _BY_WORD[word]
+        except KeyError:
+            legal = ", ".join(level.word for level in cls)
+            raise ValueError(f"{word!r} is not one of: {legal}") from None
+
+
+_BY_WORD: Final = {level.word: level for level in FabricLevel}
+
+#: The levels of the tree, tightest first: each domain lies in one of the next.
+TREE: Final = (FabricLevel.LEAF, FabricLevel.BLOCK, FabricLevel.SPINE, FabricLevel.CORE)
+
+
+def wrong_name(name: object) -> str | None:
+    """Why *name* is no name of a host or domain; None: it is one."""
+    if not isinstance(name, str) or not name:
+        return f"{name!r} is no name"
+    if len(name) > LONGEST_NAME:
+        return f"{name[:20]!r}... has {len(name)} characters; at most {LONGEST_NAME} are possible"
+    if not name.isprintable() or name != name.strip():
+        return f"{name!r} has characters that a name cannot have"
+    return None
+
+
+def _named(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is None and attribute.default is None:
+        return
+    wrong = wrong_name(value)
+    if wrong is not None:
+        raise ValueError(f"{attribute.name}: {wrong}")
+
+
+@attrs.frozen
+class Rail:
+    """One of a host's ports on the fabric."""
+
+    #: As the host calls it, e.g. ``mlx5_0``.
+    name: str
+    #: The leaf switch at the other end; None: nobody knows.
+    switch: str | None = None
+    #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None: unknown.
+    rate: str | None = None
+
+
+@attrs.frozen
+class Place:
+    """Where one host is; None is a domain that nobody knows."""
+
+    #: As Nova calls the host.
+    host: str = attrs.field(validator=_named)
+    nvlink_domain: str | None = attrs.field(default=None, validator=_named)
+    leaf: str | None = attrs.field(default=None, validator=_named)
+    block: str | None = attrs.field(default=None, validator=_named)
+    spine: str | None = attrs.field(default=None, validator=_named)
+    core: str | None = attrs.field(default=None, validator=_named)
+    #: In the order of their names.
+    rails: tuple[Rail, ...] = ()
+
+    def domain(self, level: FabricLevel) -> str | None:
+        """The domain of *level* that the host is in; None: nobody knows, or in none."""
+        name: str | None = getattr(self, level.word)
+        return name
+
+    @property
+    def path(self) -> tuple[tuple[FabricLevel, str], ...]:
+        """The domains of the tree that are known, widest first; no NVLink domain."""
+        found = ((level, self.domain(level)) for level in reversed(TREE))
+        return tuple((level, name) for level, name in found if name is not None)
+
+    def common(self, other: Place) -> FabricLevel | None:
+        """The tightest level at which both hosts are in one domain; None: at none."""
+        for level in FabricLevel:
+            name = self.domain(level)
+            if name is not None and name == other.domain(level):
+                return level
+        return None
+
+
+@attrs.frozen
+class Switch:
+    """One switch; several of them are one domain where hosts have several rails."""
+
+    name: str
+    level: FabricLevel
+    #: The domain of *level* that it serves; None: it serves no host.
+    domain: str | None = None
+    #: Its GUID, as 16 hexadecimal digits; None where the source has none.
+    guid: str | None = None
+
+
+@attrs.frozen
+class Link:
+    """All cables between two switches."""
+
+    #: Name of the switch that is nearer to the hosts.
+    lower: str
+    upper: str
+    #: How many cables are up.
+    count: int
+    #: How many are known and down.
+    dead: int = 0
+    #: Of the slowest cable that is up, e.g. ``4xNDR``; None: unknown.
+    rate: str | None = None
+
+
+@attrs.frozen
+class Problem:
+    """What is wrong with a source, for the operator."""
+
+    text: str
+    #: Line of the source, from 1; None: no single line.
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.line is None else f"line {self.line}: {self.text}"
+
+
+def _by_host(self: FabricMap) -> Mapping[str, Place]:
+    return MappingProxyType({place.host: place for place in self.places})
+
+
+def _by_level(self: FabricMap) -> Mapping[FabricLevel, Mapping[str, tuple[str, ...]]]:
+    found: dict[FabricLevel, dict[str, list[str]]] = {level: {} for level in FabricLevel}
+    for place in self.places:
+        for level in FabricLevel:
+            name = place.domain(level)
+            if name is not None:
+                found[level].setdefault(name, []).append(place.host)
+    return MappingProxyType(
+        {
+            level: MappingProxyType({name: tuple(of[name]) for name in sorted(of)})
+            for level, of in found.items()
+        }
+    )
+
+
+def _sorted(places: Iterable[Place]) -> tuple[Place, ...]:
+    return tuple(sorted(places, key=lambda place: place.host))
+
+
+def _sorted_switches(switches: Iterable[Switch]) -> tuple[Switch, ...]:
+    return tuple(sorted(switches, key=lambda switch: switch.name))
+
+
+def _sorted_links(links: Iterable[Link]) -> tuple[Link, ...]:
+    return tuple(sorted(links, key=lambda link: (link.lower, link.upper)))
+
+
+@attrs.frozen(cache_hash=True)
+class FabricMap:
+    """Where all hosts are. Equal maps say the same, wherever they come from.
+
+    :raises ValueError: a host is there twice.
+    """
+
+    #: In the order of the hosts' names.
+    places: tuple[Place, ...] = attrs.field(default=(), converter=_sorted)
+    #: Switches and what connects them, where the source says it.
+    switches: tuple[Switch, ...] = attrs.field(default=(), converter=_sorted_switches)
+    links: tuple[Link, ...] = attrs.field(default=(), converter=_sorted_links)
+    #: Whose map it is: a cloud with two fabrics has two maps of different names.
+    name: str = attrs.field(default="fabric", validator=_named)
+    #: Where it comes from, for people.
+    source: str = attrs.field(default="", eq=False)
+    _of_host: Mapping[str, Place] = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_by_host, takes_self=True)
+    )
+    _of_level: Mapping[FabricLevel, Mapping[str, tuple[str, ...]]] = attrs.field(
+        init=False, eq=False, repr=False, default=attrs.Factory(_by_level, takes_self=True)
+    )
+
+    def __attrs_post_init__(self) -> None:
+        for one, next_one in zip(self.places, self.places[1:], strict=False):
+            if one.host == next_one.host:
+                raise ValueError(f"host {one.host!r} is in the map twice")
+
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts, in the order of their names."""
+        return tuple(self._of_host)
+
+    def place(self, host: str) -> Place | None:
+        """Where *host* is; None: it is not in the map."""
+        return self._of_host.get(host)
+
+    def domains(self, level: FabricLevel) -> Mapping[str, tuple[str, ...]]:
+        """Domain of *level* -> its hosts; both in the order of their names."""
+        return self._of_level[level]
+
+    def path(self, host: str) -> tuple[tuple[FabricLevel, str], ...]:
+        """The known domains of the tree above *host*, widest first; () for a stranger."""
+        place = self.place(host)
+        return () if place is None else place.path
+
+    def contradictions(self) -> tuple[str, ...]:
+        """Where domains do not nest, in words: no domain of the tree lies in two others."""
+        found = []
+        for number, level in enumerate(TREE):
+            for name, hosts in self.domains(level).items():
+                places = [self._of_host[host] for host in hosts]
+                for above in TREE[number + 1 :]:
+                    names = {place.domain(above) for place in places}
+                    if len(names) > 1:
+                        said = ", ".join(sorted(repr(each) if each else "none" for each in names))
+                        found.append(
+                            f"{level.word} {name!r} lies in more than one {above.word}: {said}"
+                        )
+        return tuple(found)
+
+    def crossings(self) -> tuple[str, ...]:
+        """NVLink domains that lie in more than one leaf, in words. This is allowed."""
+        found = []
+        for name, hosts in self.domains(FabricLevel.NVLINK_DOMAIN).items():
+            leaves = sorted(
+                {place.leaf for place in map(self._of_host.__getitem__, hosts) if place.leaf}
+            )
+            if len(leaves) > 1:
+                found.append(f"NVLink domain {name!r} crosses leaves: {', '.join(leaves)}")
+        return tuple(found)

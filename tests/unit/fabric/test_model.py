@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, wrong_name
+from tests.unit.fabric.strategies import fabrics
+
+TWO_LEAVES = FabricMap(
+    [
+        Place("n3", leaf="l2", spine="s1", nvlink_domain="v1"),
+        Place("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
+        Place("n2", leaf="l1", spine="s1"),
+        Place("n4"),
+    ]
+)
+
+
+def test_a_level_is_known_by_its_word_and_nothing_else():
+    assert [level.word for level in FabricLevel] == [
+        "nvlink_domain",
+        "leaf",
+        "block",
+        "spine",
+        "core",
+    ]
+    assert [FabricLevel.from_word(level.word) for level in FabricLevel] == list(FabricLevel)
+    with pytest.raises(ValueError, match="'rack' is not one of: nvlink_domain, leaf"):
+        FabricLevel.from_word("rack")
+
+
+def test_hosts_and_domains_are_in_the_order_of_their_names():
+    assert TWO_LEAVES.hosts() == ("n1", "n2", "n3", "n4")
+    assert dict(TWO_LEAVES.domains(FabricLevel.LEAF)) == {"l1": ("n1", "n2"), "l2": ("n3",)}
+    assert TWO_LEAVES.path("n3") == ((FabricLevel.SPINE, "s1"), (FabricLevel.LEAF, "l2"))
+    assert TWO_LEAVES.path("stranger") == ()
+
+
+def test_an_unknown_domain_is_shared_with_nobody():
+    unknown = Place("n4")
+    assert unknown.common(Place("n5")) is None
+    assert Place("a", leaf="l", spine="s").common(Place("b", spine="s")) is FabricLevel.SPINE
+
+
+def test_an_nvlink_domain_may_cross_a_leaf_and_is_told():
+    assert TWO_LEAVES.crossings() == ("NVLink domain 'v1' crosses leaves: l1, l2",)
+    assert TWO_LEAVES.contradictions() == ()
+
+
+def test_a_leaf_in_two_spines_is_a_contradiction():
+    fabric = FabricMap([Place("a", leaf="l", spine="s1"), Place("b", leaf="l", spine="s2")])
+    assert fabric.contradictions() == ("leaf 'l' lies in more than one spine: 's1', 's2'",)
+
+
+def test_a_host_is_in_a_map_once():
+    with pytest.raises(ValueError, match="host 'a' is in the map twice"):
+        FabricMap([Place("a"), Place("b"), Place("a", leaf="l")])
+
+
+@pytest.mark.parametrize("name", ["", " a", "a\n", "a" * 129, "\x1b[2J", None, 7])
+def test_what_is_no_name_is_refused(name):
+    assert wrong_name(name)
+    with pytest.raises(ValueError, match="host: "):
+        Place(name)
+
+
+def test_equal_maps_are_equal_wherever_they_come_from():
+    one = FabricMap([Place("a"), Place("b")], source="x")
+    other = FabricMap([Place("b"), Place("a")], source="y")
+    assert one == other
+    assert hash(one) == hash(other)
+
+
+@given(fabrics())
+def test_hosts_share_a_domain_as_their_places_say(fabric):
+    assert fabric.contradictions() == ()
+    for one, other in itertools.combinations(fabric.places, 2):
+        shared = [
+            level
+            for level in FabricLevel
+            if any(
+                one.host in hosts and other.host in hosts
+                for hosts in fabric.domains(level).values()
+            )
+        ]
+        assert one.common(other) == (min(shared) if shared else None)
+    for level in TREE:
+        members = [host for hosts in fabric.domains(level).values() for host in hosts]
+        assert len(members) == len(set(members))
