@@ -93,7 +93,11 @@ def find(tree: Tree, node: Node, address: str) -> VirtualFunction:
 
 def _expect_backend(tree: Tree, function: VirtualFunction) -> None:
     if function.layer is Layer.INFINIBAND:
-        Mlx5.folder(tree, function)
+        if function.net is None and not Mlx5.has(tree, function):
+            raise NoBackendError(
+                f"{function.address}: its adapter has no network device; GUIDs of virtual "
+                "functions need the module ib_ipoib, or NVIDIA's own driver (DOCA-OFED)"
+            )
         return
     if function.net is None:
         raise NoBackendError(f"{function.address}: its adapter has no network device")
@@ -140,7 +144,7 @@ class Backends:
 
         :raises AdapterError: it cannot be opened.
         """
-        if function.layer is Layer.INFINIBAND:
+        if function.layer is Layer.INFINIBAND and Mlx5.has(Tree(self._root), function):
             backend: Backend = Mlx5(self._root)
         else:
             if self._netlink is None:

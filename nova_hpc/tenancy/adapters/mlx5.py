@@ -7,8 +7,8 @@ The files are those of NVIDIA's own driver (MLNX_OFED, DOCA-OFED)::
 
 ``node`` and ``port`` take and show a GUID as eight bytes with colons, and
 ``policy`` one of ``Follow``, ``Up``, ``Down``. The kernel's own driver has no
-such directory; it is refused by name. This contract is from the driver's
-documentation; it has not been tried on real hardware.
+such directory; its functions are set through rtnetlink. This contract is from the
+driver's documentation; it has not been tried on real hardware.
 """
 
 from __future__ import annotations
@@ -75,15 +75,23 @@ class Mlx5:
         return found
 
     @staticmethod
+    def has(tree: Tree, function: VirtualFunction) -> bool:
+        """Whether the driver of the function's adapter has these files."""
+        return function.rdma is not None and tree.exists(_folder(function))
+
+    @staticmethod
     def folder(tree: Tree, function: VirtualFunction) -> str:
         """The directory of the function.
 
         :raises NoBackendError: its adapter's driver has none.
         """
-        sriov = f"/sys/class/infiniband/{function.rdma}/device/sriov"
-        if function.rdma is None or not tree.exists(sriov):
+        if not Mlx5.has(tree, function):
             raise NoBackendError(
-                f"{function.address}: the driver of its adapter has no directory {sriov}; GUIDs "
-                "of virtual functions need NVIDIA's own driver (DOCA-OFED)"
+                f"{function.address}: the driver of its adapter has no directory "
+                f"{_folder(function)}"
             )
-        return f"{sriov}/{function.index}"
+        return f"{_folder(function)}/{function.index}"
+
+
+def _folder(function: VirtualFunction) -> str:
+    return f"/sys/class/infiniband/{function.rdma}/device/sriov"

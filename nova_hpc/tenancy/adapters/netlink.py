@@ -1,19 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ethernet virtual functions of any driver, through rtnetlink."""
+"""Virtual functions through rtnetlink: Ethernet of any driver, InfiniBand of the kernel's mlx5.
+
+For InfiniBand the network device is that of IPoIB: GUIDs can be set since Linux 4.6
+and read back since 5.5 (``struct ifla_vf_guid`` in the kernel's
+``include/uapi/linux/if_link.h``). Its MAC, VLAN and rights say nothing there. This part
+has not been tried on real hardware.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from nova_hpc.tenancy.adapters.apply import NoBackendError, UnsupportedError
-from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
+from nova_hpc.tenancy.adapters.settings import (
+    AdapterError,
+    Layer,
+    LinkState,
+    Setting,
+    VirtualFunction,
+)
 
 #: IFLA_VF_LINK_STATE_*
 _STATES: Final = {LinkState.AUTO: 0, LinkState.UP: 1, LinkState.DOWN: 2}
+#: Setting -> what pyroute2 calls it; the attribute's name is the same in capitals.
+_GUIDS: Final = {"node_guid": "ib_node_guid", "port_guid": "ib_port_guid"}
+#: Length and type of an attribute; of ``struct ifla_vf_guid`` the function's number, four
+#: bytes that align the GUID, and the GUID as a number of this machine's byte order.
+_GUID_ATTRIBUTE: Final = struct.Struct("=HHI4xQ")
+
 #: RTEXT_FILTER_VF: tell about the virtual functions, too; and
 #: RTEXT_FILTER_SKIP_STATS, for the counters of many exceed the length of a message.
 _WITH_FUNCTIONS: Final = 1 | 1 << 3
@@ -74,8 +93,14 @@ class Netlink:
             functions = message.get("IFLA_VFINFO_LIST")
             for info in functions.get_attrs("IFLA_VF_INFO") if functions else ():
                 mac = info.get("IFLA_VF_MAC")
-                if mac is not None and mac["vf"] == function.index:
+                if mac is None or mac["vf"] != function.index:
+                    continue
+                if function.layer is not Layer.INFINIBAND:
                     return _seen(info)
+                try:
+                    return _seen_guids(function, info)
+                except ValueError as error:
+                    raise AdapterError(f"{function.address}: {function.net}: {error}") from error
         raise NoBackendError(f"{function.address}: {function.net} tells nothing about it")
 
     def _do(self, function: VirtualFunction, name: str, work: Callable[[Any, int], Any]) -> Any:
@@ -99,6 +124,9 @@ class Netlink:
 
 
 def _request(setting: Setting) -> dict[str, Any]:
+    if setting.name in _GUIDS:
+        octets = int(setting.value).to_bytes(8, "big")
+        return {_GUIDS[setting.name]: octets.hex(":")}
     if setting.name == "mac":
         return {"mac": setting.value}
     if setting.name == "vlan":
@@ -128,9 +156,41 @@ def _seen(info: Any) -> dict[str, Any]:
         # All ones: the driver does not say.
         if value is not None and value[key] in (0, 1):
             found[name] = bool(value[key])
+    return found | _link_state(info)
+
+
+def _seen_guids(function: VirtualFunction, info: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, key in _GUIDS.items():
+        value = info.get(f"IFLA_VF_{key.upper()}")
+        if value is None:
+            raise NoBackendError(
+                f"{function.address}: {function.net} does not show its GUIDs; that needs Linux "
+                "5.5 or newer and mlx5_core, or NVIDIA's own driver (DOCA-OFED)"
+            )
+        found[name] = _guid(value)
+    return found | _link_state(info)
+
+
+def _guid(value: Any) -> int:
+    """The GUID in an attribute.
+
+    pyroute2 takes the structure for longer than it is: at the end of a message it
+    finds too few bytes, and hands out those of the attribute as they are.
+
+    :raises ValueError: neither.
+    """
+    if isinstance(value, bytes):
+        if len(value) < _GUID_ATTRIBUTE.size:
+            raise ValueError(f"a GUID of {len(value)} bytes")
+        number: int = _GUID_ATTRIBUTE.unpack_from(value)[-1]
+        return number
+    text = next((str(value[key]) for key in _GUIDS.values() if key in value), "")
+    return int(text.replace(":", ""), 16)
+
+
+def _link_state(info: Any) -> dict[str, Any]:
     state = info.get("IFLA_VF_LINK_STATE")
-    if state is not None:
-        for each, number in _STATES.items():
-            if number == state["link_state"]:
-                found["link_state"] = each
-    return found
+    if state is None:
+        return {}
+    return {"link_state": each for each, number in _STATES.items() if number == state["link_state"]}

@@ -6,6 +6,7 @@ documentation has them; they have not been tried on real hardware.
 """
 
 import os
+import shutil
 from pathlib import Path
 
 NO_GUID = "00:00:00:00:00:00:00:00"
@@ -47,6 +48,14 @@ def ethernet(root: Path, parent: str, net: str = "ens1") -> None:
     folder = root / "sys/bus/pci/devices" / parent
     (folder / "class").write_text("0x020000\n")
     (folder / f"net/{net}").mkdir(parents=True)
+
+
+def inbox_infiniband(root: Path, parent: str, device: str = "mlx5_1") -> None:
+    """The same behind the kernel's own driver, with a network device of IPoIB."""
+    infiniband(root, parent, device)
+    folder = root / "sys/bus/pci/devices" / parent
+    shutil.rmtree(folder / "sriov")
+    (folder / "net/ib0").mkdir(parents=True)
 
 
 def infiniband(root: Path, parent: str, device: str = "mlx5_1") -> None:

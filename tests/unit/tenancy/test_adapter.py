@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import shutil
 from pathlib import Path
 
 import attrs
@@ -6,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy.adapters import apply
+from nova_hpc.tenancy.adapters import apply, netlink
 from nova_hpc.tenancy.adapters import settings as adapter
 from nova_hpc.tenancy.adapters.apply import Change, NoBackendError
-from nova_hpc.tenancy.adapters.find import find, index_of
+from nova_hpc.tenancy.adapters.find import Backends, find, index_of
 from nova_hpc.tenancy.adapters.mlx5 import Mlx5
 from nova_hpc.tenancy.adapters.netlink import Netlink
 from nova_hpc.tenancy.adapters.settings import (
@@ -25,7 +26,7 @@ from nova_hpc.tenancy.adapters.settings import (
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Function, Node, RdmaDevice, RdmaPort
 from tests.unit.tenancy import cards
-from tests.unit.tenancy.kernel import Kernel
+from tests.unit.tenancy.kernel import InfinibandKernel, Kernel
 
 ROCE = VirtualFunction("0000:3b:00.2", 0, Layer.ETHERNET, "mlx5_core", "ens1", "mlx5_0")
 OTHER = attrs.evolve(ROCE, address="0000:3b:00.3", index=1)
@@ -125,8 +126,11 @@ def test_roce_and_infiniband_are_told_apart(root):
         (node(driver=None), "is bound to no driver"),
         (node(rdma=(), class_code="020000", os_devices=()), "has no network device"),
         (
-            node(rdma=(RdmaDevice("mlx5_9", ports=(RdmaPort(1, link_layer="InfiniBand"),)),)),
-            "need NVIDIA's own driver",
+            node(
+                rdma=(RdmaDevice("mlx5_9", ports=(RdmaPort(1, link_layer="InfiniBand"),)),),
+                os_devices=("infiniband mlx5_9",),
+            ),
+            "need the module ib_ipoib, or NVIDIA's own driver",
         ),
     ],
 )
@@ -336,9 +340,9 @@ def test_any_guid(root):
     check()
 
 
-def test_the_kernels_own_driver_is_refused_by_name(root):
+def test_the_files_of_another_driver_are_not_looked_for(root):
     for other in (attrs.evolve(IB, rdma="mlx5_9"), attrs.evolve(IB, rdma=None)):
-        with pytest.raises(NoBackendError, match=r"need NVIDIA's own driver"):
+        with pytest.raises(NoBackendError, match=r"has no directory /sys/class/infiniband/"):
             Mlx5(root).read(other)
 
 
@@ -358,3 +362,79 @@ def test_broken_files(root):
     # What cannot be read cannot be said to be gone.
     found = apply.restore(lambda function: Mlx5(root), made)
     assert found == {IB.address: "0000:5e:00.3: its port_guid cannot be read"}
+
+
+# -- InfiniBand: the kernel's own driver, by the bytes of its header -------------------------
+
+
+@pytest.mark.parametrize(("driver", "kind"), [("sriov", Mlx5), ("", Netlink)])
+def test_who_sets_guids(root, monkeypatch, driver, kind):
+    if not driver:
+        shutil.rmtree(root / f"sys/bus/pci/devices/{PARENT}/sriov")
+    monkeypatch.setattr(netlink, "_open", InfinibandKernel())
+    function = find(Tree(root), node(), IB.address)
+    with Backends(root) as backends:
+        assert isinstance(backends.of(function), kind)
+
+
+def test_what_pyroute2_cannot_read_at_the_end_of_a_message():
+    """It gives the bytes of the last GUID; see ``netlink._guid``."""
+    kernel = InfinibandKernel()
+    kernel.functions[1] = {"node_guid": 0x1122, "port_guid": GUIDS.port_guid, "link_state": 0}
+    (message,) = kernel.get_links(7, 9)
+    last = message.get("IFLA_VFINFO_LIST").get_attrs("IFLA_VF_INFO")[-1]
+    assert isinstance(last.get("IFLA_VF_IB_PORT_GUID"), bytes)
+    found = Netlink(kernel).read(IB)
+    assert found == values(attrs.evolve(GUIDS, node_guid=0x1122))
+
+
+@given(INFINIBANDS, INFINIBANDS, st.integers(0, 2))
+def test_guids_are_made_read_back_and_put_back(first, settings, number):
+    kernel = InfinibandKernel(functions=3)
+    function = attrs.evolve(IB, index=number)
+    choose = lambda function: Netlink(kernel)  # noqa: E731
+    others = [dict(each) for each in kernel.functions]
+    apply.make(choose, [Change(function, NEW, values(first))])
+    second = Change(function, Netlink(kernel).read(function), values(settings))
+    assert second.before == values(first)
+    assert apply.make(choose, [second]) == {}
+    assert Netlink(kernel).read(function) == values(settings)
+    assert apply.restore(choose, [second]) == {}
+    assert Netlink(kernel).read(function) == values(first)
+    for each in {0, 1, 2} - {number}:
+        assert kernel.functions[each] == others[each]
+
+
+def test_a_guid_that_does_not_stick_refuses_the_start():
+    kernel = InfinibandKernel()
+    kernel.deaf.add((1, "port_guid"))
+    with pytest.raises(AdapterError, match=r"0000:5e:00.3: read back otherwise: port_guid"):
+        apply.make(lambda function: Netlink(kernel), [Change(IB, NEW, values(GUIDS))])
+    assert kernel.functions[1] == {"node_guid": 0, "port_guid": 0, "link_state": 2}
+
+
+def test_a_kernel_or_a_driver_without_guids():
+    with pytest.raises(NoBackendError, match=r"ib0 does not show its GUIDs; that needs Linux 5.5"):
+        Netlink(InfinibandKernel(shown=False)).read(IB)
+    unable = InfinibandKernel(known=False)
+    made = [Change(IB, NEW, values(GUIDS))]
+    with pytest.raises(AdapterError, match=r"0000:5e:00.3: node_guid of ib0: .*not supported"):
+        apply.make(lambda function: Netlink(unable), made)
+
+
+@pytest.mark.parametrize("value", [b"", b"\x08\0\x0a\0\1\0\0\0", {"vf": 1}])
+def test_an_answer_that_is_no_guid(monkeypatch, value):
+    kernel = InfinibandKernel()
+    monkeypatch.setattr(netlink, "_seen_guids", lambda function, info: netlink._guid(value))
+    with pytest.raises(AdapterError, match=r"^0000:5e:00.3: ib0: "):
+        Netlink(kernel).read(IB)
+
+
+def test_this_machines_own_kernel_refuses_guids_of_a_device_without_functions():
+    """Through a real socket: the message is one that the kernel reads."""
+    loopback = attrs.evolve(IB, net="lo")
+    with (
+        Netlink.session() as link,
+        pytest.raises(AdapterError, match=r"node_guid of lo: .*(not permitted|not supported)"),
+    ):
+        link.write(loopback, adapter.Setting("node_guid", 1))

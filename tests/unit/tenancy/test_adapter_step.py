@@ -16,7 +16,7 @@ from nova_hpc.tenancy.adapters.step import KEEP, OFF, OWN, Adapters
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile, copy_of
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy import cards
-from tests.unit.tenancy.kernel import Kernel
+from tests.unit.tenancy.kernel import InfinibandKernel, Kernel
 
 PF, VFS = "0000:5e:00.0", [f"0000:5e:00.{number}" for number in range(1, 5)]
 ONE, TWO = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
@@ -235,6 +235,27 @@ def test_an_adapter_without_its_driver(ib):
     assert ib.give(TWO, 1) == {}
     ib.mode = OWN
     assert "is bound to no driver" in ib.give(TWO, 1)[VFS[1]]
+
+
+def test_the_life_of_guids_with_the_kernels_own_driver(tmp_path, monkeypatch):
+    ib = world(tmp_path, monkeypatch, cards.inbox_infiniband)
+    ib.kernel = InfinibandKernel(4)
+    monkeypatch.setattr(netlink, "_open", ib.kernel)
+    new = {"node_guid": 0, "port_guid": 0, "link_state": 2}
+    assert ib.give(ONE, 0, 3) == {}
+    given = [dict(ib.kernel.functions[each]) for each in (0, 3)]
+    guids = {each[name] for each in given for name in ("node_guid", "port_guid")}
+    assert len(guids) == 4
+    assert all(each >> 56 == 0x0E for each in guids)
+    assert [each["link_state"] for each in given] == [0, 0]
+    assert ib.kernel.functions[1:3] == [new, new]
+    # What the ledger has is what was set, so a restart of the host makes it again.
+    ib.kernel.functions[0] = dict(new)
+    assert ib.keep(ONE, 0, 3) == {}
+    assert [ib.kernel.functions[each] for each in (0, 3)] == given
+    assert ib.take_back(ONE) == {}
+    assert ib.kernel.functions == [new] * 4
+    assert ib.records == {}
 
 
 # -- Ethernet ------------------------------------------------------------------------------
