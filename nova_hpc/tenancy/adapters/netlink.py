@@ -190,7 +190,7 @@ def _guid(value: Any) -> int:
 
 
 def _link_state(info: Any) -> dict[str, Any]:
-    state = info.get("IFLA_VF_LINK_STATE")
-    if state is None:
-        return {}
-    return {"link_state": each for each, number in _STATES.items() if number == state["link_state"]}
+    state = info.get("IFLA_VF_LINK_STATE") or {}
+    known: dict[object, LinkState] = {number: each for each, number in _STATES.items()}
+    found = known.get(state.get("link_state"))
+    return {} if found is None else {"link_state": found}
