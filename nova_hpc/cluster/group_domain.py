@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which domain a server group has: what Placement holds of it, and what follows from that.
+
+Pure. Four kinds of providers *without inventory* say everything, each a child of the one
+before, so that they are never allocation candidates and need no service of their own:
+
+=========  ==========================  =====================================================
+domain     ``hpc-fabric:LEVEL:...``    a leaf, say; a root, with a UUID derived from its name
+room       ``hpc-room:N/K:GROUP:...``  keeps N places for the group's members, K to a host
+record     ``hpc-group:GROUP``         the group's domain; the name is unique, so one INSERT of
+                                       Placement's decides between any number of schedulers
+ticket     ``hpc-member:SERVER``       one a member, taken before its claim; its UUID is the
+                                       server's. A provider with a child cannot be deleted: a
+                                       record that goes had no member
+=========  ==========================  =====================================================
+
+**Rooms of any size.** A room is put down first and checked afterwards: whoever puts one down
+reads the domain again, and stays only if all rooms together fit into what is free. Of two
+that came at the same time the later one has seen the other, so two can withdraw, but never
+two stay that do not fit. No number of slots has to be known beforehand.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+#: Of all UUIDs that are derived here; fixed for ever.
+_NAMESPACE: Final = uuid.UUID("b5a1d7c4-52f4-5a0e-8f57-6e6f76616870")
+
+DOMAIN_PREFIX: Final = "hpc-fabric:"
+ROOM_PREFIX: Final = "hpc-room:"
+RECORD_PREFIX: Final = "hpc-group:"
+TICKET_PREFIX: Final = "hpc-member:"
+
+#: The level of the domain that all hosts are in, for ``hpc:fabric_policy=preferred``.
+ANYWHERE: Final = "anywhere"
+
+_ROOM: Final = re.compile(
+    re.escape(ROOM_PREFIX) + r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}):([^:]{1,64}):[0-9a-f]{8}"
+)
+_DOMAIN: Final = re.compile(re.escape(DOMAIN_PREFIX) + r"([a-z_]+):(.*):[0-9a-f]{8}")
+#: Longest name of a provider (placement/schemas/resource_provider.py).
+_LONGEST: Final = 200
+
+
+@attrs.frozen(order=True)
+class Domain:
+    """A domain of the fabric, as Placement knows it."""
+
+    #: The word of ``hpc:fabric``, or ANYWHERE.
+    level: str
+    #: Unique among the domains of the level; "" for ANYWHERE.
+    name: str
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of its provider."""
+        return str(uuid.uuid5(_NAMESPACE, f"domain:{self.level}:{self.name}"))
+
+    @property
+    def provider_name(self) -> str:
+        """The name of its provider.
+
+        Databases compare names without regard to case, accents or blanks at the end, so
+        part of the UUID is in it.
+        """
+        tail = f":{self.uuid[:8]}"
+        head = f"{DOMAIN_PREFIX}{self.level}:"
+        text = self.name.encode("ascii", "backslashreplace").decode()
+        return head + text[: _LONGEST - len(head) - len(tail)] + tail
+
+    def __str__(self) -> str:
+        return f"{self.level} {self.name}" if self.name else self.level
+
+
+#: Of servers whose policy is preferred, where no smaller domain holds them.
+EVERYWHERE: Final = Domain(ANYWHERE, "")
+
+
+@attrs.frozen
+class Provider:
+    """A resource provider, as far as it matters here."""
+
+    uuid: str
+    name: str
+    parent: str | None
+    root: str
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Provider:
+        """Read one of Placement's.
+
+        :raises KeyError, TypeError: it is none.
+        """
+        return cls(
+            uuid=str(document["uuid"]),
+            name=str(document["name"]),
+            parent=document.get("parent_provider_uuid"),
+            root=str(document.get("root_provider_uuid") or document["uuid"]),
+        )
+
+
+@attrs.frozen
+class Record:
+    """A group's record and the tickets below it."""
+
+    uuid: str
+    #: The server group's UUID.
+    group: str
+    #: UUIDs of servers, sorted.
+    tickets: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Room:
+    """Places of a domain that are kept for a group."""
+
+    uuid: str
+    group: str
+    #: How many members the group has announced.
+    members: int
+    #: How many of them an empty host takes.
+    per_host: int = 1
+    #: None: its scheduler is about to write it, or has died.
+    record: Record | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether a member has used it; otherwise its scheduler is at it, or has died."""
+        return self.record is not None and bool(self.record.tickets)
+
+    def outstanding(self, placed: Collection[str] = ()) -> int:
+        """Members that are still to come, or have not got their place.
+
+        :param placed: servers that have theirs.
+        """
+        tickets = self.record.tickets if self.record else ()
+        here = sum(1 for ticket in tickets if ticket in placed)
+        return max(self.members, len(tickets)) - here
+
+    def cost(self, per_host: int, placed: Collection[str] = ()) -> int:
+        """What outstanding() takes from servers of which an empty host takes *per_host*.
+
+        Servers of another size are counted by the hosts that they fill.
+        """
+        left = self.outstanding(placed)
+        if self.per_host == per_host:
+            return left
+        return -(-left // self.per_host) * per_host
+
+
+@attrs.frozen
+class Tree:
+    """A domain's provider and all that is below it."""
+
+    domain: str
+    #: The provider's name; "": there is none.
+    name: str = ""
+    rooms: tuple[Room, ...] = ()
+    #: Below it and not of these kinds, or records that are in no room: somebody's hand.
+    strange: tuple[Provider, ...] = ()
+
+    @classmethod
+    def of(cls, domain: str, providers: Iterable[Provider]) -> Tree:
+        """Make a tree of what ``GET /resource_providers?in_tree=`` gives."""
+        children: dict[str | None, list[Provider]] = {}
+        known = {each.uuid: each for each in providers}
+        for each in sorted(known.values(), key=lambda provider: provider.uuid):
+            children.setdefault(each.parent, []).append(each)
+        used = {domain}
+        rooms = []
+        for below in children.get(domain, ()):
+            found = _ROOM.fullmatch(below.name)
+            if not found:
+                continue
+            used.add(below.uuid)
+            record = None
+            for child in children.get(below.uuid, ()):
+                if child.name.startswith(RECORD_PREFIX) and record is None:
+                    tickets = [
+                        ticket.uuid
+                        for ticket in children.get(child.uuid, ())
+                        if ticket.name.startswith(TICKET_PREFIX)
+                    ]
+                    used.update((child.uuid, *tickets))
+                    record = Record(child.uuid, child.name[len(RECORD_PREFIX) :], tuple(tickets))
+            rooms.append(Room(below.uuid, found[3], int(found[1]), int(found[2]), record))
+        return cls(
+            domain=domain,
+            name=known[domain].name if domain in known else "",
+            rooms=tuple(rooms),
+            strange=tuple(each for each in known.values() if each.uuid not in used),
+        )
+
+    @property
+    def tickets(self) -> tuple[str, ...]:
+        """Servers with a ticket, of all groups."""
+        return tuple(ticket for room in self.rooms if room.record for ticket in room.record.tickets)
+
+    def record_of(self, group: str) -> tuple[Room, Record] | None:
+        """The record of *group* and its room; None: it is not here."""
+        for room in self.rooms:
+            if room.record is not None and room.record.group == group:
+                return room, room.record
+        return None
+
+    def promised(
+        self,
+        group: str,
+        per_host: int = 1,
+        placed: Collection[str] = (),
+        settled: bool = False,
+    ) -> int:
+        """Places that are kept for other groups than *group*.
+
+        :param per_host: how many of the servers that are counted an empty host takes.
+        :param placed: servers that have their place already.
+        :param settled: without rooms that no member has used: they may go again.
+        """
+        return sum(
+            room.cost(per_host, placed)
+            for room in self.rooms
+            if room.group != group and (room.settled or not settled)
+        )
+
+
+class Verdict(enum.Enum):
+    """What somebody who has put a room down does next."""
+
+    STAY = "stay"
+    #: Only rooms that are not settled are in the way, and this one comes before them.
+    WAIT = "wait"
+    #: Only such rooms are in the way, and one of them comes first: try elsewhere.
+    YIELD = "yield"
+    FULL = "full"
+    #: Somebody has taken the room away.
+    GONE = "gone"
+
+
+def judge(tree: Tree, room: str, free: int, placed: Collection[str] = ()) -> Verdict:
+    """Whether the room that was just put down may stay; *tree* was read afterwards.
+
+    :param room: UUID of the provider.
+    :param free: servers that fit into the domain, those of other groups not counted that
+        are still to come.
+    :param placed: servers that are not in *free* any more.
+    """
+    mine = next((each for each in tree.rooms if each.uuid == room), None)
+    if mine is None:
+        return Verdict.GONE
+    if mine.members + tree.promised(mine.group, mine.per_host, placed) <= free:
+        return Verdict.STAY
+    if mine.members + tree.promised(mine.group, mine.per_host, placed, settled=True) > free:
+        return Verdict.FULL
+    rivals = [each.uuid for each in tree.rooms if not each.settled and each.group != mine.group]
+    return Verdict.WAIT if room < min(rivals) else Verdict.YIELD
+
+
+def room_name(group: str, members: int, per_host: int = 1) -> str:
+    """A name for a new room; never the same twice."""
+    return f"{ROOM_PREFIX}{members}/{per_host}:{group}:{uuid.uuid4().hex[:8]}"
+
+
+def domain_of(provider_name: str) -> Domain | None:
+    """The domain that a provider of this name is; None: none.
+
+    A long name is cut off, and what is not ASCII is written in escapes: for people alone.
+    """
+    found = _DOMAIN.fullmatch(provider_name)
+    return Domain(found[1], found[2]) if found else None
+
+
+def order(
+    free: Mapping[Domain, int], members: int, group: str, before: str | None = None
+) -> Sequence[Domain]:
+    """The domains that *members* servers fit into, the one to be tried first at the front.
+
+    The domain that the group had before, then the smallest. Equals come in an order of the
+    group's own: groups that are made at the same moment would all want the same one.
+
+    :param before: UUID of a domain.
+    """
+
+    def rank(domain: Domain) -> tuple[bool, int, bytes]:
+        text = f"{group}:{domain.uuid}".encode()
+        return domain.uuid != before, free[domain], hashlib.sha256(text).digest()
+
+    return sorted((domain for domain, fit in free.items() if fit >= members), key=rank)

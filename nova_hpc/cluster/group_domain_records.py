@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The providers of :mod:`nova_hpc.cluster.group_domain` in a real Placement.
+
+An answer that is lost or a 5xx says nothing: the write may have taken effect. It is settled by
+reading, and what was not there is written again with the same UUID.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Protocol
+from urllib import parse
+
+import attrs
+
+from nova_hpc.cluster.group_domain import (
+    RECORD_PREFIX,
+    TICKET_PREFIX,
+    Domain,
+    Provider,
+    Tree,
+)
+
+#: Providers have a parent and a root from this microversion on, and POST answers with 200.
+MICROVERSION: Final = "1.30"
+_OK: Final = 200
+_CREATED: Final = 201
+_NO_CONTENT: Final = 204
+_BAD_REQUEST: Final = 400
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_BROKEN: Final = 500
+#: Seconds before the second try; the next ones wait longer, at most _LONGEST.
+_SHORTEST: Final = 0.05
+_LONGEST: Final = 2.0
+#: So often a DELETE is tried whose answer is a 5xx: a child that appeared is one, too.
+_DELETES: Final = 3
+
+
+class NoAnswerError(RuntimeError):
+    """Placement does not answer, or not as Placement does."""
+
+
+@attrs.frozen
+class Answer:
+    """What Placement answered; status 0: nothing came back."""
+
+    status: int
+    body: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a write may have taken effect or not."""
+        return self.status == 0 or self.status >= _BROKEN
+
+
+class Placement(Protocol):
+    """Sends one request each; never raises for what came back, or did not."""
+
+    def get(self, path: str) -> Answer:
+        """Send a GET."""
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Send a POST with JSON."""
+
+    def delete(self, path: str) -> Answer:
+        """Send a DELETE."""
+
+
+class State(enum.Enum):
+    """What Nova says of a server."""
+
+    THERE = "there"
+    #: Marked as being deleted, which alone promises nothing.
+    LEAVING = "leaving"
+    GONE = "gone"
+
+
+class Servers(Protocol):
+    """Nova's records of servers."""
+
+    def states(self, uuids: Collection[str]) -> Mapping[str, State]:
+        """The state of each.
+
+        :raises NoAnswerError: Nova's database does not answer.
+        """
+
+
+class Made(enum.Enum):
+    """What became of a new provider."""
+
+    MADE = "made"
+    #: Another one has its name or its UUID.
+    TAKEN = "taken"
+    #: Its parent is not there any more.
+    NO_PARENT = "no parent"
+
+
+@attrs.define
+class Records:
+    """Reads and writes providers, until it is known what is.
+
+    :param limit: seconds after which an operation gives up.
+    """
+
+    placement: Placement
+    limit: float = 30.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _end: float = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._end = self.clock() + self.limit
+
+    def pause(self, number: int) -> None:
+        """Wait before the next try, the longer the more there were.
+
+        :raises NoAnswerError: the time is over.
+        """
+        if self.clock() >= self._end:
+            raise NoAnswerError(f"Placement gave no usable answer within {self.limit:g} seconds")
+        most = min(_LONGEST, _SHORTEST * 2.0**number)
+        self.sleep(random.uniform(most / 2, most))
+
+    # -- reading ------------------------------------------------------------
+
+    def ticket(self, server: str) -> Provider | None:
+        """The ticket of a server; None: it has none."""
+        found = self._one(f"uuid={parse.quote(server)}")
+        return found if found and found.name.startswith(TICKET_PREFIX) else None
+
+    def record(self, group: str) -> Provider | None:
+        """The record of a server group; None: it has none."""
+        return self._one(f"name={parse.quote(RECORD_PREFIX + group)}")
+
+    def tree(self, domain: str) -> Tree:
+        """The domain with this UUID and all below it."""
+        return Tree.of(domain, self.providers(f"in_tree={domain}"))
+
+    def providers(self, query: str = "") -> list[Provider]:
+        """The providers that match; without a query, all of the cloud."""
+        path = f"/resource_providers?{query}" if query else "/resource_providers"
+        document = self._read(path)
+        try:
+            return [Provider.of(each) for each in document["resource_providers"]]
+        except (KeyError, TypeError) as error:
+            raise NoAnswerError(f"Placement answered {path} strangely: {error!r}") from error
+
+    def allocated(self, server: str) -> frozenset[str]:
+        """The providers that a server has allocations of."""
+        return frozenset(self._read(f"/allocations/{parse.quote(server)}").get("allocations") or ())
+
+    def _one(self, query: str) -> Provider | None:
+        return next(iter(self.providers(query)), None)
+
+    def _read(self, path: str) -> Mapping[str, Any]:
+        number = 0
+        while True:
+            answer = self.placement.get(path)
+            if answer.status == _OK:
+                return answer.body
+            if not answer.unsure:
+                raise NoAnswerError(f"Placement answered {path} with {answer.status}")
+            self.pause(number)
+            number += 1
+
+    # -- writing ------------------------------------------------------------
+
+    def make(self, name: str, uuid: str, parent: str | None = None) -> Made:
+        """Make a provider.
+
+        :raises NoAnswerError: nobody can say whether it is there.
+        """
+        body = {"name": name, "uuid": uuid} | (
+            {"parent_provider_uuid": parent} if parent is not None else {}
+        )
+        number = 0
+        while True:
+            answer = self.placement.post("/resource_providers", body)
+            if answer.status in (_OK, _CREATED):
+                return Made.MADE
+            if answer.status in (_BAD_REQUEST, _NOT_FOUND):
+                if parent is None or self._one(f"uuid={parent}"):
+                    raise NoAnswerError(f"Placement refuses {name}: {answer.body}")
+                return Made.NO_PARENT
+            if answer.status == _CONFLICT:
+                # Perhaps by our own first try, whose answer was lost.
+                return Made.MADE if number and self._is(uuid, name) else Made.TAKEN
+            if not answer.unsure:
+                raise NoAnswerError(f"Placement answered with {answer.status}: {answer.body}")
+            self.pause(number)
+            number += 1
+            if self._is(uuid, name):
+                return Made.MADE
+            # A parent that went meanwhile is a 5xx, too (the foreign key).
+            if parent is not None and not self._one(f"uuid={parent}"):
+                return Made.NO_PARENT
+
+    def _is(self, uuid: str, name: str) -> bool:
+        found = self._one(f"uuid={uuid}")
+        return found is not None and found.name == name
+
+    def make_domain(self, domain: Domain) -> None:
+        """Make a domain's provider where there is none."""
+        self.make(domain.provider_name, domain.uuid)
+
+    def remove(self, uuid: str) -> bool:
+        """Delete a provider; False: something is below it, so it stays."""
+        for number in range(_DELETES):
+            answer = self.placement.delete(f"/resource_providers/{uuid}")
+            if answer.status in (_NO_CONTENT, _OK, _NOT_FOUND):
+                return True
+            if answer.status == _CONFLICT:
+                return False
+            if not answer.unsure:
+                raise NoAnswerError(f"Placement answered a DELETE with {answer.status}")
+            self.pause(number)
+        return self._one(f"uuid={uuid}") is None
+
+
+# --- who is gone ---------------------------------------------------------------
+
+
+@attrs.frozen
+class Swept:
+    """What a sweep has taken away, by kind."""
+
+    tickets: int = 0
+    records: int = 0
+    rooms: int = 0
+
+    def __add__(self, other: Swept) -> Swept:
+        return Swept(
+            self.tickets + other.tickets, self.records + other.records, self.rooms + other.rooms
+        )
+
+
+def dead(records: Records, servers: Servers, tickets: Iterable[str]) -> frozenset[str]:
+    """The tickets whose servers are no more.
+
+    A server is in Nova's database before it is scheduled: who is not there now will not come.
+    """
+    states = servers.states(frozenset(tickets))
+    return frozenset(
+        server
+        for server, state in states.items()
+        if state is State.GONE or (state is State.LEAVING and not records.allocated(server))
+    )
+
+
+def sweep(
+    records: Records, servers: Servers, tree: Tree, suspects: set[str] | None = None
+) -> Swept:
+    """Take away what nobody has any more; safe at any time, beside anybody.
+
+    Who is about to use what goes away finds no parent, and begins anew.
+
+    :param suspects: a record without tickets and a room without a record, which somebody may
+        be about to use, are taken away only where their UUIDs are in it, and put into it
+        otherwise. None: no such grace.
+    """
+    gone = dead(records, servers, tree.tickets)
+    found = Swept(tickets=sum(records.remove(ticket) for ticket in sorted(gone)))
+    for room in tree.rooms:
+        if room.record is None:
+            found += _remove_room(records, room.uuid, suspects)
+        elif gone.issuperset(room.record.tickets):
+            if not room.record.tickets and _spared(room.record.uuid, suspects):
+                continue
+            if records.remove(room.record.uuid):
+                found += Swept(records=1)
+                found += _remove_room(records, room.uuid, None)
+    return found
+
+
+def _spared(uuid: str, suspects: set[str] | None) -> bool:
+    if suspects is None or uuid in suspects:
+        return False
+    suspects.add(uuid)
+    return True
+
+
+def _remove_room(records: Records, uuid: str, suspects: set[str] | None) -> Swept:
+    if _spared(uuid, suspects):
+        return Swept()
+    return Swept(rooms=int(records.remove(uuid)))

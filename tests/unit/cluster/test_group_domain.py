@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What providers say, and what follows from them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cluster.group_domain import (
+    EVERYWHERE,
+    Domain,
+    Provider,
+    Record,
+    Room,
+    Tree,
+    Verdict,
+    domain_of,
+    judge,
+    order,
+    room_name,
+)
+
+LEAF = Domain("leaf", "leaf1")
+
+
+def test_a_domain_has_one_name_whatever_databases_make_of_it() -> None:
+    """MariaDB takes these for one name: case, accents and blanks at the end do not count."""
+    alike = [Domain("leaf", name) for name in ("leaf", "Leaf", "leaf ", "leäf", "l" * 300)]
+    names = {each.provider_name for each in alike}
+    assert len({name.lower() for name in names}) == len(alike)
+    assert all(name.isascii() and len(name) <= 200 for name in names)
+    assert Domain("leaf", "a").uuid != Domain("block", "a").uuid
+    assert domain_of(LEAF.provider_name) == LEAF
+    assert domain_of(EVERYWHERE.provider_name) == EVERYWHERE
+    assert domain_of("compute1") is None
+    # Records of clouds that run depend on it.
+    assert LEAF.uuid == "09272769-3718-5783-ba5f-315f3f69b1e5"
+
+
+def _providers() -> list[Provider]:
+    root = LEAF.uuid
+    return [
+        Provider(root, LEAF.provider_name, None, root),
+        Provider("room1", room_name("g1", 4, 2), root, root),
+        Provider("rec1", "hpc-group:g1", "room1", root),
+        Provider("s1", "hpc-member:s1", "rec1", root),
+        Provider("s2", "hpc-member:s2", "rec1", root),
+        Provider("room2", room_name("g2", 3), root, root),
+        Provider("odd1", "somebody", root, root),
+        Provider("odd2", "hpc-group:g3", root, root),
+        Provider("odd3", "hpc-room:0/0:g:00000000", root, root),
+    ]
+
+
+@given(st.permutations(_providers()))
+def test_a_tree_is_read_whatever_the_order(providers: list[Provider]) -> None:
+    tree = Tree.of(LEAF.uuid, providers)
+    assert tree.rooms == (
+        Room("room1", "g1", 4, 2, Record("rec1", "g1", ("s1", "s2"))),
+        Room("room2", "g2", 3),
+    )
+    assert {each.uuid for each in tree.strange} == {"odd1", "odd2", "odd3"}
+    assert tree.name == LEAF.provider_name
+    assert tree.tickets == ("s1", "s2")
+    assert tree.record_of("g1") == (tree.rooms[0], tree.rooms[0].record)
+    assert tree.record_of("g2") is None
+
+
+def test_no_tree() -> None:
+    assert Tree.of(LEAF.uuid, []) == Tree(LEAF.uuid)
+
+
+@pytest.mark.parametrize(
+    ("members", "tickets", "placed", "left"),
+    [(4, "", "", 4), (4, "ab", "", 4), (4, "ab", "a", 3), (1, "ab", "", 2), (1, "ab", "abc", 0)],
+)
+def test_what_a_room_still_keeps(members: int, tickets: str, placed: str, left: int) -> None:
+    room = Room("r", "g", members, record=Record("x", "g", tuple(tickets)))
+    assert room.outstanding(placed) == left
+
+
+def test_servers_of_another_size_count_by_the_hosts_that_they_fill() -> None:
+    room = Room("r", "g", 5, per_host=2)
+    assert room.cost(2) == 5
+    assert room.cost(1) == 3
+    assert room.cost(8) == 24
+
+
+def test_a_group_does_not_stand_in_its_own_way() -> None:
+    """Two schedulers decide one group in one domain: the record says who was first."""
+    tree = Tree("d", rooms=(Room("a", "g", 4), Room("b", "g", 4)))
+    assert judge(tree, "a", 4) is Verdict.STAY
+    assert judge(tree, "b", 4) is Verdict.STAY
+    assert judge(tree, "c", 4) is Verdict.GONE
+
+
+def test_only_one_of_two_without_a_record_yields() -> None:
+    tree = Tree("d", rooms=(Room("a", "g", 4), Room("b", "h", 4)))
+    assert judge(tree, "a", 4) is Verdict.WAIT
+    assert judge(tree, "b", 4) is Verdict.YIELD
+    decided = Tree(
+        "d", rooms=(Room("a", "g", 4, record=Record("x", "g", ("s",))), Room("b", "h", 4))
+    )
+    assert judge(decided, "b", 4) is Verdict.FULL
+    assert judge(decided, "b", 8) is Verdict.STAY
+    # Its scheduler may have died before the first ticket.
+    unused = Tree("d", rooms=(Room("a", "g", 4, record=Record("x", "g")), Room("b", "h", 4)))
+    assert judge(unused, "b", 4) is Verdict.YIELD
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(1, 8), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_what_stays_fits_in_any_order(capacity: int, sizes: list[int], rnd: object) -> None:
+    """Against brute force over one order of put, read, write or withdraw, for each."""
+    steps = [number for number in range(len(sizes)) for _ in range(3)]
+    rnd.shuffle(steps)  # type: ignore[attr-defined]
+    rooms: dict[str, Room] = {}
+    verdicts: dict[int, Verdict] = {}
+    did = itertools.count()
+    done = dict.fromkeys(range(len(sizes)), 0)
+    for number in steps:
+        name, step = f"r{number}", done[number]
+        done[number] += 1
+        if step == 0:
+            rooms[name] = Room(name, f"g{number}", sizes[number])
+        elif step == 1:
+            verdicts[number] = judge(Tree("d", rooms=tuple(rooms.values())), name, capacity)
+        elif verdicts[number] is Verdict.STAY:
+            rooms[name] = Room(
+                name, f"g{number}", sizes[number], record=Record(f"x{next(did)}", f"g{number}")
+            )
+        else:
+            del rooms[name]
+        stay = sum(sizes[each] for each, verdict in verdicts.items() if verdict is Verdict.STAY)
+        assert stay <= capacity
+    if sum(sizes) <= capacity:
+        assert set(verdicts.values()) == {Verdict.STAY}
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 20), max_size=8), st.integers(1, 20))
+def test_the_order_of_domains(fits: dict[int, int], members: int) -> None:
+    free = {Domain("leaf", str(number)): fit for number, fit in fits.items()}
+    found = order(free, members, "g")
+    assert sorted(found) == sorted(domain for domain in free if free[domain] >= members)
+    assert [free[domain] for domain in found] == sorted(free[domain] for domain in found)
+    if found:
+        assert order(free, members, "g", before=found[-1].uuid)[0] == found[-1]
+
+
+def test_groups_of_one_moment_do_not_all_want_the_same_domain() -> None:
+    free = {Domain("leaf", str(number)): 16 for number in range(32)}
+    firsts = {order(free, 16, f"group{number}")[0] for number in range(20)}
+    assert len(firsts) > 10
