@@ -115,6 +115,16 @@ DECLARATION: Final = Document(
     readers=("nova_hpc.offer.roles:strict", "nova_hpc.offer.roles:lenient"),
     absent=1,
 )
+FABRIC_MAP: Final = Document(
+    name="fabric map",
+    lives="a file of the operator's",
+    writer="nova_hpc.wire.fabric_map:dumps",
+    readers=("nova_hpc.wire.fabric_map:loads",),
+    schema="nova-hpc/fabric-map",
+    # 10,000 hosts of eight rails need about 8 MiB.
+    longest=1 << 28,
+    cure="write it again: nova-hpc fabric export --format json",
+)
 
 ALL: Final = (
     DEVICE_TAGS,
@@ -129,4 +139,5 @@ ALL: Final = (
     LEDGER,
     INVENTORY,
     DECLARATION,
+    FABRIC_MAP,
 )

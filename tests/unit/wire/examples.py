@@ -17,6 +17,8 @@ from nova_hpc.cloud import snapshot
 from nova_hpc.cloud.snapshot import Snapshot
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, Rail, Switch
+from nova_hpc.fabric.model import Link as FabricLink
 from nova_hpc.guest import document as guest
 from nova_hpc.guest_tree.guest_document import Cell as GuestCell
 from nova_hpc.guest_tree.guest_document import Given, documents
@@ -36,7 +38,7 @@ from nova_hpc.topology.model import (
     RdmaDevice,
     RdmaPort,
 )
-from nova_hpc.wire import device_record, inventory
+from nova_hpc.wire import device_record, fabric_map, inventory
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
@@ -255,7 +257,6 @@ SNAPSHOT: Final = Snapshot(
     problems=("Placement could not be asked",),
 )
 
-#: File of the golden text -> what writes it today.
 LEDGER: Final = Ledger(
     devices={
         GPU: Device(
@@ -301,6 +302,28 @@ LEDGER: Final = Ledger(
         )
     },
 )
+FABRIC: Final = FabricMap(
+    places=[
+        Place(
+            "node1",
+            nvlink_domain="nvl1",
+            leaf="leaf1",
+            block="block1",
+            spine="spine1",
+            core="core",
+            rails=(Rail("mlx5_0", "leaf1", "4xNDR"), Rail("mlx5_1")),
+        ),
+        Place("node2"),
+    ],
+    switches=[
+        Switch("leaf1", FabricLevel.LEAF, "leaf1", "2c5eab0300b87b40"),
+        Switch("spine1", FabricLevel.SPINE),
+    ],
+    links=[FabricLink("leaf1", "spine1", 2, 1, "4xNDR")],
+    name="hall-a",
+    source="ibnetdiscover.out",
+)
+#: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
     "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
@@ -313,6 +336,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "snapshot/v1.json": lambda: snapshot_document.dumps(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
+    "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

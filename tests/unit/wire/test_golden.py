@@ -28,7 +28,17 @@ from nova_hpc.guest import install
 from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
-from nova_hpc.wire import decision, device_record, documents, guest_abi, ledger, stats, tags, unplug
+from nova_hpc.wire import (
+    decision,
+    device_record,
+    documents,
+    fabric_map,
+    guest_abi,
+    ledger,
+    stats,
+    tags,
+    unplug,
+)
 from nova_hpc.wire.version import Document, WireError
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import examples
@@ -64,6 +74,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "guest-document": lambda text: guest.parse(text.encode("utf-8", "surrogatepass")),
     "snapshot": snapshot_document.loads,
     "ledger": ledger.loads,
+    "fabric-map": fabric_map.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -75,6 +86,7 @@ MEANING: dict[str, object] = {
     "unplug-mark": examples.UNPLUG,
     "snapshot": examples.SNAPSHOT,
     "ledger": examples.LEDGER,
+    "fabric-map": examples.FABRIC,
 }
 
 

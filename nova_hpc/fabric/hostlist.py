@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists of names as Slurm writes them: ``n[01-03,7],login``."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+#: The most names that one list may stand for.
+MOST: Final = 100_000
+#: The most digits of a number.
+_DIGITS: Final = 9
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+))?")
+_NUMBERED: Final = re.compile(r"(.*?)(\d{1,9})")
+
+
+class HostListError(ValueError):
+    """A list that makes no sense; the text says why."""
+
+
+def expand(text: str) -> list[str]:
+    """The names that *text* stands for, in its order.
+
+    :raises HostListError: brackets that do not match, a range that is none, too many names.
+    """
+    names: list[str] = []
+    for word in _words(text):
+        names += _expand(word)
+        if len(names) > MOST:
+            raise HostListError(f"{_short(text)} stands for more than {MOST} names")
+    return names
+
+
+def compress(names: Iterable[str]) -> str:
+    """The shortest list of this form for *names*, each once, in a fixed order.
+
+    Only the last number of a name is gathered into ranges, which every release of Slurm
+    reads.
+    """
+    numbers: dict[tuple[str, int], list[int]] = {}
+    found: list[tuple[str, str]] = []
+    for name in set(names):
+        match = _NUMBERED.fullmatch(name)
+        # n1 and n01 are two names: what is gathered has the same number of digits, or
+        # no leading zero.
+        if match is None or any(letter in name for letter in "[],"):
+            found.append((name, name))
+            continue
+        digits = match[2]
+        width = len(digits) if digits.startswith("0") else 0
+        numbers.setdefault((match[1], width), []).append(int(digits))
+    for (prefix, width), group in numbers.items():
+        padded = [str(number).zfill(width) for number in sorted(group)]
+        ranges = [_range(run) for run in _runs(padded, width)]
+        text = f"{prefix}[{','.join(ranges)}]" if len(padded) > 1 else prefix + padded[0]
+        found.append((prefix + padded[0], text))
+    return ",".join(text for _, text in sorted(found))
+
+
+def _words(text: str) -> Iterator[str]:
+    """The parts between commas that are outside of brackets."""
+    depth = start = 0
+    for number, letter in enumerate(text):
+        if letter == "[":
+            depth += 1
+        elif letter == "]":
+            depth -= 1
+        if depth not in (0, 1):
+            raise HostListError(f"the brackets of {_short(text)} do not match")
+        if letter == "," and not depth:
+            yield text[start:number].strip()
+            start = number + 1
+    if depth:
+        raise HostListError(f"the brackets of {_short(text)} do not match")
+    yield text[start:].strip()
+
+
+def _expand(word: str) -> list[str]:
+    if not word:
+        raise HostListError("a name is empty")
+    parts: list[list[str]] = []
+    rest = word
+    count = 1
+    while rest:
+        before, bracket, rest = rest.partition("[")
+        parts.append([before])
+        if bracket:
+            inside, _, rest = rest.partition("]")
+            found = [number for each in inside.split(",") for number in _numbers(each, word)]
+            count *= len(found)
+            if count > MOST:
+                raise HostListError(f"{_short(word)} stands for more than {MOST} names")
+            parts.append(found)
+    return ["".join(each) for each in itertools.product(*parts)]
+
+
+def _numbers(text: str, word: str) -> list[str]:
+    match = _RANGE.fullmatch(text.strip())
+    if match is None or max(len(each or "") for each in match.groups()) > _DIGITS:
+        raise HostListError(f"{text.strip()!r} in {_short(word)} is no number and no range")
+    first, last = match[1], match[2] or match[1]
+    if int(last) < int(first):
+        raise HostListError(f"the range {text.strip()} in {_short(word)} runs backwards")
+    if int(last) - int(first) >= MOST:
+        raise HostListError(f"{_short(word)} stands for more than {MOST} names")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def _runs(padded: list[str], width: int) -> Iterator[list[str]]:
+    run: list[str] = []
+    for text in padded:
+        if run and int(text) != int(run[-1]) + 1:
+            yield run
+            run = []
+        run.append(text)
+    if run:
+        yield run
+
+
+def _range(run: list[str]) -> str:
+    return run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
