@@ -13,7 +13,7 @@ from nova import objects
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import candidates, hosts, port_pools
+from nova_hpc.from_nova import bandwidth, candidates, hosts, port_pools
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import CloudProfile
@@ -123,10 +123,12 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
     refusals: list[Miss] = []
     for bound, devices in _in_turn(host, order, pattern, best):
         if devices is not None:
-            taken = _assign(order.task, devices, view.providers)
-            candidate = candidates.synthesise(template, order.task.units, taken)
+            candidate = _candidate(order, view, pattern, devices, template)
             judged: DeviceSet | Miss = _CROWDED
-            if not (order.request.apart and candidates.shared(candidate, order.task.units)):
+            if not (
+                order.request.apart
+                and candidates.shared(candidate, order.task.units, order.task.bandwidth)
+            ):
                 judged = _check(host, order, view, pattern, devices, candidate)
             if isinstance(judged, Miss):
                 refusals.append(judged)
@@ -138,6 +140,24 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
         return _refused(refusals)
     _offer(host, order, min(offers, key=lambda offer: nodes.place(offer.judged)))
     return None
+
+
+def _candidate(
+    order: Order,
+    view: View,
+    pattern: Pattern,
+    devices: DeviceSet,
+    template: candidates.Candidate,
+) -> dict[str, Any]:
+    """The candidate that names the devices, and the bandwidth of their ports."""
+    task = order.task
+    taken = _assign(task, devices, view.providers)
+    candidate = candidates.synthesise(template, task.units, taken)
+    if not view.bandwidth:
+        return candidate
+    adapters = port_pools.adapters_of(task.ports, devices, pattern.host)
+    chosen = port_pools.bandwidth_of(task.ports, adapters, view.bandwidth)
+    return bandwidth.moved(candidate, task.bandwidth, chosen)
 
 
 @attrs.frozen

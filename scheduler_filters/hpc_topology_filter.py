@@ -22,7 +22,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, newness, providers, server
+from nova_hpc.from_nova import bandwidth, contract, newness, providers, server
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
@@ -195,10 +195,15 @@ def _read_all(
 ) -> tuple[dict[Any, reader.View], dict[Any, Miss]]:
     """Read every host; one that cannot be read is a miss."""
     free = {kind: providers.free_providers(kind, most) for kind, most in task.kinds.items()}
+    offers = {
+        kind.bandwidth: bandwidth.free(kind.bandwidth, kind.ports.count)
+        for kind in task.ports
+        if kind.bandwidth is not None
+    }
     views: dict[Any, reader.View] = {}
     misses: dict[Any, Miss] = {}
     for host in hosts:
-        got = _guarded(host, reader.read_host, host, task, free)
+        got = _guarded(host, reader.read_host, host, task, free, offers)
         if isinstance(got, Miss):
             misses[host] = got
         else:

@@ -78,13 +78,15 @@ def synthesise(
     return candidate
 
 
-def shared(candidate: Candidate, units: Iterable[Unit]) -> frozenset[str]:
+def shared(candidate: Candidate, units: Iterable[Unit], more: Iterable[str] = ()) -> frozenset[str]:
     """Providers from which a device of *units* and another request group are taken.
+
+    :param more: request groups that count as those of *units*.
 
     What ``group_policy=isolate`` forbids. The group without a name is no request group
     in this sense: it may be spread, and has the host's own resources.
     """
-    mine = {unit.group for unit in units}
+    mine = {unit.group for unit in units}.union(more)
     taken: dict[str, set[str]] = {}
     for group, providers in candidate["mappings"].items():
         for provider in providers if group else ():

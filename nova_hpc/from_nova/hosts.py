@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.from_nova import cache, pools
+from nova_hpc.from_nova import bandwidth, cache, pools
+from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.pools import Seen
 from nova_hpc.from_nova.providers import Free, Kind
@@ -67,6 +68,8 @@ class View:
     withheld: Mapping[str, str] = attrs.field(factory=dict)
     #: Whether Nova cannot tell some of the host's pools apart.
     ambiguous: bool = False
+    #: key of ports with bandwidth -> PCI address of an adapter -> its provider of bandwidth
+    bandwidth: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
 
     @property
     def host(self) -> Host:
@@ -86,10 +89,16 @@ _BOUND: Final[Cache[Pattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
 
 
-def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> View:
+def read_host(
+    host_state: Any,
+    task: Task,
+    free: Mapping[Kind, Free | None],
+    offers: Mapping[Bandwidth, bandwidth.Offers | None] | None = None,
+) -> View:
     """Read one host state: every device with tags, and all that is wanted.
 
     :param free: what Placement says is free; None for a kind if unknown.
+    :param offers: the same of the bandwidth of ports.
     """
     unusable: list[str] = []
     faults: list[tuple[str, str]] = []
@@ -100,6 +109,7 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
     shared.pop(None, None)
     ambiguous = any(count > 1 for count in shared.values())
     sockets = _sockets(host_state)
+    bound = _Bound.of(task, offers or {}, getattr(host_state, "uuid", None))
     alike: list[tuple[int, int]] = []
     for pool in listed:
         known = pools.know(stats, pool, task, sockets)
@@ -118,7 +128,8 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
             faults.append((f"device {known.name}", str(error)))
             continue
         if seen is not None:
-            found.append((known.name, provider or f"{known.name} without a provider", seen))
+            of = provider or f"{known.name} without a provider"
+            found += [(known.name, of, part) for part in bound.parts(pool, seen)]
     nodes = _nodes(host_state)
     withheld, notes, fault = _reported(host_state)
     found.sort(key=_by_name)
@@ -139,7 +150,48 @@ def read_host(host_state: Any, task: Task, free: Mapping[Kind, Free | None]) -> 
         faults=tuple(faults),
         withheld=withheld,
         ambiguous=ambiguous,
+        bandwidth=bound.providers,
     )
+
+
+@attrs.frozen
+class _Bound:
+    """The bandwidth of one host's adapters."""
+
+    #: Key of ports -> what Placement says of all hosts.
+    offers: Mapping[str, bandwidth.Offers]
+    root: str | None
+    #: As :attr:`View.bandwidth`; grows while the pools are read.
+    providers: dict[str, dict[str, str]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(
+        cls, task: Task, offers: Mapping[Bandwidth, bandwidth.Offers | None], root: str | None
+    ) -> _Bound:
+        found = {}
+        for kind in task.ports:
+            offer = offers.get(kind.bandwidth) if kind.bandwidth is not None else None
+            if offer is not None:
+                found[kind.ports.key] = offer
+        return cls(found, root)
+
+    def parts(self, pool: Mapping[str, Any], seen: Seen) -> list[Seen]:
+        """A pool, or what it is made of where its adapter has bandwidth for some ports."""
+        mine = seen.serves & self.offers.keys()
+        if not mine:
+            return [seen]
+        amounts = dict.fromkeys(mine, 0)
+        for key in mine:
+            offer = self.offers[key]
+            found = offer.of(self.root, pool.get(bandwidth.INTERFACE))
+            if found is not None:
+                provider, count = found
+                amounts[key] = count if count < offer.asked else seen.free
+                self.providers.setdefault(key, {})[seen.known.name] = provider
+        return [
+            attrs.evolve(seen, free=count, serves=serves)
+            for count, serves in bandwidth.parts(seen.free, seen.serves, amounts)
+        ]
 
 
 def _roles(listed: Sequence[Mapping[str, Any]], provider: str | None) -> str:

@@ -82,6 +82,26 @@ def adapters_of(kinds: Iterable[server.PortKind], devices: DeviceSet, host: Host
     return found
 
 
+def bandwidth_of(
+    kinds: Iterable[server.PortKind],
+    adapters: Mapping[str, str],
+    providers: Mapping[str, Mapping[str, str]],
+) -> dict[str, str]:
+    """Request group of a port with bandwidth -> provider of the adapter that was chosen.
+
+    :param adapters: as :func:`adapters_of` has them.
+    :param providers: as :attr:`nova_hpc.from_nova.hosts.View.bandwidth`.
+    """
+    found = {}
+    for kind in kinds:
+        mine = providers.get(kind.ports.key, {}) if kind.bandwidth is not None else {}
+        for request in kind.requests:
+            provider = mine.get(adapters.get(str(request.request_id), ""))
+            if provider is not None:
+                found[str(request.requester_id)] = provider
+    return found
+
+
 @attrs.frozen
 class Wanted:
     """A server with an ``hpc:`` flavor whose devices are about to be claimed."""

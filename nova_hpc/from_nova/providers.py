@@ -10,8 +10,8 @@ it also tells the resource class of a device from Placement itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 from urllib import parse
 
 import attrs
@@ -69,9 +69,20 @@ def free_providers(kind: Kind, most: int) -> Free | None:
 
 
 def _ask(kind: Kind, amount: int) -> list[str] | None:
-    query = {"resources": f"{kind.resource_class}:{amount}"}
-    if kind.traits:
-        query["required"] = ",".join(sorted(kind.traits))
+    found = ask({kind.resource_class: amount}, kind.traits)
+    return None if found is None else [str(provider["uuid"]) for provider in found]
+
+
+def ask(resources: Mapping[str, int], traits: Iterable[str]) -> list[Mapping[str, Any]] | None:
+    """All providers that have these resources free, and these traits, as Placement shows them.
+
+    :returns: None if Placement could not be asked; the log has the reason.
+    """
+    amounts = ",".join(f"{name}:{amount}" for name, amount in sorted(resources.items()))
+    what = ", ".join(sorted(resources))
+    query = {"resources": amounts}
+    if traits:
+        query["required"] = ",".join(sorted(traits))
     url = "/resource_providers?" + parse.urlencode(query, safe=":,")
     try:
         answer = report.report_client_singleton().get(url, version=_MICROVERSION)
@@ -80,15 +91,16 @@ def _ask(kind: Kind, amount: int) -> list[str] | None:
                 "Placement answered %s to the question which %s are free; "
                 "going by the hosts' own pools",
                 answer.status_code,
-                kind.resource_class,
+                what,
             )
             return None
-        return [provider["uuid"] for provider in answer.json()["resource_providers"]]
+        found: list[Mapping[str, Any]] = answer.json()["resource_providers"]
+        return found
     except Exception as error:
         # Whatever is wrong with Placement, the claim that follows will tell.
         LOG.warning(
             "Placement could not be asked which %s are free (%s); going by the hosts' own pools",
-            kind.resource_class,
+            what,
             error,
         )
         return None

@@ -21,7 +21,8 @@ from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.conf.ports import role_of, roles_of
-from nova_hpc.from_nova import cache
+from nova_hpc.from_nova import bandwidth, cache
+from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
@@ -85,6 +86,8 @@ class PortKind:
 
     ports: Ports
     requests: tuple[objects.InstancePCIRequest, ...] = attrs.field(eq=False, hash=False, repr=False)
+    #: What each of them asks Placement for of its adapter; None: nothing.
+    bandwidth: Bandwidth | None = None
     #: As :attr:`Device.probe`.
     probe: objects.InstancePCIRequest = attrs.field(init=False, eq=False, hash=False, repr=False)
 
@@ -142,6 +145,16 @@ class Task:
         return tuple(unit for device in self.devices for unit in device.units)
 
     @property
+    def bandwidth(self) -> Mapping[str, Bandwidth]:
+        """Request group of each port with bandwidth -> what it asks for."""
+        return {
+            str(request.requester_id): kind.bandwidth
+            for kind in self.ports
+            if kind.bandwidth is not None
+            for request in kind.requests
+        }
+
+    @property
     def key(self) -> tuple[str, ...]:
         """Tells one request from another on a host state."""
         return tuple(str(device.request.request_id) for device in self.devices)
@@ -161,11 +174,13 @@ def read(
     requests: objects.InstancePCIRequests | None,
     topology: objects.InstanceNUMATopology | None,
     claimed: bool = False,
+    groups: Sequence[objects.RequestGroup] = (),
 ) -> ServerSpec:
     """What a server with this flavor and image asks for.
 
     :param requests: of the flavor's aliases, and of Neutron's direct ports.
     :param claimed: *topology* is that of a claim, which says the hosts' nodes.
+    :param groups: what it asks Placement for, ports included.
     :raises nova.exception.NovaException: flavor and image contradict each other.
     """
     mine = alias_requests(requests)
@@ -178,7 +193,7 @@ def read(
         ),
         cells=read_cells(topology, claimed),
         numa_policy=numa_policy(flavor, image, mine),
-        ports=tuple(kind.ports for kind in port_kinds(requests)),
+        ports=tuple(kind.ports for kind in port_kinds(requests, groups)),
         port_roles=port_roles(),
     )
 
@@ -199,26 +214,33 @@ def port_requests(
     ]
 
 
-def port_kinds(requests: objects.InstancePCIRequests | None) -> tuple[PortKind, ...]:
+def port_kinds(
+    requests: objects.InstancePCIRequests | None, groups: Sequence[objects.RequestGroup] = ()
+) -> tuple[PortKind, ...]:
     """The direct ports by what they want of an adapter.
 
-    The scheduler and the node number the kinds alike, because Nova keeps the order
-    of the ports.
+    :param groups: what the server asks Placement for: the bandwidth of ports is there. A
+        node does not need it: Nova has bound such a port to its adapter by then.
     """
     kinds: dict[Hashable, list[objects.InstancePCIRequest]] = {}
+    wanted: dict[Hashable, Bandwidth | None] = {}
     for request in port_requests(requests):
-        kinds.setdefault(_kind_of(request), []).append(request)
+        asked = bandwidth.of_request(request, groups)
+        key = (_kind_of(request), asked)
+        kinds.setdefault(key, []).append(request)
+        wanted[key] = asked
     return tuple(
         PortKind(
             Ports(
                 key=f"{PORT} {number}",
                 name=role_of(CONF, _wanted(mine[0]).get(_NETWORK)) or PORT,
                 count=len(mine),
-                network=_described(_wanted(mine[0])),
+                network=_described(_wanted(mine[0]), wanted[key]),
             ),
             tuple(mine),
+            wanted[key],
         )
-        for number, mine in enumerate(kinds.values())
+        for number, (key, mine) in enumerate(kinds.items())
     )
 
 
@@ -239,7 +261,7 @@ def _wanted(request: objects.InstancePCIRequest) -> Mapping[str, str | None]:
     return next(iter(request.spec), {})
 
 
-def _described(spec: Mapping[str, str | None]) -> str:
+def _described(spec: Mapping[str, str | None], asked: Bandwidth | None) -> str:
     network = spec.get(_NETWORK)
     text = f"physical network {network}" if network else "no physical network"
     more = [
@@ -251,6 +273,8 @@ def _described(spec: Mapping[str, str | None]) -> str:
         more.append("whole adapters")
     if spec.get("parent_ifname"):
         more.append("the interface that its bandwidth is of")
+    if asked is not None:
+        more.append(f"with {asked}")
     return ", ".join([text, *more])
 
 
@@ -355,17 +379,17 @@ def read_task(spec: objects.RequestSpec) -> Task:
     requests = spec.pci_requests if "pci_requests" in spec else None
     image = spec.image if "image" in spec and spec.image else no_image()
     topology = spec.numa_topology if "numa_topology" in spec else None
-    server = read(spec.flavor, image, requests, topology)
-    check_wants(server.wants)
     found = spec.requested_resources if "requested_resources" in spec else None
     groups = [group for group in found or () if group.requester_id]
+    server = read(spec.flavor, image, requests, topology, groups=groups)
+    check_wants(server.wants)
     return Task(
         server=server,
         devices=tuple(
             _read_device(want, request, groups)
             for want, request in zip(server.wants, alias_requests(requests), strict=True)
         ),
-        ports=port_kinds(requests),
+        ports=port_kinds(requests, groups),
     )
 
 
