@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the members of a gang go: the planner. Pure.
+
+:func:`nova_hpc.cluster.plan.search.plan` answers; the page *The gang planner* of the
+contributors' documentation says what the answer is, in words that a test can follow.
+"""
+
+from nova_hpc.cluster.plan.model import (
+    ANYWHERE,
+    HOST,
+    Gang,
+    Miss,
+    Order,
+    Plan,
+    Policy,
+    Refusal,
+)
+from nova_hpc.cluster.plan.search import plan
+
+__all__ = [
+    "ANYWHERE",
+    "HOST",
+    "Gang",
+    "Miss",
+    "Order",
+    "Plan",
+    "Policy",
+    "Refusal",
+    "plan",
+]

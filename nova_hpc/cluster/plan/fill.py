@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes places from interchangeable parts: the fewest parts, the smallest, all of one piece.
+
+The three rules of a level, in this order: use as few parts as possible; of these choices
+the one whose parts are the smallest, compared from the largest part down, so that large parts
+stay whole; and use up all of them but one, so that what is left is in one piece. If k is
+the least number of parts that hold n, any k - 1 of them hold less than n; so what is left
+over is less than any part that is used, and one part can have all of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final
+
+import attrs
+
+from nova_hpc.cluster.plan.tree import Cost, Part, added, sizes
+
+#: So many choices of equally good leaves are compared for a gang that is to be spread.
+MOST_TIES: Final = 256
+
+
+@attrs.frozen(eq=False)
+class Filled:
+    """Members on hosts, and what they cost; the smaller cost is better."""
+
+    cost: Cost
+    hosts: Mapping[str, int]
+    #: Whether all choices were compared.
+    proven: bool = True
+
+
+def fewest(frees: Sequence[int], wanted: int) -> int:
+    """How many of these numbers, at least, have a sum of *wanted*.
+
+    :param frees: the largest first; their sum is at least *wanted*.
+    """
+    if wanted <= 0:
+        return 0
+    return next(number for number, sum_ in enumerate(accumulate(frees), 1) if sum_ >= wanted)
+
+
+def smallest(frees: Sequence[int], wanted: int) -> dict[int, int]:
+    """Free places -> of how many parts with so many, so that large parts stay whole.
+
+    :param frees: the largest first; their sum is at least *wanted*.
+    """
+    count = fewest(frees, wanted)
+    before = [0, *accumulate(frees)]
+    chosen: dict[int, int] = {}
+    start = 0
+    while count:
+        value = frees[start]
+        end = start
+        while end < len(frees) and frees[end] == value:
+            end += 1
+        for number in range(min(count, end - start) + 1):
+            left = count - number
+            # The most that those after this size can hold.
+            rest = before[min(end + left, len(frees))] - before[end]
+            if left <= len(frees) - end and number * value + rest >= wanted:
+                break
+        if number:
+            chosen[value] = number
+        count -= number
+        wanted -= number * value
+        start = end
+    return chosen
+
+
+def pack(parts: Sequence[Part], wanted: int) -> Filled:
+    """Take *wanted* places by the rules, at this level and at all below it.
+
+    :param parts: of one level, in the order of their names; they hold as much.
+    """
+    classes = _by_free(parts)
+    frees = [value for value, members in classes.items() for _ in members]
+    chosen = smallest(frees, wanted)
+    left = sum(value * number for value, number in chosen.items()) - wanted
+    base = {value: classes[value][:number] for value, number in chosen.items()}
+    if not left:
+        best = _Choice([part for each in base.values() for part in each])
+    else:
+        best = min(_choices(classes, base, left), key=lambda choice: choice.cost)
+    used = [*best.whole, *([best.partly] if best.partly else [])]
+    here = (len(used), sizes(part.free for part in used), int(left > 0))
+    hosts = {name: free for part in best.whole for name, free in everything(part)}
+    hosts |= best.hosts
+    return Filled((here, *best.cost), hosts)
+
+
+@attrs.frozen(eq=False)
+class _Choice:
+    whole: Sequence[Part]
+    partly: Part | None = None
+    #: Of the part that is not used up: what is taken of it, and what that costs.
+    below: Cost = ()
+    hosts: Mapping[str, int] = attrs.Factory(dict)
+    cost: Cost = attrs.field(init=False)
+
+    @cost.default
+    def _cost(self) -> Cost:
+        costs = [part.full for part in self.whole]
+        return added([*costs, self.below] if self.partly else costs)
+
+
+def _choices(
+    classes: Mapping[int, Sequence[Part]], base: Mapping[int, Sequence[Part]], left: int
+) -> Iterator[_Choice]:
+    """One part of each shape is the one that is not used up."""
+    for value, members in base.items():
+        seen = set()
+        for part in classes[value]:
+            if part.shape in seen:
+                continue
+            seen.add(part.shape)
+            others = [each for each in classes[value][: len(members)] if each is not part]
+            whole = others[: len(members) - 1]
+            whole += [each for other, some in base.items() if other != value for each in some]
+            if part.parts:
+                some = pack(part.parts, value - left)
+                yield _Choice(whole, part, some.cost, some.hosts)
+            else:
+                yield _Choice(whole, part, (), {part.name: value - left})
+
+
+def _by_free(parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """Free places -> the parts that have so many, the cheapest first; the largest first."""
+    found: dict[int, list[Part]] = {}
+    for part in sorted(parts, key=lambda part: -part.free):
+        if part.free:
+            found.setdefault(part.free, []).append(part)
+    for members in found.values():
+        members.sort(key=lambda part: part.full)
+    return found
+
+
+def everything(part: Part) -> Iterator[tuple[str, int]]:
+    """All hosts below a part, with their free places."""
+    if not part.parts:
+        yield part.name, part.free
+    for each in part.parts:
+        yield from everything(each)
+
+
+def spread(parts: Sequence[Part], wanted: int) -> Filled:
+    """Take *wanted* places: the fewest and smallest parts, but as few a host as possible.
+
+    :param parts: leaves; they hold as much.
+    """
+    classes = _by_free(parts)
+    frees = [value for value, members in classes.items() for _ in members]
+    chosen = smallest(frees, wanted)
+    sets = _sets([(classes[value], number) for value, number in chosen.items()])
+    found: list[Filled] = []
+    proven = True
+    for number, leaves in enumerate(sets):
+        if number == MOST_TIES:
+            proven = False
+            break
+        here = (len(leaves), sizes(leaf.free for leaf in leaves), 0)
+        cost, hosts = _dealt([host for leaf in leaves for host in everything(leaf)], wanted)
+        found.append(Filled((here, *cost), hosts))
+    best = min(found, key=lambda each: each.cost)
+    return attrs.evolve(best, proven=proven)
+
+
+def _sets(wanted: Sequence[tuple[Sequence[Part], int]]) -> Iterator[list[Part]]:
+    """The choices of so many parts of each class that are not alike."""
+    if not wanted:
+        yield []
+        return
+    members, number = wanted[0]
+    shapes: dict[int, list[Part]] = {}
+    for part in members:
+        shapes.setdefault(part.shape, []).append(part)
+    for some in alike(list(shapes.values()), number):
+        for others in _sets(wanted[1:]):
+            yield [*some, *others]
+
+
+def alike(groups: Sequence[Sequence[Part]], number: int) -> Iterator[list[Part]]:
+    """The ways to take so many parts of groups whose members are interchangeable."""
+    if not groups:
+        if not number:
+            yield []
+        return
+    first, rest = groups[0], groups[1:]
+    room = sum(len(group) for group in rest)
+    for some in range(min(number, len(first)), max(number - room, 0) - 1, -1):
+        for others in alike(rest, number - some):
+            yield [*first[:some], *others]
+
+
+def _dealt(hosts: Sequence[tuple[str, int]], wanted: int) -> tuple[Cost, dict[str, int]]:
+    """Deal places evenly: so many on the fullest host, and on how many such hosts.
+
+    What the hosts cannot take evenly goes to those with most room; of hosts that get
+    one or none, the smallest get one.
+    """
+    # The least number on the fullest host with which all have a place.
+    high = 1 + bisect.bisect_left(
+        range(1, wanted), wanted, key=lambda most: sum(min(free, most) for _, free in hosts)
+    )
+    given = {name: min(free, high - 1) for name, free in hosts}
+    missing = wanted - sum(given.values())
+    able = [(name, free) for name, free in hosts if free >= high]
+    if high > 1:
+        able.sort(key=lambda host: -host[1])
+    else:
+        able.sort(key=lambda host: host[1])
+    for name, _ in able[:missing]:
+        given[name] += 1
+    given = {name: number for name, number in given.items() if number}
+    loads = sizes(given.values())
+    touched = sizes(free for name, free in hosts if name in given)
+    return ((0, loads, 0), (len(given), touched, 0)), given

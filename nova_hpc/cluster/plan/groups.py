@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks (or spines) a gang uses that needs several: the fewest, the smallest.
+
+A choice of groups is good if its *leaves*, at most so many of them, hold the gang. So the
+least number of groups and the leaves interact: a table says what the groups from the i-th
+on can hold with k groups and j leaves. With it no choice is begun that cannot be finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+import attrs
+
+from nova_hpc.cluster.plan.fill import alike
+from nova_hpc.cluster.plan.tree import Part
+
+#: So many choices that were begun are looked at for one question.
+MOST_WORK: Final = 20_000
+#: So many choices that are equally good so far are kept.
+MOST_TIES: Final = 256
+
+
+@attrs.define
+class Budget:
+    """What is left of the work for one question."""
+
+    left: int = MOST_WORK
+    #: Whether nothing was left out.
+    proven: bool = True
+
+    def spend(self) -> bool:
+        """Use up one step; False: there are none left."""
+        if not self.left:
+            self.proven = False
+            return False
+        self.left -= 1
+        return True
+
+
+@attrs.frozen
+class _Begun:
+    """A choice that is not finished."""
+
+    groups: tuple[Part, ...]
+    #: j -> the most that j of their leaves hold.
+    most: tuple[int, ...]
+
+
+@attrs.frozen
+class _Table:
+    """What the groups can hold."""
+
+    leaves: int
+    wanted: int
+    #: The groups, those with most room first.
+    groups: tuple[Part, ...]
+    #: Of each group: j -> what its j largest leaves hold.
+    gains: tuple[tuple[int, ...], ...]
+    #: k -> i -> j -> what the groups from the i-th on hold with k groups and j leaves.
+    rest: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def count(self) -> int:
+        """The least number of groups."""
+        return len(self.rest) - 1
+
+    def possible(self, begun: _Begun, start: int) -> bool:
+        """Whether groups from *start* on can complete a choice."""
+        missing = self.count - len(begun.groups)
+        if not 0 <= missing <= len(self.groups) - start:
+            return False
+        after = self.rest[missing][start]
+        return any(
+            held + after[self.leaves - used] >= self.wanted for used, held in enumerate(begun.most)
+        )
+
+    def with_group(self, begun: _Begun, index: int) -> _Begun:
+        """The choice and one more group."""
+        most = _sum(begun.most, self.gains[index], self.leaves)
+        return _Begun((*begun.groups, self.groups[index]), most)
+
+
+def leaves_of(part: Part, height: int) -> list[Part]:
+    """The leaves below a part that is *height* levels above them."""
+    if not height:
+        return [part]
+    return [leaf for each in part.parts for leaf in leaves_of(each, height - 1)]
+
+
+def choose(
+    groups: Sequence[Part], height: int, leaves: int, wanted: int, budget: Budget
+) -> list[tuple[Part, ...]]:
+    """The fewest groups whose leaves hold a gang; of these choices the smallest groups.
+
+    :param height: how many levels the groups are above the leaves, at least 1.
+    :param leaves: so many leaves are used at most; so many of these groups hold the gang.
+    :returns: all choices that are equally good, but for interchangeable groups; fewer
+        where the budget has an end, and never none.
+    """
+    table = _table(groups, height, leaves, wanted)
+    classes: dict[int, list[int]] = {}
+    for index, group in enumerate(table.groups):
+        classes.setdefault(group.free, []).append(index)
+    states = [_Begun((), (0,) * (leaves + 1))]
+    for indices in classes.values():
+        states = _next(table, states, indices, budget)
+        if not states:
+            return [_first(table)]
+    return [state.groups for state in states]
+
+
+def _next(
+    table: _Table, states: list[_Begun], indices: Sequence[int], budget: Budget
+) -> list[_Begun]:
+    """The choices with as few groups of one size as possible; () without a budget."""
+    place = {id(table.groups[index]): index for index in indices}
+    shapes: dict[int, list[Part]] = {}
+    for index in indices:
+        shapes.setdefault(table.groups[index].shape, []).append(table.groups[index])
+    for number in range(len(indices) + 1):
+        found: list[_Begun] = []
+        for state, some in _pairs(states, list(shapes.values()), number):
+            if not budget.spend():
+                return []
+            begun = state
+            for group in some:
+                begun = table.with_group(begun, place[id(group)])
+            if table.possible(begun, indices[-1] + 1):
+                if len(found) == MOST_TIES:
+                    budget.proven = False
+                    break
+                found.append(begun)
+        if found:
+            return found
+    raise AssertionError("a choice that can be finished has no next step")
+
+
+def _pairs(
+    states: Sequence[_Begun], shapes: Sequence[Sequence[Part]], number: int
+) -> Iterator[tuple[_Begun, list[Part]]]:
+    for state in states:
+        for some in alike(shapes, number):
+            yield state, some
+
+
+def _first(table: _Table) -> tuple[Part, ...]:
+    """A choice of the fewest groups that leaves out the largest one by one."""
+    begun = _Begun((), (0,) * (table.leaves + 1))
+    for index in range(len(table.groups)):
+        if not table.possible(begun, index + 1):
+            begun = table.with_group(begun, index)
+    return begun.groups
+
+
+def _table(groups: Sequence[Part], height: int, leaves: int, wanted: int) -> _Table:
+    order = tuple(sorted(groups, key=lambda group: -group.free))
+    gains = tuple(_gains(group, height, leaves) for group in order)
+    layers: list[tuple[tuple[int, ...], ...]] = [((0,) * (leaves + 1),) * (len(order) + 1)]
+    while layers[-1][0][leaves] < wanted:
+        before, rows = layers[-1], [(0,) * (leaves + 1)]
+        for index in range(len(order) - 1, -1, -1):
+            one_more = _sum(before[index + 1], gains[index], leaves)
+            rows.append(tuple(map(max, rows[-1], one_more)))
+        layers.append(tuple(reversed(rows)))
+    return _Table(leaves, wanted, order, gains, tuple(layers))
+
+
+def _gains(group: Part, height: int, leaves: int) -> tuple[int, ...]:
+    frees = sorted((leaf.free for leaf in leaves_of(group, height)), reverse=True)
+    return tuple(accumulate(frees[:leaves], initial=0))
+
+
+def _sum(one: Sequence[int], other: Sequence[int], leaves: int) -> tuple[int, ...]:
+    """The most that j leaves of two choices together hold."""
+    best = list(one)
+    for used, held in enumerate(other):
+        for number in range(leaves - used + 1):
+            value = one[number] + held
+            if value > best[number + used]:
+                best[number + used] = value
+    return tuple(best)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the planner, and what it answers. Data only."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.fabric.model import FabricLevel
+
+#: The word for a gang that shares no domain, in place of a level.
+ANYWHERE: Final = "anywhere"
+#: The word for a gang on one host.
+HOST: Final = "host"
+
+#: More members than any gang has.
+MOST_MEMBERS: Final = 1_000_000
+
+
+class Policy(enum.StrEnum):
+    """What happens when no domain of the level holds the gang."""
+
+    #: It is refused.
+    REQUIRED = "required"
+    #: The next larger domain takes it, and at last any hosts.
+    PREFERRED = "preferred"
+
+
+class Order(enum.StrEnum):
+    """How the members are dealt to the hosts of the leaves that the gang gets."""
+
+    #: To the fewest hosts.
+    PACK = "pack"
+    #: As evenly as possible, to the most hosts.
+    SPREAD = "spread"
+
+
+def _counted(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    least = 0 if attribute.name == "rails" else 1
+    if value is None and attribute.default is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_MEMBERS:
+        raise ValueError(
+            f"{attribute.name} is {value!r}; it must be a number from {least} to {MOST_MEMBERS}"
+        )
+
+
+@attrs.frozen
+class Gang:
+    """Members that want to be near each other, all or none.
+
+    :raises ValueError: names the field that makes no sense.
+    """
+
+    #: How many are to be placed now.
+    members: int = attrs.field(validator=_counted)
+    #: The largest domain that they may be spread over.
+    level: FabricLevel = attrs.field(
+        default=FabricLevel.LEAF, validator=attrs.validators.instance_of(FabricLevel)
+    )
+    policy: Policy = attrs.field(default=Policy.REQUIRED, converter=Policy)
+    #: So many on one host at most; None: as many as fit.
+    max_per_host: int | None = attrs.field(default=None, validator=_counted)
+    order: Order = attrs.field(default=Order.PACK, converter=Order)
+    #: Hosts with fewer rails do not count.
+    rails: int = attrs.field(default=0, validator=_counted)
+    #: Only hosts of this domain count: a gang that has one already stays in it.
+    within: tuple[FabricLevel, str] | None = None
+    #: Host -> members that are there already, and that no capacity counts any more.
+    placed: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+
+
+@attrs.frozen
+class Plan:
+    """Where the members go."""
+
+    #: Host -> how many members, in the order of the hosts' names.
+    hosts: Mapping[str, int] = attrs.field(hash=False)
+    #: The tightest level that all of them share: a word of ``hpc:fabric``, ``host`` or
+    #: ``anywhere``.
+    level: str
+    #: The domain of that level; the host's name; "" where they share none.
+    domain: str
+    #: All domains that hold the whole gang, the tightest first.
+    around: tuple[tuple[FabricLevel, str], ...]
+    #: Leaf -> how many members, in the order of the names. A host without a leaf stands
+    #: for one, by its own name.
+    leaves: Mapping[str, int] = attrs.field(hash=False)
+    #: Whether the gang got the level that it asked for.
+    reached: bool
+    #: Whether no other plan is better; False: the search was cut short, and only the level,
+    #: the number of leaves and the choice of the domain are proven.
+    proven: bool
+    #: One sentence for operators.
+    why: str
+
+    def domain_at(self, level: FabricLevel) -> str | None:
+        """The domain of *level* that holds the whole gang; None: there is none."""
+        return dict(self.around).get(level)
+
+
+@attrs.frozen
+class Miss:
+    """The domain that comes nearest to holding the gang."""
+
+    level: str
+    #: "" for all hosts together.
+    domain: str
+    holds: int
+
+
+@attrs.frozen
+class Refusal:
+    """Why the gang has no place."""
+
+    members: int
+    #: Of the level that was asked for; None: the map has no such domain with a free host.
+    nearest: Miss | None
+    #: The tightest domain that would hold the gang; None: not even all hosts together do.
+    instead: Miss | None
+    #: How many fit on all hosts together.
+    total: int
+    #: One sentence for operators: the nearest miss, and what would help.
+    reason: str

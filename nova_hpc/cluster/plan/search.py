@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: the smallest domain that holds a gang, and the places in it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.cluster.plan import fill, groups, words
+from nova_hpc.cluster.plan.fill import Filled
+from nova_hpc.cluster.plan.model import ANYWHERE, HOST, Gang, Order, Plan, Policy, Refusal
+from nova_hpc.cluster.plan.tree import (
+    Cost,
+    Domain,
+    LevelCost,
+    Part,
+    Spot,
+    build,
+    counts,
+    leaf_of,
+    natural,
+    sizes,
+    spots,
+)
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+
+#: The levels above the leaves, the widest first.
+_ABOVE: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK)
+
+#: So many equally good domains are compared to the end.
+_MOST_DOMAINS: Final = 64
+
+
+def plan(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> Plan | Refusal:
+    """Where the members of *gang* go: all of them, or a refusal.
+
+    :param fabric: where the hosts are. A host that it does not name has no domain.
+    :param capacity: host -> how many members fit on it now. Others hold none.
+    :returns: the same for the same question, in whatever order hosts are given.
+    """
+    found = spots(fabric, capacity, gang)
+    home = [fabric.place(host) or Place(host=host) for host in gang.placed]
+    total = sum(spot.free for spot in found)
+    if total >= gang.members and all(counts(place, gang) for place in home):
+        for level in scopes(gang):
+            fitting = [each for each in domains(found, level, gang, home) if holds(each, gang)]
+            if fitting:
+                return _Search(found, gang, level, home).best(fitting)
+    return words.refusal(found, gang, home)
+
+
+def scopes(gang: Gang) -> Iterator[FabricLevel | str]:
+    """The levels at which the gang may be together, the tightest first."""
+    if gang.order is Order.PACK or gang.members + sum(gang.placed.values()) == 1:
+        yield HOST
+    for level in FabricLevel:
+        if gang.policy is Policy.PREFERRED or level <= gang.level:
+            yield level
+    if gang.policy is Policy.PREFERRED:
+        yield ANYWHERE
+
+
+def domains(
+    found: Sequence[Spot], level: FabricLevel | str, gang: Gang, home: Sequence[Place]
+) -> list[Domain]:
+    """The domains of a level with their free hosts, in the order of their names.
+
+    :param home: where members of the gang are already: only domains with all of them count.
+    """
+    members: dict[tuple[str, str | None], list[Spot]] = {}
+    for spot in found:
+        key = _key(spot.place, level, gang)
+        if key is not None:
+            members.setdefault(key, []).append(spot)
+    homes = {_key(place, level, gang) for place in home}
+    return [
+        Domain(key[0], tuple(each), sum(spot.free for spot in each))
+        for key, each in sorted(members.items(), key=lambda item: natural(item[0][0]))
+        if homes <= {key}
+    ]
+
+
+def _key(place: Place, level: FabricLevel | str, gang: Gang) -> tuple[str, str | None] | None:
+    """Which domain a host belongs to.
+
+    An NVLink domain may cross the domain that the gang has to be in: then it is one for
+    each of them.
+    """
+    if level == ANYWHERE:
+        return "", None
+    name = place.domain(level) if isinstance(level, FabricLevel) else place.host
+    if name is None:
+        return None
+    return name, place.domain(gang.level) if gang.policy is Policy.REQUIRED else None
+
+
+def holds(domain: Domain, gang: Gang) -> bool:
+    """Whether the members that are to be placed fit."""
+    return domain.free >= gang.members
+
+
+@attrs.frozen
+class _Found:
+    """The best places in one domain."""
+
+    domain: Domain
+    hosts: Mapping[str, int]
+    cost: Cost
+
+
+@attrs.define
+class _Search:
+    """The choice between domains of one level."""
+
+    found: Sequence[Spot]
+    gang: Gang
+    level: FabricLevel | str
+    home: Sequence[Place]
+    shapes: dict[Hashable, int] = attrs.Factory(dict)
+    budget: groups.Budget = attrs.Factory(groups.Budget)
+
+    def best(self, fitting: Sequence[Domain]) -> Plan:
+        """The plan in the best of these domains."""
+        ranked = [(self._leaves(domain), domain) for domain in fitting]
+        least = min(rank for rank, _ in ranked)
+        near = [domain for rank, domain in ranked if rank == least]
+        room = self._room(near)
+        tight = min(room)
+        near = [domain for domain, free in zip(near, room, strict=True) if free == tight]
+        seen: set[tuple[int, ...]] = set()
+        results: list[_Found] = []
+        for domain in near:
+            pieces = self._pieces(domain)
+            shape = tuple(sorted(part.shape for pool in pieces for part in pool))
+            if shape in seen and not self.home:
+                continue
+            seen.add(shape)
+            if len(results) == _MOST_DOMAINS:
+                self.budget.proven = False
+                break
+            results.append(self._inside(domain, pieces))
+        chosen = min(results, key=lambda each: each.cost)
+        return words.plan(
+            self.gang, self.found, self.home, self.level, chosen.domain.name, chosen.hosts,
+            self.budget.proven,
+        )  # fmt: skip
+
+    # --- between domains -----------------------------------------------------------
+
+    def _leaves(self, domain: Domain) -> int:
+        """How many leaves more the gang gets there, at least."""
+        old, new = _by_leaf(domain.spots, self.home)
+        missing = self.gang.members - sum(old.values())
+        return fill.fewest(sorted(new.values(), reverse=True), missing)
+
+    def _room(self, near: Sequence[Domain]) -> list[tuple[int, ...]]:
+        """What is free in each domain, and in the ones around it, the nearest first."""
+        rooms: list[list[int]] = [[domain.free] for domain in near]
+        if self.level == ANYWHERE:
+            return [tuple(each) for each in rooms]
+        first = self.level if isinstance(self.level, FabricLevel) else -1
+        for level in (each for each in FabricLevel if each > first):
+            free: dict[str, int] = {}
+            for spot in self.found:
+                name = spot.domain(level)
+                if name is not None:
+                    free[name] = free.get(name, 0) + spot.free
+            for domain, room in zip(near, rooms, strict=True):
+                names = {spot.domain(level) for spot in domain.spots}
+                (name, *others) = names
+                room.append(room[-1] if others or name is None else free[name])
+        return [tuple(each) for each in rooms]
+
+    # --- in one domain ---------------------------------------------------------------
+
+    def _pieces(self, domain: Domain) -> list[tuple[Part, ...]]:
+        """The tree of the domain: of the leaves that the gang has, and of the others."""
+        old = {leaf_of(place) for place in self.home}
+        sides: list[list[Spot]] = [[], []] if old else [[]]
+        for spot in domain.spots:
+            sides[-1 if leaf_of(spot.place) not in old else 0].append(spot)
+        return [build(side, self._levels(domain), self.shapes) for side in sides]
+
+    def _above(self, domain: Domain) -> list[FabricLevel]:
+        """The levels between the domain and its leaves that its hosts have, the widest first."""
+        inside = [
+            level
+            for level in _ABOVE
+            if self.level == ANYWHERE
+            or (isinstance(self.level, FabricLevel) and level < self.level)
+        ]
+        return [
+            level
+            for level in inside
+            if any(spot.domain(level) is not None for spot in domain.spots)
+        ]
+
+    def _levels(self, domain: Domain) -> list[FabricLevel]:
+        levels = [*self._above(domain), FabricLevel.LEAF]
+        nvlink = FabricLevel.NVLINK_DOMAIN
+        if self.level not in (HOST, nvlink) and self.gang.order is Order.PACK:
+            levels += [nvlink] if any(spot.domain(nvlink) for spot in domain.spots) else []
+        return levels
+
+    def _inside(self, domain: Domain, pieces: Sequence[tuple[Part, ...]]) -> _Found:
+        """The best places: first beside the members that are there, then in other leaves."""
+        hosts: dict[str, int] = {}
+        costs: list[LevelCost] = []
+        left = self.gang.members
+        height = len(self._above(domain))
+        for parts in pieces:
+            here = min(left, sum(part.free for part in parts))
+            if here:
+                filled = self._filled(parts, height, here)
+                hosts |= filled.hosts
+                costs += filled.cost
+                left -= here
+        return _Found(domain, hosts, tuple(costs))
+
+    def _filled(self, parts: Sequence[Part], height: int, wanted: int) -> Filled:
+        """The best places in these parts, which are *height* levels above the leaves."""
+        frees = sorted(
+            (leaf.free for part in parts for leaf in groups.leaves_of(part, height)), reverse=True
+        )
+        most = fill.fewest(frees, wanted)
+        pools: list[Sequence[Part]] = [parts]
+        costs: list[LevelCost] = []
+        for level in range(height, 0, -1):
+            choices = [
+                choice
+                for pool in pools
+                for choice in groups.choose(pool, level, most, wanted, self.budget)
+            ]
+            cost, tied = _cheapest(choices)
+            costs.append(cost)
+            if len(tied) > groups.MOST_TIES:
+                self.budget.proven = False
+            pools = [
+                [part for group in choice for part in group.parts]
+                for choice in tied[: groups.MOST_TIES]
+            ]
+        take = fill.pack if self.gang.order is Order.PACK else fill.spread
+        best = min((take(pool, wanted) for pool in pools), key=lambda each: each.cost)
+        self.budget.proven &= best.proven
+        return attrs.evolve(best, cost=(*costs, *best.cost))
+
+
+def _by_leaf(
+    found: Sequence[Spot], home: Sequence[Place]
+) -> tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]]:
+    """Leaf -> free places: of leaves where members are already, and of others."""
+    old = {leaf_of(place) for place in home}
+    sides: tuple[dict[tuple[bool, str], int], dict[tuple[bool, str], int]] = ({}, {})
+    for spot in found:
+        leaf = leaf_of(spot.place)
+        side = sides[leaf not in old]
+        side[leaf] = side.get(leaf, 0) + spot.free
+    return sides
+
+
+def _cheapest(
+    choices: Sequence[tuple[Part, ...]],
+) -> tuple[LevelCost, list[tuple[Part, ...]]]:
+    """The fewest and smallest groups, and all choices that are as good."""
+    costs = [(len(choice), sizes(group.free for group in choice), 0) for choice in choices]
+    least = min(costs)
+    return least, [choice for choice, cost in zip(choices, costs, strict=True) if cost == least]

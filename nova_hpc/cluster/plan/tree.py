@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a fabric that one question is about: hosts with free places, and their domains."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.cluster.plan.model import Gang, Policy
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+
+_DIGITS: Final = re.compile(r"(\d+)")
+
+#: How often which number of free places occurs, the largest number first. Of two, the
+#: smaller tuple leaves larger domains whole.
+Sizes = tuple[tuple[int, int], ...]
+
+#: What a choice costs at one level: how many parts are used, their free places, and how
+#: many of them are not used up.
+LevelCost = tuple[int, Sizes, int]
+Cost = tuple[LevelCost, ...]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sorts names as people do: ``node9`` before ``node10``."""
+    words = _DIGITS.split(name)
+    return tuple((int(word), word) if word.isdecimal() else (-1, word) for word in words)
+
+
+def sizes(values: Iterable[int]) -> Sizes:
+    """Count free places."""
+    return tuple(sorted(Counter(values).items(), reverse=True))
+
+
+@attrs.frozen
+class Spot:
+    """A host that has free places."""
+
+    name: str
+    free: int
+    place: Place
+
+    def domain(self, level: FabricLevel) -> str | None:
+        """The domain of *level* that it is in; None: nobody knows."""
+        return self.place.domain(level)
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """A domain or a host with free places, and what it is made of."""
+
+    name: str
+    free: int
+    #: () for a host.
+    parts: tuple[Part, ...] = ()
+    #: Parts of equal shape are interchangeable but for their names.
+    shape: int = 0
+    #: What it costs below itself to use all of it.
+    full: Cost = ()
+
+
+@attrs.frozen(eq=False)
+class Domain:
+    """A domain that may hold a gang."""
+
+    name: str
+    spots: tuple[Spot, ...]
+    free: int
+
+
+def spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[Spot]:
+    """The hosts that count for *gang*, in the order of their names.
+
+    With the policy ``required`` these are the hosts whose domain of the gang's level is known.
+    """
+    found = []
+    for host in sorted(capacity, key=natural):
+        free = capacity[host]
+        if gang.max_per_host is not None:
+            free = min(free, gang.max_per_host - gang.placed.get(host, 0))
+        if free <= 0:
+            continue
+        place = fabric.place(host) or Place(host=host)
+        if counts(place, gang) and len(place.rails) >= gang.rails:
+            found.append(Spot(host, free, place))
+    return found
+
+
+def counts(place: Place, gang: Gang) -> bool:
+    """Whether a host at *place* may belong to the gang."""
+    if gang.within is not None and place.domain(gang.within[0]) != gang.within[1]:
+        return False
+    return gang.policy is not Policy.REQUIRED or place.domain(gang.level) is not None
+
+
+def leaf_of(place: Place) -> tuple[bool, str]:
+    """The leaf of a host: whether it is a real one, and its name; the host's if not."""
+    return (True, place.leaf) if place.leaf is not None else (False, place.host)
+
+
+def build(
+    found: Sequence[Spot], levels: Sequence[FabricLevel], shapes: dict[Hashable, int]
+) -> tuple[Part, ...]:
+    """The tree of these hosts.
+
+    :param levels: of the domains that are parts of each other, the widest first. What is
+        not known at a level is a domain of its own there.
+    :param shapes: what has which shape; one for all trees that are compared.
+    """
+    if not levels:
+        return tuple(
+            Part(spot.name, spot.free, shape=shapes.setdefault(spot.free, len(shapes)))
+            for spot in found
+        )
+    groups: dict[tuple[int, str], list[Spot]] = {}
+    for spot in found:
+        groups.setdefault(_key(spot, levels), []).append(spot)
+    made = []
+    for (_, name), members in groups.items():
+        parts = build(members, levels[1:], shapes)
+        shape = (len(levels), *sorted(part.shape for part in parts))
+        made.append(
+            Part(
+                name=name,
+                free=sum(part.free for part in parts),
+                parts=parts,
+                shape=shapes.setdefault(shape, len(shapes)),
+                full=full(parts),
+            )
+        )
+    return tuple(sorted(made, key=lambda part: natural(part.name)))
+
+
+def _key(spot: Spot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
+    """The domain of the first level; unknown: that of the next of the tree that is known."""
+    for number, level in enumerate(levels):
+        name = spot.domain(level)
+        # An NVLink domain is no part of the tree: it stands for nothing but itself.
+        if name is not None and (number == 0 or level is not FabricLevel.NVLINK_DOMAIN):
+            return number, name
+    return len(levels), spot.name
+
+
+def full(parts: Sequence[Part]) -> Cost:
+    """What it costs to use all of these parts."""
+    here = (len(parts), sizes(part.free for part in parts), 0)
+    return (here, *added(part.full for part in parts))
+
+
+def added(costs: Iterable[Cost]) -> Cost:
+    """The sum of costs of neighbours, level by level."""
+    found: list[Cost] = list(costs)
+    if not found or not found[0]:
+        return ()
+    total = []
+    for level in zip(*found, strict=True):
+        tally: Counter[int] = Counter()
+        for _, some, _ in level:
+            for value, number in some:
+                tally[value] += number
+        count, partly = sum(each[0] for each in level), sum(each[2] for each in level)
+        total.append((count, tuple(sorted(tally.items(), reverse=True)), partly))
+    return tuple(total)

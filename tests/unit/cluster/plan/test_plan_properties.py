@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner against a reference that looks at every way to deal the members.
+
+``NOVA_HPC_EXAMPLES`` sets how many cases each property gets; the full set takes 20,000.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import attrs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nova_hpc.cluster.plan import Gang, Plan, Policy, Refusal, plan
+from nova_hpc.fabric.model import FabricLevel, FabricMap
+from tests.unit.cluster.plan.brute import Question, best
+from tests.unit.cluster.plan.fabrics import Case, cases
+
+EXAMPLES = int(os.environ.get("NOVA_HPC_EXAMPLES", "400"))
+checked = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@checked
+@given(cases())
+def test_no_way_to_deal_the_members_is_better(case: Case) -> None:
+    fabric, capacity, gang = case
+    wanted = best(fabric, capacity, gang)
+    answer = plan(fabric, capacity, gang)
+    if wanted is None:
+        assert isinstance(answer, Refusal)
+        return
+    assert isinstance(answer, Plan), answer
+    assert answer.proven
+    question = Question(fabric, capacity, gang)
+    given_ = dict(answer.hosts)
+    assert any(given_ == way for way in question.ways())
+    assert question.worth(given_) == wanted
+
+
+@checked
+@given(cases(most=30), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter(case: Case, rng: random.Random) -> None:
+    fabric, capacity, gang = case
+    places, hosts = list(fabric.places), list(capacity.items())
+    rng.shuffle(places)
+    rng.shuffle(hosts)
+    assert plan(FabricMap(places=tuple(places)), dict(hosts), gang) == plan(fabric, capacity, gang)
+
+
+@checked
+@given(cases(most=20))
+def test_a_refusal_names_the_nearest_miss(case: Case) -> None:
+    fabric, capacity, gang = case
+    answer = plan(fabric, capacity, gang)
+    if not isinstance(answer, Refusal):
+        return
+    question = Question(fabric, capacity, gang)
+    assert answer.total == sum(question.free.values())
+    held: dict[str, int] = {}
+    for host, free in question.free.items():
+        name = question.place[host].domain(gang.level)
+        if name is not None:
+            held[name] = held.get(name, 0) + free
+    if gang.policy is Policy.PREFERRED:
+        assert answer.nearest is not None
+        assert answer.nearest.holds == answer.total < gang.members
+    elif held:
+        assert answer.nearest is not None
+        assert answer.nearest.holds == max(held.values()) < gang.members
+        assert f"holds {answer.nearest.holds} of {gang.members}" in answer.reason
+    else:
+        assert answer.nearest is None
+    if answer.instead is not None:
+        wider = attrs.evolve(gang, level=FabricLevel.from_word(answer.instead.level))
+        assert isinstance(plan(fabric, capacity, wider), Plan)
+
+
+@checked
+@given(cases(most=20), st.integers(1, 6))
+def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
+    fabric, capacity, gang = case
+    first = plan(fabric, capacity, gang)
+    if not isinstance(first, Plan):
+        return
+    left = {host: free - first.hosts.get(host, 0) for host, free in capacity.items()}
+    grown = attrs.evolve(gang, members=more, placed=first.hosts)
+    answer = plan(fabric, left, grown)
+    beside = _beside(fabric, left, grown, first)
+    if isinstance(answer, Refusal):
+        assert gang.policy is Policy.REQUIRED or answer.total < more
+        return
+    hosts = {*first.hosts, *answer.hosts}
+    assert sum(answer.hosts.values()) == more
+    for host, members in answer.hosts.items():
+        assert members <= left[host]
+        if gang.max_per_host:
+            assert members + first.hosts.get(host, 0) <= gang.max_per_host
+    if gang.policy is Policy.REQUIRED:
+        places = [fabric.place(host) for host in hosts]
+        assert len({place and place.domain(gang.level) for place in places}) == 1
+    if beside >= more and answer.level != "host":
+        assert set(answer.leaves) <= set(first.leaves)
+
+
+def _beside(fabric: FabricMap, left: dict[str, int], gang: Gang, first: Plan) -> int:
+    """How many more fit in the leaves that the gang has, without leaving its own domain."""
+    question = Question(fabric, left, attrs.evolve(gang, placed={}, max_per_host=None))
+    total = 0
+    for host, free in question.free.items():
+        place = question.place[host]
+        if gang.max_per_host is not None:
+            free = min(free, gang.max_per_host - first.hosts.get(host, 0))
+        if free > 0 and (place.leaf or host) in first.leaves and first.level in ("leaf", "host"):
+            total += free
+    return total
