@@ -20,6 +20,7 @@ from nova_hpc.cloud.explain import explain, explain_asked
 from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Question, Report, Verdict
 from nova_hpc.cloud.explain.past import NoServerError, explain_server
 from nova_hpc.cloud.snapshot import Device, Node, Snapshot, SnapshotError
+from nova_hpc.cloud.snapshot.direct_ports import DirectPorts
 from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
 
@@ -67,6 +68,14 @@ class Explain(List):
             help="with --flavor: so many servers, one after the other (default: 1)",
         )
         what.add_argument("--host", metavar="HOST", help="with --flavor: only this host")
+        what.add_argument(
+            "--port",
+            type=_ports,
+            action="append",
+            metavar="NETWORK[:COUNT]",
+            help="with --flavor: each server brings so many direct ports (default: 1) of this "
+            "physical network; may be repeated",
+        )
         snapshot.add_arguments(parser)
         self._parser = parser
         return parser
@@ -75,7 +84,7 @@ class Explain(List):
         """Ask; status 0 if it fits, 1 if not."""
         args = parsed_args
         if args.flavor is None:
-            for option in ("image", "count", "host"):
+            for option in ("image", "count", "host", "port"):
                 if getattr(args, option) is not None:
                     self._parser.error(f"--{option} needs --flavor")
         if args.request is not None and args.snapshot is not None:
@@ -85,7 +94,9 @@ class Explain(List):
         columns: tuple[str, ...]
         rows: list[tuple[object, ...]]
         if args.flavor is not None:
-            question = Question(args.flavor, args.image, args.count or 1, args.host)
+            question = Question(
+                args.flavor, args.image, args.count or 1, args.host, tuple(args.port or ())
+            )
             answer = explain(taken, question)
         else:
             answer = _about_server(taken, args)
@@ -100,6 +111,18 @@ class Explain(List):
             show=lambda: _show(answer),
             document=lambda: explain_document.dumps(answer),
         )
+
+
+def _ports(text: str) -> DirectPorts:
+    """Read the value of ``--port``."""
+    network, colon, count = text.rpartition(":")
+    if not colon:
+        network, count = text, "1"
+    if not network or not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= 64:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no physical network with a count of 1 to 64, like physnet4:2"
+        )
+    return DirectPorts(network, int(count))
 
 
 def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
@@ -215,8 +238,9 @@ def _headline(answer: Report) -> str:
     text += f": {devices}; affinity {request.level.word} ({request.policy.value})"
     if len(request.groups) > 1:
         text += f"; {len(request.groups)} groups"
-    if takes_ports(answer.flavor.server.extra_specs.get(GROUP)):
-        text += "; direct ports are left out"
+    text += "".join(f"; {ports}" for ports in answer.flavor.ports)
+    if not answer.flavor.ports and takes_ports(answer.flavor.server.extra_specs.get(GROUP)):
+        text += "; no direct ports, which --port adds"
     if request.cells:
         text += f"; {len(request.cells)} guest NUMA cell{'s' if len(request.cells) > 1 else ''}"
     return text

@@ -10,6 +10,7 @@ from __future__ import annotations
 import attrs
 
 from nova_hpc.cloud.snapshot import Flavor
+from nova_hpc.cloud.snapshot.direct_ports import DirectPorts
 
 
 @attrs.frozen
@@ -27,5 +28,7 @@ class Asked:
     fault: str | None = None
     #: Of the request that made it.
     request: str | None = None
+    #: Neutron's direct ports that it brought.
+    ports: tuple[DirectPorts, ...] = ()
     #: What else was asked for, about which ``explain`` knows nothing.
     notes: tuple[str, ...] = ()

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from typing import Any, Final
+from typing import Final
 
 from oslo_config import cfg
 
@@ -28,22 +27,3 @@ Related options:
 """,
     ),
 ]
-
-
-def role_of(conf: Any, network: str | None) -> str | None:
-    """The role of a physical network; None: it has none.
-
-    :param conf: Nova's configuration.
-    """
-    for entry in conf.hpc.port_roles:
-        role, _, pattern = entry.partition(":")
-        # Nova compares the tags of devices without regard to case.
-        if network and fnmatch.fnmatchcase(network.lower(), pattern.strip().lower()):
-            return str(role.strip()) or None
-    return None
-
-
-def roles_of(conf: Any) -> tuple[str, ...]:
-    """All roles that networks can have, each once."""
-    found = (entry.partition(":")[0].strip() for entry in conf.hpc.port_roles)
-    return tuple(dict.fromkeys(role for role in found if role))

@@ -15,7 +15,7 @@ from nova import context as nova_context
 from nova import exception, objects
 
 from nova_hpc.cloud.asked import Asked
-from nova_hpc.cloud.snapshot import SnapshotError, printable
+from nova_hpc.cloud.snapshot import SnapshotError, direct_ports, printable
 from nova_hpc.from_nova import server, snapshot
 
 #: Servers in ERROR that are looked at for a request.
@@ -110,6 +110,10 @@ def _asked(context: Any, one: objects.Instance, uuids: Iterable[str], request: s
         state=str(one.vm_state),
         fault=printable(one.fault.message) if one.fault is not None else None,
         request=request,
+        ports=direct_ports.added(
+            direct_ports.asked_of(next(iter(each.spec), {}))
+            for each in server.port_requests(spec.pci_requests if "pci_requests" in spec else None)
+        ),
         notes=tuple(_notes(spec)),
     )
 
@@ -121,10 +125,6 @@ def _notes(spec: objects.RequestSpec) -> Iterator[str]:
     hints = spec.scheduler_hints if "scheduler_hints" in spec else None
     if hints:
         yield f"scheduler hints {printable(', '.join(sorted(hints)))}"
-    requests = spec.pci_requests.requests if "pci_requests" in spec and spec.pci_requests else ()
-    ports = [each for each in requests if each.source == objects.InstancePCIRequest.NEUTRON_PORT]
-    if ports:
-        yield f"devices for {len(ports)} ports"
     for hosts in (spec.force_hosts, spec.force_nodes):
         if hosts:
             yield f"host {printable(', '.join(hosts))}"

@@ -128,7 +128,7 @@ def read_host(
             faults.append((f"device {known.name}", str(error)))
             continue
         if seen is not None:
-            of = provider or f"{known.name} without a provider"
+            of = provider_of(pool)
             found += [(known.name, of, part) for part in bound.parts(pool, seen)]
     nodes = _nodes(host_state)
     withheld, notes, fault = _reported(host_state)
@@ -152,6 +152,11 @@ def read_host(
         ambiguous=ambiguous,
         bandwidth=bound.providers,
     )
+
+
+def provider_of(pool: Mapping[str, Any]) -> str:
+    """The provider of a pool, or a name for one that has none: of functions for ports."""
+    return str(pool.get("rp_uuid") or f"{pool.get('address', '?')} without a provider")
 
 
 @attrs.frozen

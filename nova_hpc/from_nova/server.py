@@ -20,13 +20,13 @@ from nova.virt import hardware
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.conf.ports import role_of, roles_of
 from nova_hpc.from_nova import bandwidth, cache
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.candidates import Unit
 from nova_hpc.from_nova.providers import Kind
 from nova_hpc.guest_tree import guest_document
+from nova_hpc.placement import roles
 from nova_hpc.placement.grouping import PORT, check_wants
 from nova_hpc.placement.model import Cell, Ports, Want
 from nova_hpc.placement.server import ServerSpec
@@ -200,7 +200,7 @@ def read(
 
 def port_roles() -> tuple[str, ...]:
     """The roles that networks can have."""
-    return roles_of(CONF)
+    return roles.of_networks(CONF.hpc.port_roles)
 
 
 def port_requests(
@@ -233,7 +233,7 @@ def port_kinds(
         PortKind(
             Ports(
                 key=f"{PORT} {number}",
-                name=role_of(CONF, _wanted(mine[0]).get(_NETWORK)) or PORT,
+                name=roles.of_network(CONF.hpc.port_roles, _wanted(mine[0]).get(_NETWORK)) or PORT,
                 count=len(mine),
                 network=_described(_wanted(mine[0]), wanted[key]),
             ),

@@ -183,6 +183,7 @@ def take(image: str | None = None) -> Snapshot:
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
         # The devices that were just read tell which role an alias plays.
         profile=CLOUD_PROFILES.current().profile,
+        port_roles=tuple(CONF.hpc.port_roles),
         problems=tuple(problems),
     )
 

@@ -14,7 +14,15 @@ from nova.objects import fields
 from nova.pci import stats as pci_stats
 from nova.scheduler import host_manager
 
-from nova_hpc.cloud.snapshot import Device, Node, Server, ServerCell, Use, printable
+from nova_hpc.cloud.snapshot import (
+    Device,
+    Node,
+    Server,
+    ServerCell,
+    Use,
+    direct_ports,
+    printable,
+)
 from nova_hpc.from_nova import hosts, providers, server
 from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import Free, Kind
@@ -63,7 +71,7 @@ def read(
     ]
     now = hosts.read_host(state, task, free)
     whole = hosts.read_host(_as_if_free(state, records), task, {})
-    pools = {pool["rp_uuid"]: pool for pool in _pools(state, records) if pool.get("rp_uuid")}
+    pools = {hosts.provider_of(pool): pool for pool in _pools(state, records)}
     document = hpc_stats.loads((getattr(state, "stats", None) or {}).get(hpc_stats.KEY))
     node = Node(
         host=state.host,
@@ -157,6 +165,7 @@ def _devices(
                 resource_class=resource_class,
                 traits=traits,
                 used=tuple(sorted(used[provider], key=lambda use: use.address)),
+                ports=direct_ports.adapter_of(pools.get(provider, {})),
             )
         )
     for provider, record in bare.items():

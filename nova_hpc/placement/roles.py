@@ -14,6 +14,7 @@ by these functions.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -39,6 +40,25 @@ class Played:
     by_want: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
     #: Of all devices.
     known: frozenset[str] = frozenset()
+
+
+def of_network(entries: Iterable[str], network: str | None) -> str | None:
+    """The role of a physical network; None: it has none.
+
+    :param entries: of ``[hpc]port_roles``.
+    """
+    for entry in entries:
+        role, _, pattern = entry.partition(":")
+        # Nova compares the tags of devices without regard to case.
+        if network and fnmatch.fnmatchcase(network.lower(), pattern.strip().lower()):
+            return role.strip() or None
+    return None
+
+
+def of_networks(entries: Iterable[str]) -> tuple[str, ...]:
+    """All roles that networks can have, each once."""
+    found = (entry.partition(":")[0].strip() for entry in entries)
+    return tuple(dict.fromkeys(role for role in found if role))
 
 
 def played_on(devices: Iterable[tuple[Iterable[str], str | None]]) -> Played:

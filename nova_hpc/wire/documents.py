@@ -88,6 +88,9 @@ SNAPSHOT: Final = Document(
     lives="a file of the operator's",
     writer="nova_hpc.cloud.snapshot.document:dumps",
     readers=("nova_hpc.cloud.snapshot.document:loads",),
+    # 2: adapters that are for direct ports, and the roles of networks.
+    version=2,
+    reads=(1, 2),
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )

@@ -57,6 +57,12 @@ def _any_text(value: Any, _: Any) -> str:
 ANY_TEXT: Final = (str, _any_text)
 
 
+def _truth(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise WrongError(f"is {shown(value)}, not true or false")
+    return value
+
+
 def _text(value: Any, kind: Any) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value  # nearly all are
@@ -84,6 +90,7 @@ def converter(
         write: Any = gen.make_dict_unstructure_fn(kind, found, **overrides)
         found.register_unstructure_hook(kind, write)
     found.register_structure_hook(*number())
+    found.register_structure_hook(bool, _truth)
     found.register_structure_hook(str, _text)
     for matches, factory in (
         (_is_tuple, _items(tuple)),

@@ -34,6 +34,7 @@ def explain(cloud: Snapshot, question: Question) -> Report:
         host that is not there, or a flavor that nobody can create servers of.
     """
     flavor = find_flavor(cloud, question.flavor, question.image)
+    flavor = snapshot.with_ports(cloud, flavor, question.ports)
     nodes = find_nodes(cloud, question.host)
     try:
         request = snapshot.request(flavor, cloud.hosts)
@@ -66,7 +67,10 @@ def explain_asked(cloud: Snapshot, asked: Asked) -> Report:
     :raises SnapshotError: as :func:`explain`.
     """
     now = attrs.evolve(cloud, flavors=(asked.flavor,))
-    question = Question(asked.flavor.name, asked.flavor.image, count=len(asked.servers))
+    # A port is of one server; Nova makes several only where each gets ports of its own.
+    question = Question(
+        asked.flavor.name, asked.flavor.image, count=len(asked.servers), ports=asked.ports
+    )
     return attrs.evolve(explain(now, question), asked=asked)
 
 

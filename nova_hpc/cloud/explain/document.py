@@ -38,6 +38,17 @@ def report(answer: Report) -> dict[str, Any]:
             "affinity_policy": request.policy.value,
             "nvlink": request.nvlink.value,
             "devices": {want.alias: want.count for want in answer.flavor.wants},
+            "ports": [
+                {
+                    "network": each.network,
+                    "count": each.count,
+                    "role": ports.name,
+                    "whole": each.whole,
+                    "trusted": each.trusted,
+                    "remote_managed": each.remote,
+                }
+                for each, ports in zip(answer.flavor.ports, answer.request.ports, strict=True)
+            ],
             "groups": len(request.groups),
             "cells": len(request.cells),
         },
@@ -123,6 +134,7 @@ def _choice(request: Request, node: Node, choice: Choice | None) -> dict[str, An
     if choice is None:
         return {"level": None, "distance": None, "score": None, "devices": [], "cells": {}}
     names = {want.key: want.name for want in request.wants}
+    names |= {ports.key: ports.name for ports in request.ports}
     addresses = {device.provider: device.address for device in node.devices}
     devices = choice.devices
     return {

@@ -9,6 +9,7 @@ import attrs
 
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import Device, Flavor, Node, Server
+from nova_hpc.cloud.snapshot.direct_ports import DirectPorts
 from nova_hpc.placement.model import DeviceSet, Request
 from nova_hpc.topology.level import Distance, Level
 from nova_hpc.wire.decision import Decision
@@ -24,6 +25,8 @@ class Question:
     count: int = 1
     #: Only this host; None: all of them.
     host: str | None = None
+    #: Direct ports that each of the servers brings.
+    ports: tuple[DirectPorts, ...] = ()
 
 
 @attrs.frozen

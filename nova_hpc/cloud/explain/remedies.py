@@ -20,7 +20,7 @@ from nova_hpc.cloud.snapshot import Flavor, FlavorWant, Node, Server, Snapshot
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.flavor import AFFINITY, GROUP, NUMA_POLICY
-from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.grouping import FlavorError, Words
 from nova_hpc.placement.model import Answer, DeviceSet, Host, Policy, Pool, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.topology.level import Level
@@ -49,7 +49,7 @@ class Chooser:
 
     def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:
         """The best devices of *node* for *request*, by their providers."""
-        host = snapshot.engine_host(node, flavor.server.wants, request.roles)
+        host = snapshot.engine_host(node, flavor.server.wants, request.roles, flavor.ports)
         ids = {pool.id: pool.name for pool in host.pools}
         if len(set(ids.values())) < len(ids):
             return choose(request, host, profile=self._profile)
@@ -156,10 +156,15 @@ def _wider(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
 def _smaller_groups(flavor: Flavor, request: Request) -> Iterator[tuple[str, Flavor]]:
     """The same devices in groups of a half, a third and so on."""
     each = _group(request)
+    words = Words.of(
+        flavor.extra_specs.get(GROUP), request.wants, request.roles, flavor.server.port_roles
+    )
+    ports = [f"{name}:{count}" for name, count in words.ports.items()]
     whole = math.gcd(*each.values())
     for parts in range(2, whole + 1):
         if whole % parts == 0:
-            value = ",".join(f"{name}:{count // parts}" for name, count in each.items())
+            counts = [f"{name}:{count // parts}" for name, count in each.items()]
+            value = ",".join([*counts, *ports])
             yield (
                 f"in smaller groups, with {GROUP}={value}",
                 attrs.evolve(flavor, extra_specs={**flavor.extra_specs, GROUP: value}),

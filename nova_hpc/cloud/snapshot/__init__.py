@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from nova_hpc.cloud.snapshot import direct_ports
+from nova_hpc.cloud.snapshot.direct_ports import Adapter, DirectPorts
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
@@ -77,6 +79,10 @@ class Flavor:
     numa_policy: str | None = None
     #: Why Nova refuses to create servers of it; None: it does not.
     problem: str | None = None
+    #: What the server in question brings; in no file. See :func:`with_ports`.
+    ports: tuple[DirectPorts, ...] = ()
+    #: The entries of ``[hpc]port_roles``; likewise.
+    port_roles: tuple[str, ...] = ()
 
     @property
     def server(self) -> ServerSpec:
@@ -89,6 +95,8 @@ class Flavor:
             ),
             cells=self.cells,
             numa_policy=self.numa_policy,
+            ports=direct_ports.engine(self.ports, self.port_roles),
+            port_roles=hpc_roles.of_networks(self.port_roles),
         )
 
 
@@ -121,6 +129,8 @@ class Device:
     resource_class: str | None = None
     traits: frozenset[str] = frozenset()
     used: tuple[Use, ...] = ()
+    #: For whose ports its functions are; None: they are for flavors.
+    ports: Adapter | None = None
 
 
 @attrs.frozen
@@ -200,6 +210,13 @@ class Snapshot:
     profile: profiles.Profile = profiles.DEFAULT
     hosts: tuple[Node, ...] = ()
     servers: tuple[Server, ...] = ()
+    #: The entries of ``[hpc]port_roles``.
+    port_roles: tuple[str, ...] = ()
+
+
+def with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
+    """*flavor* for a server that brings these direct ports."""
+    return attrs.evolve(flavor, ports=direct_ports.added(ports), port_roles=cloud.port_roles)
 
 
 def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
@@ -243,10 +260,16 @@ def mixed_aliases(hosts: Iterable[Node]) -> tuple[str, ...]:
     )
 
 
-def engine_host(node: Node, wants: Sequence[Want], roles: Mapping[str, str] | None = None) -> Host:
+def engine_host(
+    node: Node,
+    wants: Sequence[Want],
+    roles: Mapping[str, str] | None = None,
+    ports: Sequence[DirectPorts] = (),
+) -> Host:
     """What is free on one node, in the engine's words.
 
     :param roles: Want.key -> the role that its devices have to have.
+    :param ports: of the server.
     """
     free = {device.provider for device in node.devices if device.free}
     pools = [
@@ -255,9 +278,12 @@ def engine_host(node: Node, wants: Sequence[Want], roles: Mapping[str, str] | No
             name=device.address,
             location=device.location,
             free=device.free,
-            serves=frozenset(want.key for want in wants if want.name in device.aliases),
+            serves=frozenset(want.key for want in wants if want.name in device.aliases)
+            if device.ports is None
+            else direct_ports.served(ports, device.ports),
             unit=device.unit,
-            role=device.role,
+            # Later servers want devices by their role, and these only by ports.
+            role=device.role if device.ports is None else None,
         )
         for device in node.devices
         if device.free

@@ -20,7 +20,7 @@ from typing import Any, Final
 import attrs
 import cattrs
 
-from nova_hpc.cloud.snapshot import Device, Snapshot, SnapshotError
+from nova_hpc.cloud.snapshot import Device, Flavor, Snapshot, SnapshotError
 from nova_hpc.placement.model import Cell
 from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.topology.level import Level, Location
@@ -85,6 +85,8 @@ def loads(text: str) -> Snapshot:
     except WireError as error:
         raise SnapshotError(str(error)) from error
     body = {key: value for key, value in data.items() if key not in SNAPSHOT.head()}
+    if data[SNAPSHOT.key] == 1:
+        _add_ports(body)
     try:
         snapshot: Snapshot = _CONVERTER.structure(body, Snapshot)
     except (cattrs.BaseValidationError, WireError) as error:
@@ -92,6 +94,17 @@ def loads(text: str) -> Snapshot:
     for problem in _contradictions(snapshot):
         raise SnapshotError(problem)
     return snapshot
+
+
+def _add_ports(body: dict[str, Any]) -> None:
+    """What version 1 did not say: which adapters are for direct ports. It knew none."""
+    body.setdefault("port_roles", [])
+    hosts = body.get("hosts")
+    for host in hosts if isinstance(hosts, list) else ():
+        devices = host.get("devices") if isinstance(host, dict) else None
+        for device in devices if isinstance(devices, list) else ():
+            if isinstance(device, dict):
+                device.setdefault("ports", None)
 
 
 def _contradictions(snapshot: Snapshot) -> Iterator[str]:
@@ -193,7 +206,9 @@ def _device(made: cattrs.Converter) -> None:
 
 
 def _made() -> cattrs.Converter:
-    made = strict.converter(_FIELDS, omit={Cell: {"host_node", "nodes"}})
+    made = strict.converter(
+        _FIELDS, omit={Cell: {"host_node", "nodes"}, Flavor: {"ports", "port_roles"}}
+    )
     made.register_structure_hook(Level, _level)
     made.register_unstructure_hook(Level, lambda level: level.word)
     made.register_unstructure_hook_func(partial(eq, Mapping[int, int]), _in_order)

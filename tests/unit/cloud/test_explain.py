@@ -13,7 +13,8 @@ from nova_hpc.cloud.explain import document as explain_document
 from nova_hpc.cloud.explain import explain
 from nova_hpc.cloud.explain.model import Question, Report
 from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import Node, SnapshotError
+from nova_hpc.cloud.snapshot import Device, Node, SnapshotError
+from nova_hpc.cloud.snapshot.direct_ports import Adapter, DirectPorts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell, Policy
 from nova_hpc.topology.level import Distance, Level
@@ -287,3 +288,84 @@ def test_every_remedy_is_true(shapes, affinity, count):
         again = ask(*hosts, servers=servers, flavor=changed, host=remedy.node)
         assert again.fits
         assert again.placed[0].choice.devices.level == remedy.level
+
+
+# -- direct ports -----------------------------------------------------------------------
+
+
+def adapter(host: str, switch: int, network: str | None = "physnet4", **more: object) -> Device:
+    free = more.pop("free", 4)
+    found = clouds.vfs(host, switch, free)
+    return attrs.evolve(
+        found, aliases=frozenset(), resource_class=None, ports=Adapter(network, **more)
+    )
+
+
+def with_adapters(node: Node, *adapters: Device) -> Node:
+    return attrs.evolve(node, devices=(*node.devices, *adapters))
+
+
+def test_ports_are_placed_with_the_devices():
+    """The GPU beside the port's adapter, though another is as good for it alone."""
+    node = with_adapters(clouds.node("one", [1, 1, 1]), adapter("one", 0, "other"))
+    ports = (DirectPorts("PHYSNET4"),)
+    flavor = clouds.flavor(wants={"gpu": 1})
+    report = ask(with_adapters(node, adapter("one", 2)), flavor=flavor, ports=ports)
+    (verdict,) = report.verdicts
+    assert verdict.choice.providers() == {"one-2-0": 1, "one-2-vf": 1}
+    document = json.loads(explain_document.dumps(report))
+    assert document["request"]["ports"][0]["network"] == "PHYSNET4"
+    assert {"alias": "port", "group": 0}.items() <= document["hosts"][0]["devices"][1].items()
+
+
+def test_the_nearest_miss_of_ports():
+    node = with_adapters(clouds.node("one", [2, 0]), adapter("one", 1))
+    report = ask(node, ports=(DirectPorts("physnet4", 2),))
+    assert not report.fits
+    assert "2 gpu and 2 port free, but" in report.verdicts[0].reason
+    texts = {remedy.kind: remedy.text for remedy in report.remedies}
+    assert texts["affinity"] == "with hpc:affinity=numa"
+    none = ask(node, ports=(DirectPorts("nowhere"),))
+    assert "0 functions of adapters free for 1 ports" in none.verdicts[0].reason
+
+
+def test_each_server_takes_the_functions_of_its_ports():
+    nodes = with_adapters(clouds.node("one", [2, 2]), adapter("one", 0, free=1), adapter("one", 1))
+    flavor = clouds.flavor(wants={"gpu": 1})
+    report = ask(nodes, flavor=flavor, count=3, ports=(DirectPorts("physnet4"),))
+    assert report.fits
+    switches = [placed.choice.devices.picks[0].pool[:5] for placed in report.placed]
+    assert sorted(switches) == ["one-0", "one-1", "one-1"]
+
+
+def test_only_adapters_that_nova_would_take():
+    ports = DirectPorts("physnet4")
+    assert ports.fits(Adapter("physnet4"))
+    assert ports.fits(Adapter("physnet4", trusted=True))
+    assert not ports.fits(Adapter("physnet4", whole=True))
+    assert not ports.fits(Adapter("physnet4", remote=True))
+    assert not ports.fits(Adapter(None))
+    assert not attrs.evolve(ports, trusted=True).fits(Adapter("physnet4"))
+    assert DirectPorts(None).fits(Adapter(None))
+
+
+def test_ports_by_the_role_of_their_network():
+    node = with_adapters(clouds.node("one", [1, 1]), adapter("one", 0, "ib0"))
+    flavor = clouds.flavor(wants={"gpu": 2}, group="gpu:1,rail:1")
+    cloud = attrs.evolve(
+        clouds.cloud(with_adapters(node, adapter("one", 1, "ib1")), flavors=[flavor]),
+        port_roles=("rail:ib*",),
+    )
+    ports = (DirectPorts("ib0"), DirectPorts("ib1"))
+    report = explain(cloud, Question(flavor.name, ports=ports))
+    assert report.fits
+    assert {pick.group for pick in report.placed[0].choice.devices.picks} == {0, 1}
+    many = Question(flavor.name, ports=(DirectPorts("ib0", 3),))
+    with pytest.raises(SnapshotError, match="at most 1 rail in each of 2 groups"):
+        explain(cloud, many)
+
+
+def test_a_flavors_devices_are_none_of_ports():
+    node = with_adapters(clouds.node("one", [1]), adapter("one", 0))
+    report = ask(node, flavor=clouds.flavor(wants={"gpu": 1, "vf": 1}))
+    assert not report.fits

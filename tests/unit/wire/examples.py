@@ -209,6 +209,7 @@ SNAPSHOT: Final = Snapshot(
                     address=ADAPTER,
                     free=7,
                     used=(snapshot.Use(PORT, SERVER),),
+                    ports=snapshot.Adapter("physnet4", trusted=True),
                 ),
             ),
             numa=(HostNode(0, 0, 16, {1048576: 4, 2048: 512}), HostNode(1)),
@@ -255,6 +256,7 @@ SNAPSHOT: Final = Snapshot(
         )
     ),
     problems=("Placement could not be asked",),
+    port_roles=("rail:ib*",),
 )
 
 LEDGER: Final = Ledger(
@@ -333,7 +335,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
-    "snapshot/v1.json": lambda: snapshot_document.dumps(SNAPSHOT),
+    "snapshot/v2.json": lambda: snapshot_document.dumps(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
     "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every wire document against texts that lie in the tree.
 
-``v1`` is what today's writer makes of the example (of the guest ABI: ``v2``);
+``v1`` is what today's writer makes of the example (of the guest ABI and the snapshot: ``v2``);
 ``v1-first`` is the same example as the first code that had the document wrote it, before
 keys were added; the version after today's is what a later release might write. All but
 the last are read; that is refused and stays unknown, and so is whatever is broken.
@@ -91,7 +91,7 @@ MEANING: dict[str, object] = {
 
 
 #: Documents of which this release does not write version 1.
-WRITTEN = {"guest-abi": 2}
+WRITTEN = {"guest-abi": 2, "snapshot": 2}
 
 
 def today(name: str) -> str:
@@ -160,6 +160,16 @@ def test_texts_of_the_first_code_are_read() -> None:
     )
     assert READERS["guest-abi"](golden("guest-abi/v1.json")) == attrs.evolve(
         examples.ABI, version=1
+    )
+    node = examples.SNAPSHOT.hosts[0]
+    assert READERS["snapshot"](golden("snapshot/v1.json")) == attrs.evolve(
+        examples.SNAPSHOT,
+        hosts=(
+            attrs.evolve(
+                node, devices=tuple(attrs.evolve(each, ports=None) for each in node.devices)
+            ),
+        ),
+        port_roles=(),
     )
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.Document)

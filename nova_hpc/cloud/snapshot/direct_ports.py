@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Neutron's direct ports in a snapshot: what a server brings, and which adapters have it.
+
+A flavor says nothing of ports. Whoever asks about one names the ports beside it, and of
+a server that found no host Nova knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.placement import roles
+from nova_hpc.placement.grouping import PORT
+from nova_hpc.placement.model import Ports
+
+
+@attrs.frozen
+class Adapter:
+    """What an adapter is for whose functions are for direct ports alone."""
+
+    #: The physical network; None: networks without one.
+    network: str | None = None
+    #: It is given itself, for ports of the type ``direct-physical``.
+    whole: bool = False
+    #: What its entry says of trust; None: nothing.
+    trusted: bool | None = None
+    #: Its functions are managed from a DPU.
+    remote: bool = False
+
+
+@attrs.frozen
+class DirectPorts:
+    """Ports of one server that want the same of an adapter."""
+
+    network: str | None
+    count: int = 1
+    whole: bool = False
+    trusted: bool | None = None
+    remote: bool = False
+
+    def fits(self, adapter: Adapter) -> bool:
+        """Whether Nova would serve them with it."""
+        return (
+            _plain(self.network) == _plain(adapter.network)
+            and (self.whole, self.remote) == (adapter.whole, adapter.remote)
+            and self.trusted in (None, adapter.trusted)
+        )
+
+    def __str__(self) -> str:
+        """E.g. ``2 direct ports of physnet4``."""
+        kind = "remotely managed" if self.remote else "direct-physical" if self.whole else "direct"
+        trust = "trusted " if self.trusted else ""
+        where = f"of {self.network}" if self.network else "without a physical network"
+        return f"{self.count} {trust}{kind} port{'s' if self.count > 1 else ''} {where}"
+
+
+def _plain(network: str | None) -> str | None:
+    # As Nova compares tags.
+    return None if network is None else network.lower()
+
+
+def key_of(number: int) -> str:
+    """The key of ports in a request, by their place in the list."""
+    return f"{PORT} {number}"
+
+
+def engine(ports: Sequence[DirectPorts], entries: Iterable[str]) -> tuple[Ports, ...]:
+    """The ports in the engine's words.
+
+    :param entries: of ``[hpc]port_roles``.
+    """
+    known = tuple(entries)
+    return tuple(
+        Ports(
+            key=key_of(number),
+            name=roles.of_network(known, each.network) or PORT,
+            count=each.count,
+            network=str(each).partition(" ")[2],
+        )
+        for number, each in enumerate(ports)
+    )
+
+
+def served(ports: Sequence[DirectPorts], adapter: Adapter) -> frozenset[str]:
+    """Keys of the ports that an adapter would serve."""
+    return frozenset(key_of(number) for number, each in enumerate(ports) if each.fits(adapter))
+
+
+def added(ports: Iterable[DirectPorts]) -> tuple[DirectPorts, ...]:
+    """The ports with those together that want the same, in the order of the first."""
+    counts: dict[DirectPorts, int] = {}
+    for each in ports:
+        one = attrs.evolve(each, count=1)
+        counts[one] = counts.get(one, 0) + each.count
+    return tuple(attrs.evolve(one, count=count) for one, count in counts.items())
+
+
+def adapter_of(pool: Mapping[str, object]) -> Adapter | None:
+    """What one of Nova's pools is for; None: for flavors.
+
+    Nova's words, which are the same in ``[pci]device_spec``.
+    """
+    if "physical_network" not in pool:
+        return None
+    network, trusted = pool["physical_network"], pool.get("trusted")
+    return Adapter(
+        network=None if network is None else str(network),
+        whole=pool.get("dev_type") == "type-PF",
+        trusted=None if trusted is None else _true(trusted),
+        remote=_true(pool.get("remote_managed")),
+    )
+
+
+def asked_of(spec: Mapping[str, object], count: int = 1) -> DirectPorts:
+    """What Nova's request of a port wants, in the same words."""
+    network, trusted = spec.get("physical_network"), spec.get("trusted")
+    return DirectPorts(
+        network=None if network is None else str(network),
+        count=count,
+        whole=spec.get("dev_type") == "type-PF",
+        trusted=None if trusted is None else _true(trusted),
+        remote=_true(spec.get("remote_managed")),
+    )
+
+
+def _true(value: object) -> bool:
+    return str(value).strip().lower() in ("1", "t", "true", "on", "y", "yes")
