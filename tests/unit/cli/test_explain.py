@@ -192,7 +192,7 @@ def test_groups_and_cells_are_named(tmp_path, capsys):
     assert "group 1 (cell 0)" in out
 
 
-def test_ports_are_said_to_be_left_out(tmp_path, capsys):
+def test_ports_are_said_to_be_missing(tmp_path, capsys):
     """A flavor does not say which ports its servers will have."""
     path = tmp_path / "cloud.json"
     rails = clouds.flavor("rails", wants={"gpu": 2}, group="gpu:1, port:1")
@@ -203,7 +203,7 @@ def test_ports_are_said_to_be_left_out(tmp_path, capsys):
         assert main(["explain", "--snapshot", str(path), "--flavor", name]) == 0
         out = " ".join(capsys.readouterr().out.split())
         assert "2 groups" in out
-        assert ("direct ports are left out" in out) is said
+        assert ("no direct ports, which --port adds" in out) is said
 
 
 def test_a_reader_that_is_closed_is_no_error(file):
