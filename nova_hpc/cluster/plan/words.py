@@ -51,9 +51,11 @@ def _why(
     leaves: int,
     reached: bool,
 ) -> str:
+    if word == HOST:
+        return f"{_many(gang.members, 'member')} on host {domain}"
     where = "which share no domain" if word == ANYWHERE else f"in {shown(word, domain)}"
     text = f"{_many(gang.members, 'member')} on {_many(hosts, 'host')}"
-    if word != HOST:
+    if word != FabricLevel.LEAF.word:
         text += f" of {_many(leaves, 'leaf')}"
     text += f" {where}"
     if reached:
@@ -87,7 +89,7 @@ def refusal(found: Sequence[Spot], gang: Gang, home: Sequence[Place]) -> Refusal
             if nearest is None
             else _holds(nearest, gang.members)
         )
-        instead = _larger(inside if home else found, gang)
+        instead = _larger(found, gang, home)
     if instead is not None:
         reason += f"; {shown(instead.level, instead.domain)} holds {instead.holds}"
     elif gang.policy is Policy.REQUIRED and total < gang.members and nearest is not None:
@@ -99,10 +101,11 @@ def _names(home: Sequence[Place], gang: Gang) -> set[str | None]:
     return {place.domain(gang.level) for place in home}
 
 
-def _larger(found: Sequence[Spot], gang: Gang) -> Miss | None:
+def _larger(found: Sequence[Spot], gang: Gang, home: Sequence[Place]) -> Miss | None:
     """The tightest domain above the asked level that holds the gang."""
     for level in (each for each in FabricLevel if each > gang.level):
-        miss = _largest(found, level)
+        homes = {place.domain(level) for place in home}
+        miss = _largest([spot for spot in found if homes <= {spot.domain(level)}], level)
         if miss is not None and miss.holds >= gang.members:
             return miss
     return None

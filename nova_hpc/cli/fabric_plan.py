@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc fabric plan``: where the members of a gang would go, from files alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.cli.base import Answer, CommandError, Count, List
+from nova_hpc.cluster.plan import Gang, Order, Plan, Policy, Refusal, capacity_file, document, plan
+from nova_hpc.cluster.plan.capacity_file import CapacityError
+from nova_hpc.cluster.plan.svg import draw
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.fabric.problems import FabricError
+from nova_hpc.fabric.readers.any import Options, read
+
+_MISS: Final = 1
+#: Hosts of a leaf that one line names, and problems of a map.
+_SHOWN: Final = 6
+_COLUMNS: Final = ("Host", "Members", "Leaf")
+
+
+class FabricPlan(List):
+    """Plan where the members of a gang would go, and say why.
+
+    Reads where hosts are and how many members fit on each from two files, and
+    asks the planner that the scheduler asks. The exit status is 0 if all members
+    have a place, 1 if not, and 2 if the question cannot be answered.
+    """
+
+    errors = (FabricError, CapacityError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--map",
+            dest="fabric",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="where the hosts are, in any form that nova-hpc fabric show reads",
+        )
+        parser.add_argument(
+            "--capacity",
+            type=Path,
+            required=True,
+            metavar="FILE",
+            help="how many members fit on each host: CSV with the header host,fit; nova-hpc "
+            "capacity -f csv -c Host -c Fit writes it",
+        )
+        parser.add_argument(
+            "--members", type=Count(1), required=True, metavar="N", help="size of the gang"
+        )
+        parser.add_argument(
+            "--max-per-host", type=Count(1), metavar="K", help="at most K members on one host"
+        )
+        parser.add_argument(
+            "--level",
+            choices=[level.word for level in FabricLevel],
+            default=FabricLevel.LEAF.word,
+            help="the largest domain that the members may be spread over (default: leaf)",
+        )
+        parser.add_argument(
+            "--policy",
+            choices=[policy.value for policy in Policy],
+            default=Policy.REQUIRED.value,
+            help="preferred: take the next larger domain rather than fail (default: required)",
+        )
+        parser.add_argument(
+            "--order",
+            choices=[order.value for order in Order],
+            default=Order.PACK.value,
+            help="members on the fewest hosts of the leaves, or as few on one host as possible "
+            "(default: pack)",
+        )
+        parser.add_argument(
+            "--rails",
+            type=Count(0),
+            default=0,
+            metavar="N",
+            help="leave out hosts with fewer rails (default: 0)",
+        )
+        parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan into this file")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Plan; status 0 if the gang fits, 1 if not."""
+        args = parsed_args
+        fabric = read_map(args.fabric)
+        capacity = read_capacity(args.capacity)
+        strangers = [host for host in capacity if fabric.place(host) is None]
+        if strangers:
+            _warn(f"{args.fabric} does not know {_some(strangers)}: without a domain")
+        gang = Gang(
+            members=args.members,
+            level=FabricLevel.from_word(args.level),
+            policy=args.policy,
+            max_per_host=args.max_per_host,
+            order=args.order,
+            rails=args.rails,
+        )
+        answer = plan(fabric, capacity, gang)
+        if isinstance(answer, Refusal):
+            return Answer(
+                _COLUMNS,
+                (),
+                status=_MISS,
+                show=lambda: print(answer.reason),
+                document=lambda: document.dumps(gang, answer),
+            )
+        if args.svg is not None:
+            try:
+                args.svg.write_text(draw(fabric, capacity, answer), encoding="utf-8")
+            except OSError as error:
+                raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
+        rows = [
+            (host, members, (fabric.place(host) or Place(host=host)).leaf or "")
+            for host, members in answer.hosts.items()
+        ]
+        return Answer(
+            _COLUMNS,
+            rows,
+            show=lambda: _show(fabric, answer),
+            document=lambda: document.dumps(gang, answer),
+        )
+
+
+def read_map(path: Path) -> FabricMap:
+    """Read a map; what is wrong in it is a warning.
+
+    :raises CommandError: it is none.
+    """
+    try:
+        reading = read(path.read_text(encoding="utf-8", errors="replace"), path.name, Options())
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from error
+    except FabricError as error:
+        raise CommandError(f"{path}: {error}") from error
+    for problem in reading.problems[:_SHOWN]:
+        _warn(f"{path}: {problem}")
+    if len(reading.problems) > _SHOWN:
+        _warn(f"{path}: and {len(reading.problems) - _SHOWN} more")
+    return reading.fabric
+
+
+def read_capacity(path: Path) -> dict[str, int]:
+    """Read how many members fit on each host.
+
+    :raises CommandError: the file cannot be read.
+    :raises CapacityError: it makes no sense; names the lines.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            return capacity_file.read(lines, str(path))
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is no text: {error}") from error
+
+
+def _show(fabric: FabricMap, answer: Plan) -> None:
+    print(answer.why)
+    hosts: dict[str, list[str]] = {}
+    for host, members in answer.hosts.items():
+        leaf = (fabric.place(host) or Place(host=host)).leaf
+        times = f" x{members}" if members > 1 else ""
+        hosts.setdefault(host if leaf is None else leaf, []).append(f"{host}{times}")
+    for leaf, members in answer.leaves.items():
+        print(f"  {leaf}: {members} on {_some(hosts[leaf])}")
+    if not answer.proven:
+        print("The search was cut short: leaves of blocks that are equally good may be smaller.")
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _warn(text: str) -> None:
+    print(f"nova-hpc fabric plan: warning: {text}", file=sys.stderr)

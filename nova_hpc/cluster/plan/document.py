@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's answer as a JSON document with a version.
+
+Within a version keys may be added; a key is never removed and never changes its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from nova_hpc.cluster.plan.model import Gang, Miss, Plan, Refusal
+
+SCHEMA: Final = "nova-hpc/gang-plan"
+VERSION: Final = 1
+
+
+def dumps(gang: Gang, answer: Plan | Refusal) -> str:
+    """The document as text: ASCII, indented, ends with a newline."""
+    return json.dumps(build(gang, answer), indent=2) + "\n"
+
+
+def build(gang: Gang, answer: Plan | Refusal) -> dict[str, Any]:
+    """Question and answer; ``fits`` tells which keys follow."""
+    head = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "asked": _asked(gang),
+        "fits": isinstance(answer, Plan),
+    }
+    if isinstance(answer, Refusal):
+        return {
+            **head,
+            "reason": answer.reason,
+            "nearest": _miss(answer.nearest),
+            "instead": _miss(answer.instead),
+            "total": answer.total,
+        }
+    return {
+        **head,
+        "level": answer.level,
+        "domain": answer.domain,
+        "reached": answer.reached,
+        "proven": answer.proven,
+        "why": answer.why,
+        "around": {level.word: name for level, name in answer.around},
+        "leaves": dict(answer.leaves),
+        "hosts": dict(answer.hosts),
+    }
+
+
+def _asked(gang: Gang) -> dict[str, Any]:
+    return {
+        "members": gang.members,
+        "level": gang.level.word,
+        "policy": gang.policy.value,
+        "order": gang.order.value,
+        "max_per_host": gang.max_per_host,
+        "rails": gang.rails,
+    }
+
+
+def _miss(miss: Miss | None) -> dict[str, Any] | None:
+    if miss is None:
+        return None
+    return {"level": miss.level, "domain": miss.domain, "holds": miss.holds}
