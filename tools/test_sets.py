@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Run a set of tests, two jobs at a time, and say what took how long.
+"""Run a set of tests, several jobs at a time, and say what took how long.
 
 A job is what one call of tox does: an environment of tox.ini and the words
-behind ``--``. Jobs are small enough that two CPUs are busy to the end; jobs of
+behind ``--``. Jobs are small enough that all CPUs are busy to the end; jobs of
 one environment share it. The standard library alone, for any Python 3.11.
 
 Called by tools/test.sh, which installs what the jobs need.
@@ -79,16 +79,16 @@ _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
 
 JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
-    _job("unit", "py311", (), 4, QUICK, STANDARD),
+    _job("unit", "py311", (), 6, QUICK, STANDARD),
     _job("docs", "docs", (), 1, STANDARD, FULL),
-    _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 6, STANDARD),
+    _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
     _job(
-        "node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", f"not ({_SCHEDULER})"), 8, STANDARD
+        "node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", f"not ({_SCHEDULER})"), 16, STANDARD
     ),
-    _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 16, STANDARD),
+    _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 13, STANDARD),
     _job("functional-33", "functional-33", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
     _job("functional-32", "functional-32", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
-    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 19, STANDARD, alone=True),
+    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 15, STANDARD, alone=True),
     # A night.
     _job("unit-20000", "unit-full", (), 240, FULL),
     _job("unit-312", "py312", (), 4, FULL, needs="python3.12"),
@@ -284,7 +284,9 @@ def main() -> int:
     parser.add_argument("set", choices=(QUICK, STANDARD, FULL), nargs="?", default=STANDARD)
     parser.add_argument("--list", action="store_true", help="show the jobs and run none")
     parser.add_argument("--only", nargs="+", metavar="JOB", help="some jobs, of any set")
-    parser.add_argument("--workers", type=int, default=2, help="jobs at once")
+    cpus = os.cpu_count() or 1
+    # Jobs wait for threads, sockets and processes for a good part of their time.
+    parser.add_argument("--workers", type=int, default=cpus + 1, help="jobs at once")
     logs = TOP / ".tox" / "logs"
     parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
     args = parser.parse_args()
