@@ -70,7 +70,7 @@ class Explain(List):
         what.add_argument("--host", metavar="HOST", help="with --flavor: only this host")
         what.add_argument(
             "--port",
-            type=_ports,
+            type=direct_ports,
             action="append",
             metavar="NETWORK[:COUNT]",
             help="with --flavor: each server brings so many direct ports (default: 1) of this "
@@ -113,7 +113,7 @@ class Explain(List):
         )
 
 
-def _ports(text: str) -> DirectPorts:
+def direct_ports(text: str) -> DirectPorts:
     """Read the value of ``--port``."""
     network, colon, count = text.rpartition(":")
     if not colon:

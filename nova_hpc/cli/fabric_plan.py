@@ -93,7 +93,7 @@ class FabricPlan(List):
         capacity = read_capacity(args.capacity)
         strangers = [host for host in capacity if fabric.place(host) is None]
         if strangers:
-            _warn(f"{args.fabric} does not know {_some(strangers)}: without a domain")
+            _warn(f"{args.fabric} does not know {some(strangers)}: without a domain")
         gang = Gang(
             members=args.members,
             level=FabricLevel.from_word(args.level),
@@ -169,12 +169,13 @@ def _show(fabric: FabricMap, answer: Plan) -> None:
         times = f" x{members}" if members > 1 else ""
         hosts.setdefault(host if leaf is None else leaf, []).append(f"{host}{times}")
     for leaf, members in answer.leaves.items():
-        print(f"  {leaf}: {members} on {_some(hosts[leaf])}")
+        print(f"  {leaf}: {members} on {some(hosts[leaf])}")
     if not answer.proven:
         print("The search was cut short: leaves of blocks that are equally good may be smaller.")
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
     more = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

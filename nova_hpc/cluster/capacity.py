@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many whole clusters still fit, at which level of the fabric. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from nova_hpc.cluster.plan.model import ANYWHERE
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+
+
+@attrs.frozen
+class AtLevel:
+    """What fits if each cluster has to lie in one domain of a level."""
+
+    #: A word of ``hpc:fabric``, or ``anywhere``.
+    level: str
+    #: How many domains of the level have free places.
+    domains: int
+    #: The largest cluster that fits.
+    largest: int
+    #: How many clusters of the size that was asked for fit beside each other.
+    clusters: int
+
+
+def at_levels(fabric: FabricMap, fit: Mapping[str, int], members: int) -> tuple[AtLevel, ...]:
+    """For each level that the map has, and at last without one: how many clusters fit.
+
+    In one domain that holds c members there is room for c // members clusters, whatever
+    their hosts: a member goes to any host with a free place. So there is nothing to search,
+    and the planner, asked for one cluster after the other, gets as many.
+
+    :param fit: host -> how many members fit on it.
+    :param members: of one cluster; at least 1.
+    """
+    found = []
+    for level in FabricLevel:
+        free: dict[str, int] = {}
+        for host, number in fit.items():
+            name = (fabric.place(host) or Place(host=host)).domain(level)
+            if name is not None and number > 0:
+                free[name] = free.get(name, 0) + number
+        if fabric.domains(level):
+            found.append(_counted(level.word, list(free.values()), members))
+    total = sum(number for number in fit.values() if number > 0)
+    return (*found, _counted(ANYWHERE, [total] if total else [], members))
+
+
+def _counted(level: str, rooms: list[int], members: int) -> AtLevel:
+    clusters = sum(room // members for room in rooms)
+    return AtLevel(level, len(rooms), max(rooms, default=0), clusters)
