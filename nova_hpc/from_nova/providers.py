@@ -73,8 +73,12 @@ def _ask(kind: Kind, amount: int) -> list[str] | None:
     return None if found is None else [str(provider["uuid"]) for provider in found]
 
 
-def ask(resources: Mapping[str, int], traits: Iterable[str]) -> list[Mapping[str, Any]] | None:
+def ask(
+    resources: Mapping[str, int], traits: Iterable[str], provider: str | None = None
+) -> list[Mapping[str, Any]] | None:
     """All providers that have these resources free, and these traits, as Placement shows them.
+
+    :param provider: the UUID of the only one that is asked about.
 
     :returns: None if Placement could not be asked; the log has the reason.
     """
@@ -83,6 +87,8 @@ def ask(resources: Mapping[str, int], traits: Iterable[str]) -> list[Mapping[str
     query = {"resources": amounts}
     if traits:
         query["required"] = ",".join(sorted(traits))
+    if provider is not None:
+        query["uuid"] = provider
     url = "/resource_providers?" + parse.urlencode(query, safe=":,")
     try:
         answer = report.report_client_singleton().get(url, version=_MICROVERSION)
@@ -104,6 +110,16 @@ def ask(resources: Mapping[str, int], traits: Iterable[str]) -> list[Mapping[str
             error,
         )
         return None
+
+
+def has(provider: str, resources: Mapping[str, int]) -> bool | None:
+    """Whether a provider has these resources free at this moment.
+
+    :param provider: its UUID.
+    :returns: None if Placement could not be asked.
+    """
+    found = ask(resources, (), provider)
+    return None if found is None else bool(found)
 
 
 def classes_of(provider: str) -> frozenset[str]:

@@ -4,7 +4,8 @@
 When a build fails and no other host is left, Nova's conductor replaces the reason by
 "Exhausted all hosts available". For flavors with ``hpc:`` keys the compute service is
 told that it need not reschedule where there is nowhere to go: it then keeps the reason
-of the last host, exactly as it does for a forced host. What the reason says is
+of the last host, exactly as it does for a forced host; the same where others have taken what
+there was elsewhere (:mod:`virt_driver_patches.patches.alternates`). What the reason says is
 :mod:`virt_driver_patches.errors`' to know.
 
 When the driver refuses to attach an interface, Nova tells the user that it failed, and
@@ -21,7 +22,7 @@ from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.placement import flavor
 from virt_driver_patches import errors
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
-from virt_driver_patches.patches import ports
+from virt_driver_patches.patches import alternates, ports
 
 _MANAGER: Final = "nova.compute.manager:ComputeManager"
 LAST_HOST: Final = Patch(
@@ -29,7 +30,7 @@ LAST_HOST: Final = Patch(
     parameters=("instance", "filter_properties", "host_list"),
     lines={32: (2466, 2576), 33: (2595, 2705), 34: (2495, 2605)},
     why='When no other host is left, the conductor replaces the reason by "Exhausted all hosts '
-    'available".',
+    'available"; when it finds that out by losing the claims, it fails itself.',
     until="Nova keeps the last host's reason in the server's fault",
 )
 BUILD: Final = Patch(
@@ -61,12 +62,15 @@ def keep(manager: Any) -> None:
 
 def _stay_at_last_host(call: Call) -> Any:
     wanted = call.given["instance"].flavor.extra_specs or {}
-    # An empty list: the scheduler named no other host. None: it cannot be told.
-    if not flavor.has_hpc_keys(wanted) or call.given["host_list"] != []:
+    hosts = call.given["host_list"]
+    # None: it cannot be told. An empty list: the scheduler named no other host.
+    if not flavor.has_hpc_keys(wanted) or hosts is None:
         return call()
     properties = dict(call.given["filter_properties"] or {})
-    properties.pop("retry", None)
-    return call(filter_properties=properties)
+    if not hosts:
+        properties.pop("retry", None)
+    with alternates.of(properties, hosts):
+        return call(filter_properties=properties)
 
 
 def _word_failure(call: Call) -> Any:
@@ -78,6 +82,7 @@ def _word_failure(call: Call) -> Any:
             raise
         # Nova has logged the cause, with its traceback.
         if isinstance(error, exception.RescheduledException):
+            alternates.forget_lost(instance)
             reason = str(error.kwargs.get("reason", ""))
             error.kwargs["reason"] = errors.told(error.__context__, reason, request)
             raise
