@@ -15,9 +15,10 @@ from rich.theme import Theme
 
 from nova_hpc.cli import node_config, save_node
 from nova_hpc.cli.base import Answer, List
-from nova_hpc.topology import lstopo, nccl, sysfs, text
+from nova_hpc.topology import lstopo, nccl, peer_text, sysfs, text
 from nova_hpc.topology.files import Tree, show
 from nova_hpc.topology.model import Function, InventoryError, Node
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import inventory
 
 _THEME: Final = Theme(
@@ -107,7 +108,7 @@ class Inventory(List):
             columns=tuple(_COLUMNS),
             rows=[tuple(say(one) for say in _COLUMNS.values()) for one in node.functions],
             show=lambda: _show(node, parsed_args),
-            document=lambda: inventory.dumps(node),
+            document=lambda: inventory.dumps(node, _wish(parsed_args)),
         )
 
 
@@ -128,7 +129,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Function], object]]] = {
 
 def _show(node: Node, args: argparse.Namespace) -> None:
     if args.show == "tree":
-        _draw(node, args.all)
+        _draw(node, args.all, _wish(args))
     elif args.show == "nccl":
         sys.stdout.write(nccl.from_node(node, _processor(args)))
     else:
@@ -163,11 +164,26 @@ def _processor(args: argparse.Namespace) -> nccl.Processor | None:
     return nccl.processor(Tree(args.root)) if args.xml is None else None
 
 
-def _draw(node: Node, everything: bool) -> None:
+def _wish(args: argparse.Namespace) -> Wish:
+    """What the node is to be like: of another machine only where its files are named."""
+    here = args.xml is None and args.archive is None and args.root.resolve() == Path("/")
+    if not here and not args.config:
+        return Wish.KEEP
+    try:
+        return Wish(node_config.read(args.config, ("peer_to_peer",)).hpc.peer_to_peer)
+    except node_config.ConfigError as error:
+        if args.config:
+            raise InventoryError(str(error)) from error
+        return Wish.KEEP  # everybody may look at a node, and few may read its configuration
+
+
+def _draw(node: Node, everything: bool, wish: Wish) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     plain = not encoding.startswith("utf")
     console = Console(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
-    for line in text.lines(node, everything=everything, plain=plain):
+    drawn = text.lines(node, everything=everything, plain=plain)
+    pairs = list(peer_text.lines(node, wish))
+    for line in (*drawn, *([""] if pairs else []), *pairs):
         if console.is_terminal:
             console.print(line, markup=False, emoji=False)
         else:

@@ -37,6 +37,7 @@ _DIGITS: Final = frozenset("0123456789abcdefABCDEF")
 _GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
 _SAYING: Final = re.compile(r"[0-9A-Za-z]")
 _GUID_FILE: Final = re.compile(r"/infiniband/[^/]+/(?:node_guid|ports/\d+/gids/\d+)")
+_HIVE: Final = "xgmi_hive_id"
 #: The prefix of a GID where nobody chose another one.
 _LINK_LOCAL: Final = "fe80:0000:0000:0000"
 #: A network interface or an RDMA device in a path.
@@ -51,6 +52,8 @@ _LINES: Final = {
     "meminfo": re.compile(
         r"(?:Node\s+\d+\s+)?(?:MemTotal|HugePages_\w+|Hugepagesize):.*", re.ASCII
     ),
+    # Of KFD's nodes and links: a node has the serial number of its GPU, too.
+    "properties": re.compile(r"(?:domain|location_id|type|node_from|node_to)\s+\d+", re.ASCII),
 }
 
 
@@ -179,6 +182,8 @@ def _file(path: str, data: bytes, identities: Identities) -> bytes:
         text = as_text(data, path) + "\n"
     except FileError:
         return b"\xff\n"  # no text, as it was, and without what it held
+    if name == _HIVE:
+        return _hive(text, identities)
     if name in _LINES:
         text = "".join(f"{line}\n" for line in text.splitlines() if _LINES[name].fullmatch(line))
         return identities.hide(text, names=False).encode("ascii")
@@ -189,6 +194,15 @@ def _file(path: str, data: bytes, identities: Identities) -> bytes:
         # Meant as an identity, and no other file may have it: nothing of it is told.
         text = _SAYING.sub("*", text)
     return identities.hide(text).encode("ascii")
+
+
+def _hive(text: str, identities: Identities) -> bytes:
+    """The number of an xGMI hive, which is made from the serial number of a GPU."""
+    number = text.strip()
+    if not re.fullmatch(r"\d{1,19}", number, re.ASCII):
+        return _SAYING.sub("*", text).encode("ascii")
+    other = int.from_bytes(identities.add(int(number).to_bytes(8, "big")), "big")
+    return f"{other}\n".encode("ascii")
 
 
 def _guid(text: str, identities: Identities) -> str:

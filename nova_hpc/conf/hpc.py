@@ -7,7 +7,7 @@ from typing import Final
 
 from oslo_config import cfg
 
-from nova_hpc.conf import adapters, health, node, nvlink, ports, roles, scheduler, servers
+from nova_hpc.conf import adapters, health, node, nvlink, peer, ports, roles, scheduler, servers
 
 GROUP: Final = cfg.OptGroup(
     "hpc",
@@ -22,7 +22,7 @@ effect.
 
 OPTS: Final[list[cfg.Opt]] = [
     option
-    for concern in (roles, ports, scheduler, node, health, servers, nvlink, adapters)
+    for concern in (roles, ports, scheduler, node, health, servers, nvlink, adapters, peer)
     for option in concern.OPTS
 ]
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUs of a node are linked: the entries of ``[hpc]nvlink_set``.
 
-The operator writes the sets down, because nothing in sysfs tells them; only
-where a node has NVSwitches, all its GPUs are known to be one set.
+The operator writes the sets down where nothing in sysfs tells them. Where a node has
+NVSwitches, the GPUs of their board are known to be one set, and where GPUs say which
+xGMI hive they are in, each hive is one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -133,12 +134,13 @@ def check(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
 
 
 def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
-    """What the inventory can tell: NVSwitches connect the GPUs of their board.
+    """What the inventory can tell: NVSwitches connect the GPUs of their board; hives.
 
-    They are of their vendor and of one product, which a card in a slot beside the
-    board is not; where two products have equally many GPUs the inventory cannot tell,
-    and the operator has to. GPUs that cannot be given count as well: a set that lacks
-    one of its members is not whole.
+    GPUs below NVSwitches are of their vendor and of one product, which a card in a slot
+    beside the board is not; where two products have equally many GPUs the inventory cannot
+    tell, and the operator has to. GPUs that are linked by xGMI say so, while the host's
+    driver has them. GPUs that cannot be given count as well: a set that lacks one of its
+    members is not whole. Of NVLink bridges between cards nothing tells.
     """
     vendors = {
         each.vendor_id for each in node.functions if roles.role_of(each, node) == SWITCH_ROLE
@@ -156,7 +158,24 @@ def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
         members = frozenset(most[-1])
         if 2 <= len(members) <= nvlink.MOST_MEMBERS:
             sets.append(NvlinkSet(f"all-{vendor}" if len(vendors) > 1 else "all", members))
-    return tuple(sets)
+    return (*sets, *_hives(node, roles))
+
+
+def _hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
+    """One set for each hive, named after the lowest address in it."""
+    hives: dict[str, set[str]] = {}
+    for each in node.functions:
+        if each.hive is not None and each.physical_function is None:
+            hives.setdefault(each.hive, set()).add(each.address)
+    for first, members in sorted(hives.items()):
+        played = {
+            roles.role_of(function, node)
+            for function in map(node.function, members)
+            if function is not None
+        }
+        # All play the role of GPUs, or an operator has said otherwise of one.
+        if played == {GPU_ROLE} and 2 <= len(members) <= nvlink.MOST_MEMBERS:
+            yield NvlinkSet(f"hive-{first.replace(':', '.')}", frozenset(members))
 
 
 def tags(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:

@@ -63,6 +63,7 @@ class ConfigSpace:
     express: bool | None = None
     link: Link | None = None
     flr: bool | None = None  # function level reset
+    acs_capability: int | None = None  # None: none, or unknown
     acs_control: int | None = None
     acs_isolates: bool | None = None
     ats: bool | None = None  # can translate addresses itself
@@ -109,6 +110,13 @@ def serial_at(data: bytes) -> int | None:
     """Where a space has the device's serial number (8 bytes, the least significant first)."""
     offset = _extended(data, None if len(data) < SIZE else 1, _EXTENDED_CAP_SERIAL)
     return offset + 4 if offset and offset + 12 <= SIZE else None
+
+
+def acs_control_at(data: bytes) -> int | None:
+    """Where a space has the control register of ACS, two bytes; None: it has none."""
+    express = _capability(data, _CAP_EXPRESS) if len(data) >= SIZE else None
+    offset = _extended(data, express, _EXTENDED_CAP_ACS)
+    return offset + 6 if offset else None
 
 
 def essence(data: bytes) -> bytes:
@@ -168,7 +176,7 @@ def parse(data: bytes) -> ConfigSpace:
         port = _PORTS.get(data[express + 2] >> 4 & 0xF)
         flr = bool(_word(data, express + 4, 4) >> 28 & 1)
         link = _link(data, express)
-    control, isolates = _acs(data, express)
+    able, control, isolates = _acs(data, express)
     ats = _extended(data, express, _EXTENDED_CAP_ATS)
     return ConfigSpace(
         vendor_id=_identity(data, 0),
@@ -182,6 +190,7 @@ def parse(data: bytes) -> ConfigSpace:
         express=None if express is None else express > 0,
         link=link,
         flr=flr,
+        acs_capability=able,
         acs_control=control,
         acs_isolates=isolates,
         ats=None if ats is None else ats > 0,
@@ -263,12 +272,12 @@ def _extended(data: bytes, express: int | None, wanted: int) -> int | None:
     return 0
 
 
-def _acs(data: bytes, express: int | None) -> tuple[int | None, bool | None]:
-    """Control register of the ACS capability, and whether it isolates."""
+def _acs(data: bytes, express: int | None) -> tuple[int | None, int | None, bool | None]:
+    """Capability and control register of ACS, and whether it isolates."""
     offset = _extended(data, express, _EXTENDED_CAP_ACS)
     if not offset:
-        return offset, None if offset is None else False
+        return None, offset, None if offset is None else False
     can, does = _word(data, offset + 4, 2), _word(data, offset + 6, 2)
     # What the port cannot switch is hard-wired on (PCIe 6.12.1.1).
     needed = ACS_NEEDED & can
-    return does, does & needed == needed
+    return can, does, does & needed == needed

@@ -226,6 +226,7 @@ class _Device(_Attributes):
             driver=self.link("driver"),
             root=place_of[0] if place_of else None,
             iommu_group=self._group(),
+            acs_capability=config.acs_capability,
             acs_control=config.acs_control,
             acs_isolates=config.acs_isolates,
             ats=config.ats,

@@ -87,6 +87,8 @@ class NumaNode:
     hugepages: tuple[HugePages, ...] = ()
     #: Address of the function (a GPU) whose own memory this node is.
     memory_of: str | None = None
+    #: Of a node without CPUs: the nodes with CPUs that are nearest to it.
+    near: frozenset[int] = frozenset()
 
 
 @attrs.frozen
@@ -182,6 +184,9 @@ class Function:
     switches: tuple[str, ...] = ()
     bridge: BridgeKind | None = None  # None: an endpoint
     iommu_group: int | None = None
+    #: The function's own ACS capability register (PCIe 7.7.11): what it can switch. None
+    #: when it has none, and when the extended configuration space could not be read.
+    acs_capability: int | None = None
     #: The function's own ACS control register (PCIe 7.7.11); 0 when it has
     #: none, None when the extended configuration space could not be read.
     acs_control: int | None = None
@@ -196,6 +201,9 @@ class Function:
     ats: bool | None = None
     #: It does so now; the kernel switches it on with the device's IOMMU domain.
     ats_enabled: bool | None = None
+    #: The lowest address of the accelerators that it is linked to by xGMI, itself among
+    #: them; None: none, or the driver that would say so is not bound.
+    hive: str | None = None
     #: As the kernel has them (``flr``, ``bus``, ...), in the order it tries;
     #: () none at all; None not known.
     reset_methods: tuple[str, ...] | None = None

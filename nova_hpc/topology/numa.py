@@ -13,7 +13,7 @@ Rules, which are also hwloc's, so that both see the same machine:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
 import attrs
@@ -28,6 +28,7 @@ _GPUS: Final = "/proc/driver/nvidia/gpus"
 
 _MEMINFO: Final = re.compile(r"^(?:Node\s+\d+\s+)?(\w+):\s+(\d{1,15})\b", re.ASCII | re.MULTILINE)
 _POOL: Final = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
+_DISTANCE: Final = re.compile(r"\d{1,5}", re.ASCII)
 _NUMBER: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 
 _T = TypeVar("_T")
@@ -94,6 +95,7 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
                 "servers cannot use them"
             )
     owners = _gpu_memory(reader)
+    near = {} if single else _nearest(reader, found)
     nodes = []
     for number, cpus in sorted(found.items()):
         folder = f"{_NODES}/node{number}"
@@ -109,6 +111,7 @@ def read(tree: Tree) -> tuple[tuple[NumaNode, ...], tuple[HugePages, ...], list[
                 memory_kib=memory if single else _memory(reader, f"{folder}/meminfo"),
                 hugepages=machine if single else _hugepages(reader, f"{folder}/hugepages"),
                 memory_of=owners.get(number),
+                near=near.get(number, frozenset()),
             )
         )
     return tuple(nodes), machine, reader.problems
@@ -180,6 +183,30 @@ def _nodes(reader: _Reader, online: frozenset[int]) -> dict[int, frozenset[int]]
         taken.update(dict.fromkeys(cpus, number))
         found[number] = cpus & online if online else cpus
     return found or None
+
+
+def _nearest(reader: _Reader, found: Mapping[int, frozenset[int]]) -> dict[int, frozenset[int]]:
+    """Node without CPUs -> the nearest nodes with some, by the firmware's table (ACPI SLIT)."""
+    without = sorted(number for number, cpus in found.items() if not cpus)
+    if not without or len(without) == len(found):
+        return {}
+    # A line has a column for each online node, whatever was left out here.
+    columns = sorted(reader.cpus(f"{_NODES}/online") or found)
+    nearest = {}
+    for number in without:
+        text = reader.text(f"{_NODES}/node{number}/distance")
+        words = (text or "").split()
+        if text is None:
+            continue
+        if len(words) != len(columns) or not all(_DISTANCE.fullmatch(word) for word in words):
+            reader.problems.append(f"{_NODES}/node{number}/distance: {text[:60]!r} is no table")
+            continue
+        far = {
+            other: int(word) for other, word in zip(columns, words, strict=True) if found.get(other)
+        }
+        least = min(far.values(), default=None)
+        nearest[number] = frozenset(other for other, each in far.items() if each == least)
+    return nearest
 
 
 def _memory(reader: _Reader, path: str) -> int | None:

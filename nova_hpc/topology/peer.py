@@ -19,7 +19,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology import classes
-from nova_hpc.topology.model import BridgeKind, Function, Node
+from nova_hpc.topology.model import BridgeKind, Function, Node, address_key
 
 _REDIRECT: Final = 0x04 | 0x08  # of requests, of completions
 _DIRECT: Final = 0x40  # translated requests are not redirected
@@ -104,6 +104,25 @@ def redirected(node: Node, addresses: Collection[str]) -> tuple[int, int] | None
     return (away, total) if away else None
 
 
+def between(node: Node, addresses: Collection[str]) -> tuple[tuple[int, int, Why], ...]:
+    """Of these devices: every GPU with every adapter below one switch, as far as it is known.
+
+    :returns: their numbers in the order of addresses, and what decides about their path.
+    """
+    ordered = sorted(addresses, key=address_key)
+    functions = [(number, node.function(each)) for number, each in enumerate(ordered)]
+    found = []
+    for one, gpu in functions:
+        for other, adapter in functions:
+            if gpu is None or adapter is None:
+                continue
+            if classes.is_gpu(gpu.class_code) and classes.is_adapter(adapter.class_code):
+                why = verdict(node, gpu, adapter)[1]
+                if why is not None and why is not Why.UNREADABLE:
+                    found.append((one, other, why))
+    return tuple(found)
+
+
 def _both(one: bool | None, other: bool | None) -> bool | None:
     if one is False or other is False:
         return False
@@ -117,23 +136,40 @@ def path(node: Node, one: Function, other: Function) -> Peer:
 
 def verdict(node: Node, one: Function, other: Function) -> tuple[Peer, Why | None]:
     """The path between two functions of *node*, and why; None: they share no switch."""
-    shared = [here for here, there in zip(one.path, other.path, strict=False) if here == there]
-    switch = next((each for each in reversed(shared) if _is_upstream(node, each)), None)
-    if switch is None:
+    between = ports(node, one, other)
+    if between is None:
         return Peer.NONE, None
-    below = one.path.index(switch) + 1
-    ports = (one.path[below : below + 1], other.path[below : below + 1])
-    if not all(ports) or ports[0] == ports[1]:
-        return Peer.UNKNOWN, Why.UNREADABLE  # two functions of one device: its own business
+    if not between:
+        return Peer.UNKNOWN, Why.UNREADABLE
     # The one that decides most comes first.
     states = [
-        _state(node.function(port[0]), device)
-        for port, device in zip(ports, (one, other), strict=True)
+        _state(node.function(port), device)
+        for port, device in zip(between, (one, other), strict=True)
     ]
     for why, where in _PATHS.items():
         if why in states:
             return where, why
     return Peer.SWITCH, Why.FREE
+
+
+def ports(node: Node, one: Function, other: Function) -> tuple[str, ...] | None:
+    """The ports of the nearest switch above both through which each reaches the other.
+
+    Those of switches further down send upwards what is for a neighbour elsewhere, whether
+    they redirect or not.
+
+    :returns: that of *one*, then that of *other*; () where they are not known, as for two
+        functions of one device; None: they share no switch.
+    """
+    shared = [here for here, there in zip(one.path, other.path, strict=False) if here == there]
+    switch = next((each for each in reversed(shared) if _is_upstream(node, each)), None)
+    if switch is None:
+        return None
+    below = one.path.index(switch) + 1
+    found = (one.path[below : below + 1], other.path[below : below + 1])
+    if not all(found) or found[0] == found[1]:
+        return ()
+    return found[0] + found[1]
 
 
 def switches(node: Node) -> dict[str, Peer]:

@@ -220,12 +220,20 @@ def _locality(raw: Raw, nodes: Sequence[NumaNode]) -> tuple[frozenset[int], int 
         if with_cpus:
             raw.reasons.append("NUMA node: neither local_cpus nor numa_node says it")
         local = frozenset()
+    local = _with_cpus(local, nodes)
     sockets = {node.socket for node in nodes if node.id in local}
     return (
         local,
         next(iter(local)) if len(local) == 1 else None,
         sockets.pop() if len(sockets) == 1 else None,
     )
+
+
+def _with_cpus(local: frozenset[int], nodes: Sequence[NumaNode]) -> frozenset[int]:
+    """The nodes where a guest can be: of nodes that are memory alone, those nearest to them."""
+    found = [node for node in nodes if node.id in local]
+    near: frozenset[int] = frozenset().union(*(node.near for node in found))
+    return near if near and not any(node.cpus for node in found) else local
 
 
 def _numbers(found: frozenset[int]) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology import device, numa
+from nova_hpc.topology import classes, device, numa, xgmi
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree, show
 from nova_hpc.topology.model import ADDRESS, Function, Node, address_key, normalise_address
@@ -44,6 +44,7 @@ def read_tree(tree: Tree, source: str, busy: Collection[str] = ()) -> Node:
     groups = _groups(tree, problems)
     raws = _functions(tree, problems, busy)
     functions, inactive = place(raws, numa_nodes, groups)
+    functions = _with_hives(tree, functions, problems)
     by_group: dict[int, set[str]] = {group: set(members) for group, members in groups.items()}
     for function in (*functions, *inactive):
         if function.iommu_group is not None:
@@ -112,6 +113,16 @@ def _groups(tree: Tree, problems: list[str]) -> dict[int, frozenset[str]]:
     except FileError as error:
         problems.append(str(error))
     return groups
+
+
+def _with_hives(tree: Tree, functions: list[Function], problems: list[str]) -> list[Function]:
+    gpus = [each.address for each in functions if classes.is_gpu(each.class_code)]
+    hives, more = xgmi.read(tree, gpus) if gpus else ({}, [])
+    problems.extend(more)
+    return [
+        attrs.evolve(each, hive=hives[each.address]) if each.address in hives else each
+        for each in functions
+    ]
 
 
 def _with_virtual_functions(functions: list[Function]) -> list[Function]:

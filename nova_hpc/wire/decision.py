@@ -7,17 +7,22 @@ The devices themselves are Nova's PCI records and are not repeated here.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
 
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
+from nova_hpc.topology.peer import Why
 from nova_hpc.wire.documents import DECISION
 from nova_hpc.wire.version import WireError
 
 #: The key in the server's ``system_metadata``.
 KEY: Final = "hpc_decision"
+
+_NUMBERS: Final = re.compile(r"(\d{1,4})-(\d{1,4})", re.ASCII)
 
 
 @attrs.frozen
@@ -30,6 +35,10 @@ class Decision:
     #: Of the pairs of a GPU and an adapter below one switch: those whose traffic
     #: leaves it, and all. None: none does, as far as it is known.
     redirected: tuple[int, int] | None = None
+    #: The pairs themselves: numbers of a GPU and an adapter among the server's devices in
+    #: the order of addresses, and what decides (see nova_hpc.topology.peer.Why). Those that
+    #: are not known are left out, and all where there are too many for the record.
+    peers: tuple[tuple[int, int, Why], ...] = ()
 
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`DECISION`."""
@@ -41,7 +50,13 @@ class Decision:
         }
         if self.redirected is not None:
             found["redirected"] = list(self.redirected)
-        return json.dumps(found, separators=(",", ":"))
+        text = json.dumps(found, separators=(",", ":"))
+        if self.peers:
+            found["peers"] = _by_why(self.peers)
+            longer = json.dumps(found, separators=(",", ":"))
+            if DECISION.limit is None or len(longer) <= DECISION.limit:
+                return longer
+        return text
 
 
 def loads(text: object) -> Decision | None:
@@ -57,9 +72,33 @@ def loads(text: object) -> Decision | None:
             policy=Policy(data["policy"]),
             reached=Level.from_word(data["reached"]),
             redirected=_pair(data.get("redirected")),
+            peers=_peers(data.get("peers", {})),
         )
     except (WireError, KeyError, TypeError, ValueError):
         return None
+
+
+def _by_why(peers: Iterable[tuple[int, int, Why]]) -> dict[str, str]:
+    """What decides -> ``0-2,1-3``: the pairs of which it holds."""
+    found: dict[str, list[str]] = {}
+    for gpu, adapter, why in peers:
+        found.setdefault(why.value, []).append(f"{gpu}-{adapter}")
+    return {why: ",".join(pairs) for why, pairs in found.items()}
+
+
+def _peers(value: object) -> tuple[tuple[int, int, Why], ...]:
+    if not isinstance(value, dict):
+        raise TypeError("no such pairs")
+    found = []
+    known = {each.value: each for each in Why}
+    for why, text in value.items():
+        for each in str(text).split(","):
+            match = _NUMBERS.fullmatch(each)
+            if match is None:
+                raise ValueError("no such pairs")
+            if why in known:  # a later release may have more to say
+                found.append((int(match[1]), int(match[2]), known[why]))
+    return tuple(sorted(found, key=lambda each: each[:2]))
 
 
 def _pair(value: object) -> tuple[int, int] | None:

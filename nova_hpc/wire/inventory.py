@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
-from nova_hpc.topology import peer
+from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.cpuset import format_list
 from nova_hpc.topology.model import Function, HugePages, Node, NumaNode
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire.documents import INVENTORY
 
 
-def build(node: Node) -> dict[str, Any]:
-    """The document as plain objects."""
+def build(node: Node, wish: Wish = Wish.KEEP) -> dict[str, Any]:
+    """The document as plain objects.
+
+    :param wish: what the node's ``[hpc]peer_to_peer`` says.
+    """
     peers = peer.switches(node)
+    lacks = peer_wish.plan(node, wish).lacks
     return {
         **INVENTORY.head(),
         "source": node.source,
@@ -32,16 +37,17 @@ def build(node: Node) -> dict[str, Any]:
         "numa_nodes": [_numa_node(numa) for numa in node.numa_nodes],
         "functions": [_function(function, peers) for function in node.functions],
         "inactive_bridges": [_function(function, peers) for function in node.inactive],
-        "peer_pairs": [_pair(pair) for pair in peer.pairs(node)],
+        "peer_wish": wish.value,
+        "peer_pairs": [_pair(pair, wish, lacks.get(pair, ())) for pair in peer.pairs(node)],
         "iommu_groups": [
             {"id": group.id, "members": list(group.members)} for group in node.iommu_groups
         ],
     }
 
 
-def dumps(node: Node) -> str:
+def dumps(node: Node, wish: Wish = Wish.KEEP) -> str:
     """The document as text: UTF-8 safe, indented, ends with a newline."""
-    return json.dumps(build(node), indent=2) + "\n"
+    return json.dumps(build(node, wish), indent=2) + "\n"
 
 
 def _hugepages(pool: HugePages) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
         "smt_siblings": [format_list(core) for core in numa.smt_siblings],
         "memory_kib": numa.memory_kib,
         "memory_of": numa.memory_of,
+        "near": sorted(numa.near),
         "hugepages": [_hugepages(pool) for pool in numa.hugepages],
     }
 
@@ -70,7 +77,7 @@ def _function(function: Function, peers: Mapping[str, peer.Peer]) -> dict[str, A
     return document
 
 
-def _pair(pair: peer.Pair) -> dict[str, Any]:
+def _pair(pair: peer.Pair, wish: Wish, lacks: Iterable[peer_wish.Lack]) -> dict[str, Any]:
     return {
         "gpu": pair.gpu,
         "adapter": pair.adapter,
@@ -78,6 +85,8 @@ def _pair(pair: peer.Pair) -> dict[str, Any]:
         "peer_to_peer": None if pair.path is peer.Peer.UNKNOWN else pair.path.value,
         "why": pair.why.value,
         "ats_enabled": pair.ats_enabled,
+        "as_wished": peer_wish.fulfilled(pair, wish),
+        "lacks": [{"address": each.address, "text": each.text} for each in lacks],
     }
 
 

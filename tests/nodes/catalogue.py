@@ -291,13 +291,14 @@ def _gh200() -> Machine:
     def chip_of(one: int) -> int:
         return one if one < 2 else (one - 2) // 8
 
+    def between(one: int, other: int) -> int:
+        if chip_of(one) == chip_of(other):
+            return 80 if min(one, other) < 2 else 11
+        # Of each other's GPUs the chips are as far as both ways together.
+        return 40 if max(one, other) < 2 else 120
+
     table = [
-        tuple(
-            10
-            if one == other
-            else (40 if chip_of(one) != chip_of(other) else 80 if min(one, other) < 2 else 11)
-            for other in range(18)
-        )
+        tuple(10 if one == other else between(one, other) for other in range(18))
         for one in range(18)
     ]
     numa = [

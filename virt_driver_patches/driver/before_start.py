@@ -129,6 +129,7 @@ def check_flavor(
             policy=request.policy,
             reached=reached,
             redirected=peer.redirected(reading.node, claim.addresses),
+            peers=peer.between(reading.node, claim.addresses),
         )
     miss = answer.miss or Miss(operator="no reason given", user="no reason given")
     asked = f"{flavor.AFFINITY}={request.level.word}"

@@ -35,11 +35,14 @@ from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
 from nova_hpc.tenancy.nvlink.step import Links
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.peer import write as peer_write
+from nova_hpc.tenancy.peer.step import PeerToPeer
 from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged
+from virt_driver_patches.driver import adapters_privileged, peer_privileged
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
@@ -289,6 +292,10 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
         yield found
     else:
         LOG.warning("[hpc]set_adapters is off: virtual functions are left as they are")
+    wish = Wish(conf.hpc.peer_to_peer)
+    if wish is not Wish.KEEP:
+        make = peer_write.apply if root else peer_privileged.apply
+        yield PeerToPeer(Path(conf.hpc.sysfs_root), wish, make)
 
 
 def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.explain.model import Choice, Past, Placed, Report, Verdict
+from nova_hpc.cloud.explain.past import peers
 from nova_hpc.cloud.snapshot import Node
 from nova_hpc.placement.model import Request
 
@@ -98,6 +99,10 @@ def past(answer: Past) -> dict[str, Any]:
             "policy": decision.policy.value,
             "reached": decision.reached.word,
             "redirected": None if decision.redirected is None else list(decision.redirected),
+            "peers": [
+                {"gpu": gpu, "adapter": adapter, "why": why}
+                for gpu, adapter, why in peers(decision, answer.given)
+            ],
         },
         "level": None if answer.level is None else answer.level.word,
         "distance": None if answer.distance is None else answer.distance.name,

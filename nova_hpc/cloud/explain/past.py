@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -14,6 +15,8 @@ from nova_hpc.placement.choose import choose
 from nova_hpc.placement.flavor import has_hpc_keys
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Distance, Location, common_level, distance
+from nova_hpc.topology.model import address_key
+from nova_hpc.wire.decision import Decision
 
 
 class NoServerError(SnapshotError):
@@ -65,7 +68,7 @@ def explain_server(cloud: Snapshot, name: str) -> Past:
         choice=choice,
         level=level,
         distance=far,
-        notes=tuple(_notes(server, node, known, bool(places))),
+        notes=(*_notes(server, node, known, bool(places)), *_said(server.decided, given)),
         names={each.uuid: each.name for each in cloud.servers},
     )
 
@@ -106,6 +109,22 @@ def _longest(places: list[Location]) -> Distance:
     return max(
         (distance(*pair) for pair in itertools.combinations(places, 2)), default=Distance.PIX
     )
+
+
+def _said(decision: Decision | None, given: Iterable[Given]) -> Iterator[str]:
+    for gpu, adapter, why in peers(decision, given) if decision is not None else ():
+        yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {why}"
+
+
+def peers(decision: Decision, given: Iterable[Given]) -> Iterator[tuple[str, str, str]]:
+    """Each GPU and adapter below one switch, and what decided about their path at the start.
+
+    Nothing where the server has other devices now than those that were counted.
+    """
+    addresses = sorted((each for item in given for each in item.addresses), key=address_key)
+    for gpu, adapter, why in decision.peers:
+        if max(gpu, adapter) < len(addresses):
+            yield addresses[gpu], addresses[adapter], why.value
 
 
 def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:

@@ -203,6 +203,14 @@ def test_a_decision_of_the_past():
     said = explain_server(away, "s1")
     assert "2 of the 3 pairs" in said.notes[0]
     assert explain_document.past(said)["decision"]["redirected"] == [2, 3]
+    record = record[:-1] + ',"peers":{"no-ats":"0-1","ats":"0-7"}}'
+    paired = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
+    said = explain_server(paired, "s1")
+    # The second pair is of a device that it does not have any more.
+    assert explain_document.past(said)["decision"]["peers"] == [
+        {"gpu": "0000:40:00.0", "adapter": "0000:40:01.0", "why": "no-ats"}
+    ]
+    assert said.notes[-1].startswith("peer-to-peer of 0000:40:00.0 with 0000:40:01.0 when")
     other = explain_server(cloud, "s2")
     assert other.decision is None
     assert "not one that this release reads" in other.notes[0]

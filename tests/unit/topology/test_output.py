@@ -43,6 +43,11 @@ VF x2 vfio-pci* · eth1
 
 *  IOMMU group shared with other devices: one guest gets all of it, or nobody
 """
+#: What the command draws below it.
+PAIRS = """
+Peer-to-peer of GPUs and adapters below one switch
+  0000:23:00.0 with 0000:24:00.0 and 2 virtual functions: below the switch (ACS redirects nothing)
+"""
 
 
 def run(*args: str | Path, encoding: str = "utf-8") -> subprocess.CompletedProcess[str]:
@@ -182,6 +187,7 @@ def test_the_document_is_described() -> None:
     written -= {"inactive"}
     written |= {"schema", "version", "inactive_bridges", "dev_type", "degraded"}
     written |= {"peer_to_peer", "peer_pairs", "gpu", "adapter", "why"}
+    written |= {"peer_wish", "as_wished", "lacks"}
     assert described == written
 
 
@@ -199,7 +205,7 @@ def test_documents_of_captures_have_only_described_keys(capture: Path) -> None:
 
 def test_the_command_draws(virtual_node: Path) -> None:
     done = run("--root", virtual_node)
-    assert (done.returncode, done.stdout, done.stderr) == (0, TREE, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, TREE + PAIRS, "")
     plain = run("--root", virtual_node, encoding="ascii")
     assert plain.returncode == 0
     assert "`- 0000:24:00.0 Ethernet" in plain.stdout
@@ -223,7 +229,7 @@ def test_colours_on_a_terminal_only(virtual_node: Path, monkeypatch: pytest.Monk
     shown = data.decode()
     assert "\x1b[" in shown
     bare = re.sub(r"\x1b\[[0-9;]*m", "", shown).replace("\r\n", "\n")
-    assert bare == TREE
+    assert bare == TREE + PAIRS
 
 
 def test_the_command_writes_json(virtual_node: Path) -> None:

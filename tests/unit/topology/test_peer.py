@@ -132,10 +132,14 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
         "peer_to_peer": path,
         "why": why,
         "ats_enabled": both,
+        "as_wished": None,
+        "lacks": [],
     }
     claimed = [GPU, "0000:14:00.1", "0000:ff:00.0"]
     assert peer.redirected(node, claimed) == ((1, 1) if path == "root" else None)
     assert peer.redirected(node, [GPU]) is None
+    known = () if path is None else ((0, 1, Why(why)),)
+    assert peer.between(node, [*reversed(claimed)]) == known
     assert ("P2P?" in "\n".join(text.lines(node))) == (path is None)
     # The same in the document for a guest with the GPU and the VF, without addresses.
     given = [

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
+from nova_hpc.topology.peer import Why
 from nova_hpc.wire.decision import Decision, loads
 
 PAIRS = st.integers(1, 2**32 - 1).flatmap(
@@ -22,6 +24,9 @@ DECISIONS = st.builds(
     st.sampled_from(Policy),
     st.sampled_from(Level),
     st.none() | PAIRS,
+    st.dictionaries(
+        st.tuples(st.integers(0, 20), st.integers(0, 20)), st.sampled_from(Why), max_size=6
+    ).map(lambda found: tuple((*pair, why) for pair, why in sorted(found.items()))),
 )
 GOOD = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA)
 
@@ -60,6 +65,10 @@ def test_a_text_that_is_cut(decision: Decision, length: int) -> None:
         {"redirected": [0, 1]},
         {"redirected": [True, 1]},
         {"redirected": 1},
+        {"peers": [1]},
+        {"peers": {"ats": "1"}},
+        {"peers": {"ats": "1-99999"}},
+        {"peers": {"ats": 7}},
     ],
 )
 def test_versions_and_words_that_are_not_known(change: dict[str, object]) -> None:
@@ -69,6 +78,21 @@ def test_versions_and_words_that_are_not_known(change: dict[str, object]) -> Non
 @pytest.mark.parametrize("text", [None, 7, b"{}", "", "null", "[1]", "1", "{", "[" * 250, "NaN"])
 def test_garbage(text: object) -> None:
     assert loads(text) is None
+
+
+def test_more_pairs_than_there_is_room_for() -> None:
+    """Eight GPUs, each with eight functions: the rest of the record is worth more."""
+    pairs = tuple((gpu, 8 + other, Why.ATS) for gpu in range(8) for other in range(8))
+    text = attrs.evolve(GOOD, peers=pairs).dumps()
+    assert loads(text) == GOOD
+    few = attrs.evolve(GOOD, redirected=(16, 16), peers=pairs[:16])
+    assert len(few.dumps()) <= 255
+    assert loads(few.dumps()) == few
+
+
+def test_a_word_of_a_later_release_is_left_out() -> None:
+    text = GOOD.dumps()[:-1] + ',"peers":{"ats":"0-2","magic":"1-3"}}'
+    assert loads(text) == attrs.evolve(GOOD, peers=((0, 2, Why.ATS),))
 
 
 def test_more_keys_of_the_same_version_do_no_harm() -> None:

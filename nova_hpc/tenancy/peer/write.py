@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Set the ACS control registers of ports, from a wish alone, and read them back.
+
+Who calls this says a word and no address: what is written is computed here, from the
+node as it is at that moment, so a caller with fewer rights cannot have anything else
+written. A register that has changed between reading and writing is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import confspace, peer_wish, sysfs
+from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.peer_wish import Change, Wish
+
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_SIZE: Final = 2
+
+
+class PeerError(Exception):
+    """A register was not set, or not as it should be; the text names the port."""
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a wish, in words for operators."""
+
+    #: Ports that are set now and were not before.
+    made: tuple[str, ...] = ()
+    #: Port -> why it could not be set.
+    failed: dict[str, str] = attrs.field(factory=dict, hash=False)
+    #: What cannot be set at all, or must not be; see :attr:`Plan.texts`.
+    lacks: tuple[str, ...] = ()
+
+
+def apply(root: Path, wish: Wish) -> Outcome:
+    """Make what is wished true on a node, as far as it can be. Never raises.
+
+    :param root: the directory that has ``sys`` and ``proc``.
+    """
+    plan = peer_wish.plan(sysfs.read(root), wish)
+    made: list[str] = []
+    failed: dict[str, str] = {}
+    for change in plan.changes:
+        try:
+            write(root, change)
+        except PeerError as error:
+            failed[change.port] = str(error)
+        else:
+            made.append(change.port)
+    after = peer_wish.plan(sysfs.read(root), wish) if made else plan
+    for change in after.changes:
+        failed.setdefault(change.port, f"{change.port}: reads back as {change.before:#06x}")
+    return Outcome(tuple(made), failed, after.texts)
+
+
+def write(root: Path, change: Change) -> None:
+    """Write one register and read it back.
+
+    :raises PeerError: it is not as it should be now.
+    """
+    if (change.before ^ change.after) & ~peer_wish.CHANGED:
+        raise PeerError(f"{change.port}: {change.after:#06x} changes bits that are not ours")
+    try:
+        found = Tree(root).resolve(f"{DEVICES}/{change.port}/config")
+        if found is None:
+            raise PeerError(f"{change.port}: it is gone")
+        handle = os.open(f"{root}{found}", _FLAGS)
+        try:
+            _write(handle, change)
+        finally:
+            os.close(handle)
+    except (FileError, OSError) as error:
+        raise PeerError(f"{change.port}: its ACS control cannot be written: {error}") from error
+
+
+def _write(handle: int, change: Change) -> None:
+    at = confspace.acs_control_at(confspace.skim(handle))
+    if at is None:
+        raise PeerError(f"{change.port}: it has no ACS any more")
+    if _read(handle, at) != change.before:
+        raise PeerError(f"{change.port}: its ACS control has changed in the meantime")
+    os.pwrite(handle, change.after.to_bytes(_SIZE, "little"), at)
+    now = _read(handle, at)
+    if now != change.after:
+        raise PeerError(
+            f"{change.port}: its ACS control reads back as {now:#06x}, not {change.after:#06x}"
+        )
+
+
+def _read(handle: int, at: int) -> int:
+    return int.from_bytes(os.pread(handle, _SIZE, at), "little")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator wishes of peer-to-peer, and how far a node is from it. Pure.
+
+Only three bits of a port's ACS control register are ever changed: the redirect of
+requests and of completions, and direct translated peer-to-peer. None is changed where
+devices that the kernel keeps apart could then reach each other past the IOMMU.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import iommu, peer
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.peer import Pair, Peer, Why
+
+#: Bits of the ACS capability and control registers (PCIe 7.7.11.2, 7.7.11.3).
+BLOCKING: Final = 0x02
+REDIRECT: Final = 0x04 | 0x08
+DIRECT: Final = 0x40
+#: All that is ever changed.
+CHANGED: Final = REDIRECT | DIRECT
+
+_MELLANOX: Final = "15b3"
+_MOST_NAMED: Final = 4
+
+
+class Wish(enum.Enum):
+    """What ``[hpc]peer_to_peer`` may say."""
+
+    #: Nothing is set.
+    KEEP = "keep"
+    #: Translated requests stay below the switch, everything else is redirected.
+    TRANSLATED = "translated"
+    #: Nothing is redirected, where nobody is kept apart by it.
+    DIRECT = "direct"
+
+
+@attrs.frozen
+class Change:
+    """A port's ACS control register."""
+
+    port: str
+    before: int
+    after: int
+
+
+@attrs.frozen
+class Lack:
+    """Why a pair is not as wished, and cannot be made so here."""
+
+    #: The port or device that it is about.
+    address: str
+    #: For people: what is wrong, and the cure where there is one.
+    text: str
+
+
+@attrs.frozen
+class Plan:
+    """What is to be written, and what cannot be."""
+
+    changes: tuple[Change, ...] = ()
+    #: What stands against the wish, for each pair that does not get it.
+    lacks: Mapping[Pair, tuple[Lack, ...]] = attrs.field(factory=dict, hash=False)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """One sentence for each thing that is lacking, in the order of addresses."""
+        found = {(each.address, each.text) for lacks in self.lacks.values() for each in lacks}
+        return tuple(
+            f"{address}: {text}"
+            for address, text in sorted(found, key=lambda each: (address_key(each[0]), each[1]))
+        )
+
+
+def plan(node: Node, wish: Wish) -> Plan:
+    """What to do for *wish* on *node*, from its registers as they were read."""
+    if wish is Wish.KEEP:
+        return Plan()
+    changes: dict[str, Change] = {}
+    lacks: dict[Pair, tuple[Lack, ...]] = {}
+    refused: dict[str, Lack | None] = {}
+    for pair in peer.pairs(node):
+        against: list[Lack] = []
+        for port, device in _sides(node, pair):
+            if port not in refused:
+                refused[port] = _refusal(node, port, wish)
+            refusal = refused[port]
+            change = _change(node.function(port), wish)
+            if refusal is not None:
+                against.append(refusal)
+            elif change is not None:
+                changes[port] = change
+            if wish is Wish.TRANSLATED and _redirects(node.function(port)):
+                against += _device_lacks(node, device)
+        if not against and pair.why is Why.UNREADABLE:
+            against.append(Lack(pair.gpu, "the ports above it cannot be told apart"))
+        if against:
+            lacks[pair] = tuple(dict.fromkeys(against))
+    return Plan(tuple(changes[each] for each in sorted(changes, key=address_key)), lacks)
+
+
+def _sides(node: Node, pair: Pair) -> Iterator[tuple[str, Function]]:
+    """The two ports of a pair, each with what is below it."""
+    gpu, adapter = node.function(pair.gpu), node.function(pair.functions[0])
+    if gpu is not None and adapter is not None:
+        yield from zip(peer.ports(node, gpu, adapter) or (), (gpu, adapter), strict=False)
+
+
+def _redirects(port: Function | None) -> bool:
+    return port is not None and bool((port.acs_control or 0) & REDIRECT)
+
+
+def _change(port: Function | None, wish: Wish) -> Change | None:
+    if port is None or port.acs_control is None or not _redirects(port):
+        return None
+    before = port.acs_control
+    after = before | DIRECT if wish is Wish.TRANSLATED else before & ~REDIRECT
+    return None if after == before else Change(port.address, before, after)
+
+
+def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
+    """Why a port cannot or must not be set."""
+    port = node.function(address)
+    if port is None or port.acs_control is None:
+        return Lack(address, "its registers cannot be read; only root can")
+    change = _change(port, wish)
+    if change is None:
+        return None
+    if wish is Wish.TRANSLATED:
+        if not (port.acs_capability or 0) & DIRECT:
+            return Lack(address, "the switch has no direct translated peer-to-peer")
+        if port.acs_control & BLOCKING:
+            return Lack(
+                address,
+                "the kernel blocks translated requests there (an untrusted port, or pci=noats)",
+            )
+        return None
+    lost = iommu.joined(node, {address: change.after})
+    if not lost:
+        return None
+    named = ", ".join(lost[:_MOST_NAMED]) + (" and others" if len(lost) > _MOST_NAMED else "")
+    return Lack(
+        address,
+        f"without redirect {named} could reach each other past the IOMMU, which keeps them "
+        "apart now in groups of their own; use translated",
+    )
+
+
+def _device_lacks(node: Node, device: Function) -> Iterator[Lack]:
+    if device.ats is None:
+        yield Lack(device.address, "whether it has ATS cannot be read; only root can")
+    elif not device.ats:
+        physical = device.physical_function or device.address
+        owner = node.function(physical)
+        if owner is not None and owner.vendor_id == _MELLANOX:
+            yield Lack(
+                physical,
+                "its firmware does not offer ATS: mlxconfig -d "
+                f"{physical} set ATS_ENABLED=1, and a cold start of the node",
+            )
+        else:
+            yield Lack(physical, "it has no ATS, or its firmware does not offer it")
+
+
+def fulfilled(pair: Pair, wish: Wish) -> bool | None:
+    """Whether a pair is as wished; None: nothing is wished, or it is not known."""
+    if wish is Wish.KEEP or pair.path is Peer.UNKNOWN:
+        return None
+    if wish is Wish.DIRECT:
+        return pair.why is Why.FREE
+    return pair.path is Peer.SWITCH

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which accelerators are linked by xGMI, AMD's counterpart of NVLink, as the kernel says.
+
+Two sources, both of the driver ``amdgpu`` and of KFD: accelerators that are bound to
+vfio-pci show neither, so it has to be read before they are. The first is the hive that
+an accelerator says to be in (:file:`xgmi_hive_info/xgmi_hive_id` in its directory; all
+with one number are one hive). Where no accelerator says so, the links of KFD's topology
+(``type 11`` in :file:`io_links` and :file:`p2p_links`): all that are joined by links, in
+one step or more, are one hive. Formats as in drivers/gpu/drm/amd/amdgpu/amdgpu_xgmi.c and
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import address_key
+
+_DEVICES: Final = "/sys/bus/pci/devices"
+_NODES: Final = "/sys/class/kfd/kfd/topology/nodes"
+_LINKS: Final = ("io_links", "p2p_links")
+#: CRAT_IOLINK_TYPE_XGMI
+_XGMI: Final = 11
+_NUMBER: Final = re.compile(r"\d{1,20}", re.ASCII)
+_LINE: Final = re.compile(r"^(\w+)\s+(\d{1,20})\s*$", re.ASCII | re.MULTILINE)
+_LARGEST: Final = 1 << 64
+
+
+def read(tree: Tree, addresses: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Address -> the lowest address of the same hive, and what made no sense.
+
+    :param addresses: of the accelerators, normalised.
+    """
+    problems: list[str] = []
+    known = sorted(set(addresses), key=address_key)
+    hives: dict[int, list[str]] = {}
+    for each in known:
+        number = _hive(tree, each, problems)
+        if number:
+            hives.setdefault(number, []).append(each)
+    groups = list(hives.values()) or _joined(_kfd_links(tree, known, problems))
+    return {
+        each: min(group, key=address_key) for group in groups if len(group) > 1 for each in group
+    }, problems
+
+
+def _hive(tree: Tree, address: str, problems: list[str]) -> int | None:
+    path = f"{_DEVICES}/{address}/xgmi_hive_info/xgmi_hive_id"
+    try:
+        text = tree.text(path)
+    except FileError as error:
+        problems.append(str(error))
+        return None
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text) or int(text) >= _LARGEST:
+        problems.append(f"{path}: {text[:40]!r} is no number of a hive")
+        return None
+    return int(text)
+
+
+def _kfd_links(tree: Tree, known: list[str], problems: list[str]) -> list[tuple[str, str]]:
+    """Pairs of accelerators with a link between them."""
+    places: dict[int, str] = {}
+    wires: list[tuple[int, int]] = []
+    for number in _numbers(tree, _NODES, problems):
+        folder = f"{_NODES}/{number}"
+        address = _address(_properties(tree, f"{folder}/properties", problems))
+        if address in known:
+            places[number] = address
+        for kind in _LINKS:
+            for link in _numbers(tree, f"{folder}/{kind}", problems):
+                found = _properties(tree, f"{folder}/{kind}/{link}/properties", problems)
+                if found.get("type") == _XGMI and {"node_from", "node_to"} <= found.keys():
+                    wires.append((found["node_from"], found["node_to"]))
+    return [(places[one], places[two]) for one, two in wires if {one, two} <= places.keys()]
+
+
+def _numbers(tree: Tree, folder: str, problems: list[str]) -> list[int]:
+    try:
+        names = tree.names(folder) if tree.exists(folder) else []
+    except FileError as error:
+        problems.append(str(error))
+        return []
+    return sorted(int(name) for name in names if re.fullmatch(r"\d{1,5}", name, re.ASCII))
+
+
+def _properties(tree: Tree, path: str, problems: list[str]) -> dict[str, int]:
+    try:
+        return {key: int(value) for key, value in _LINE.findall(tree.text(path) or "")}
+    except FileError as error:
+        problems.append(str(error))
+        return {}
+
+
+def _address(found: Mapping[str, int]) -> str | None:
+    """The PCI address in the properties of a node; a CPU has none."""
+    place = found.get("location_id", 0)
+    if not 0 < place < 1 << 16:
+        return None
+    bus, slot, function = place >> 8, place >> 3 & 31, place & 7
+    return f"{found.get('domain', 0):04x}:{bus:02x}:{slot:02x}.{function:x}"
+
+
+def _joined(links: Iterable[tuple[str, str]]) -> list[list[str]]:
+    groups: list[set[str]] = []
+    for pair in links:
+        touched = [each for each in groups if each & set(pair)]
+        groups = [each for each in groups if not each & set(pair)]
+        groups.append(set(pair).union(*touched))
+    return [sorted(each, key=address_key) for each in groups]
