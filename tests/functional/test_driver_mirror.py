@@ -160,7 +160,26 @@ class MirrorTest(DriverTest):
         self.assert_mirrored(server)
         self.assertNotIn("<node>", self.xml(server))
 
+    def libvirt_is(self, version: int) -> None:
+        """Of hosts that are started from now on; the fake one is of Nova's minimum, 8.0.0."""
+        self.useFixture(
+            fixtures.fixtures.MockPatch("nova.tests.fixtures.libvirt.FAKE_LIBVIRT_VERSION", version)
+        )
+
+    def test_a_libvirt_that_cannot_show_cliques_is_named(self) -> None:
+        self.flags(gpudirect_clique=True, group="hpc")
+        self.start(fixtures.Shape((fixtures.Switch(gpus=2),)))
+        server = self.server(PAIR, state="ERROR")
+        self.assertIn("needs libvirt 8.2.0 or newer on the node", self.fault(server))
+        self.assertEqual(0, self.failed_builds("alpha"))
+        # Without cliques nothing is needed.
+        self._delete_server(server)
+        self.flags(gpudirect_clique=False, group="hpc")
+        self.update("alpha")
+        self.assert_mirrored(self.server(PAIR))
+
     def test_cliques(self) -> None:
+        self.libvirt_is(8002000)
         self.flags(gpudirect_clique=True, group="hpc")
         self.start(fixtures.Shape((fixtures.Switch(gpus=2),)))
         server = self.server(PAIR)

@@ -9,6 +9,7 @@ flavor is part of it, and changes with a resize only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import attrs
 from nova import objects
@@ -32,6 +33,10 @@ from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused
 
 LOG = logging.getLogger(__name__)
+
+#: The libvirt that has ``<qemu:override>``, through which a device shows its clique; Nova's
+#: minimum is 8.0.0. Everything else of the trees is older than that.
+OVERRIDE: Final = (8, 2, 0)
 
 #: QEMU accepts cliques for GPUs of this vendor only.
 _CLIQUE_VENDOR = "10de"
@@ -114,7 +119,17 @@ def check(
         )
     except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
-    _plan(instance, claim, reading.node, found, claim.addresses)
+    plan = _plan(instance, claim, reading.node, found, claim.addresses)
+    if found.clique and plan.cliques and not limits.libvirt(OVERRIDE):
+        raise ClaimRefused(
+            "The GPUs of the server show their GPUDirect cliques, which needs libvirt "
+            f"{_dotted(OVERRIDE)} or newer on the node: switch off [hpc]gpudirect_clique there "
+            "for new servers, or use a flavor with hpc:guest_topology=flat."
+        )
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
 
 
 def _check_room(instance: objects.Instance, devices: Iterable[Device], limits: Limits) -> None:
@@ -129,7 +144,7 @@ def _check_room(instance: objects.Instance, devices: Iterable[Device], limits: L
     if needed > windows.DEFAULT_BITS and not limits.libvirt(MIN_LIBVIRT_MAXPHYSADDR):
         raise ClaimRefused(
             f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
-            f"needs libvirt {'.'.join(map(str, MIN_LIBVIRT_MAXPHYSADDR))} or newer on the node: "
+            f"needs libvirt {_dotted(MIN_LIBVIRT_MAXPHYSADDR)} or newer on the node: "
             "use a flavor with fewer or smaller devices."
         )
     if limits.bits is not None and needed > limits.bits:

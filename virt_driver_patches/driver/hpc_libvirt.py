@@ -28,12 +28,13 @@ from nova.virt.libvirt import event as libvirtevent
 from nova.virt.libvirt.driver import LibvirtDriver
 from oslo_log import log as logging
 
+from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.claim import has_hpc_keys
 from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import guest_topology, suspend
+from virt_driver_patches.driver import arrivals, guest_topology, suspend
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import Domains
 from virt_driver_patches.driver.node import HpcNode
@@ -362,6 +363,21 @@ class HpcLibvirtDriver(LibvirtDriver):
                 "live-migrated; use cold migration"
             )
         return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
+
+    def check_source_migrate_data_at_dest(
+        self,
+        ctxt: nova_context.RequestContext,
+        instance: objects.Instance,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """On the destination, which has claimed devices for the server's ports by now.
+
+        Nova's last check there, and the first that knows the devices.
+        """
+        if self.hpc_node.active:
+            arrivals.check(self.hpc_node, gate.manager_of(self.virtapi).rt, ctxt, instance)
+        return super().check_source_migrate_data_at_dest(ctxt, instance, *args, **kwargs)
 
     # -- the domain ---------------------------------------------------------------
 

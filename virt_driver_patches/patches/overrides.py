@@ -154,6 +154,14 @@ DRIVER: Final[tuple[Override, ...]] = (
         why="Nobody could check the destination's devices before the move.",
         ours=_DRIVER,
     ),
+    Override(
+        "nova.virt.libvirt.driver:LibvirtDriver.check_source_migrate_data_at_dest",
+        parameters=("ctxt", "instance"),
+        lines={32: (10548, 10604), 33: (10683, 10739), 34: (10867, 10923)},
+        why="The destination of a live migration has claimed devices for the ports; Nova looks "
+        "at them no more.",
+        ours=_DRIVER,
+    ),
 )
 #: Those of nova-scheduler, nova-api and of commands that read a cloud.
 SCHEDULER: Final[tuple[Override, ...]] = (
