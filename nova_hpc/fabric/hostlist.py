@@ -41,22 +41,31 @@ def compress(names: Iterable[str]) -> str:
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     found: list[tuple[str, str]] = []
-    for name in set(names):
-        match = _NUMBERED.fullmatch(name)
-        # n1 and n01 are two names: what is gathered has the same number of digits, or
-        # no leading zero.
-        if match is None or any(letter in name for letter in "[],"):
+    plain = set(names)
+    parts = {name: match for name in plain if (match := _part(name)) is not None}
+    # n1 and n01 are two names. 10 belongs to 08 and 09 where these are there, else to 8 and 9.
+    padded_widths = {
+        (match[1], len(match[2])) for match in parts.values() if match[2].startswith("0")
+    }
+    for name in plain:
+        match = parts.get(name)
+        if match is None:
             found.append((name, name))
             continue
-        digits = match[2]
-        width = len(digits) if digits.startswith("0") else 0
-        numbers.setdefault((match[1], width), []).append(int(digits))
+        width = len(match[2])
+        key = (match[1], width if (match[1], width) in padded_widths else 0)
+        numbers.setdefault(key, []).append(int(match[2]))
     for (prefix, width), group in numbers.items():
         padded = [str(number).zfill(width) for number in sorted(group)]
-        ranges = [_range(run) for run in _runs(padded, width)]
+        ranges = [_range(run) for run in _runs(padded)]
         text = f"{prefix}[{','.join(ranges)}]" if len(padded) > 1 else prefix + padded[0]
         found.append((prefix + padded[0], text))
     return ",".join(text for _, text in sorted(found))
+
+
+def _part(name: str) -> re.Match[str] | None:
+    """What stands before a name's last number, and the number."""
+    return None if any(letter in name for letter in "[],") else _NUMBERED.fullmatch(name)
 
 
 def _words(text: str) -> Iterator[str]:
@@ -108,7 +117,7 @@ def _numbers(text: str, word: str) -> list[str]:
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
 
 
-def _runs(padded: list[str], width: int) -> Iterator[list[str]]:
+def _runs(padded: list[str]) -> Iterator[list[str]]:
     run: list[str] = []
     for text in padded:
         if run and int(text) != int(run[-1]) + 1:

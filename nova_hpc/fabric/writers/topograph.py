@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map as the engine ``graph`` of topograph writes it (its docs/engines/graph.md)."""
+
+from __future__ import annotations
+
+import json
+
+from nova_hpc.fabric.model import FabricMap, Place
+
+_DOMAIN = "accelerator.topograph.run/domain"
+
+
+def graph(fabric: FabricMap) -> str:
+    """The JSON text. A host whose leaf nobody knows has no layers."""
+    return json.dumps({"instances": [_instance(place) for place in fabric.places]}, indent=1) + "\n"
+
+
+def _instance(place: Place) -> dict[str, object]:
+    layers = [] if place.leaf is None else [name for _, name in reversed(place.path)]
+    labels = {} if place.nvlink_domain is None else {_DOMAIN: place.nvlink_domain}
+    return {"id": place.host, "network_layers": layers, "labels": labels}

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import attrs
+import pytest
+from hypothesis import given
+from lxml import etree
+
+from nova_hpc.fabric.hostlist import expand
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Switch
+from nova_hpc.fabric.problems import FabricError
+from nova_hpc.fabric.readers import any as readers
+from nova_hpc.fabric.readers.any import Options
+from nova_hpc.fabric.writers import slurm, svg, text, topograph
+from tests.unit.fabric.strategies import fabrics
+
+LEAF, SPINE = FabricLevel.LEAF, FabricLevel.SPINE
+BLOCKS = FabricMap(
+    [Place(f"n{number}", nvlink_domain=f"v{number // 4}", leaf="l") for number in range(11)]
+)
+
+
+def read(content: str, **options: object) -> FabricMap:
+    reading = readers.read(content, "test", Options(**options))
+    assert reading.problems == ()
+    return reading.fabric
+
+
+def groups(fabric: FabricMap, level: FabricLevel) -> set[tuple[str, ...]]:
+    return set(fabric.domains(level).values())
+
+
+def whole(fabric: FabricMap) -> FabricMap:
+    """The hosts whose leaf and spine are known, which every form can say."""
+    places = [
+        Place(place.host, nvlink_domain=place.nvlink_domain, leaf=place.leaf, spine=place.spine)
+        for place in fabric.places
+        if place.leaf and place.spine
+    ]
+    return FabricMap(places, name=fabric.name)
+
+
+@given(fabrics())
+def test_slurm_and_topograph_say_the_same_map(fabric):
+    fabric = whole(fabric)
+    if not fabric.places:
+        return
+    for content in (slurm.tree(fabric), slurm.document(fabric, (26, 5)), topograph.graph(fabric)):
+        found = read(content)
+        assert groups(found, LEAF) == groups(fabric, LEAF)
+        assert groups(found, SPINE) == groups(fabric, SPINE)
+    again = read(topograph.graph(fabric), name=fabric.name)
+    assert again == attrs.evolve(fabric, switches=again.switches, links=again.links)
+
+
+@given(fabrics())
+def test_every_switch_of_slurm_has_hosts_or_switches_and_one_name(fabric):
+    entries = slurm.entries(fabric)
+    names = [entry.name for entry in entries]
+    assert len(names) == len(set(names))
+    seen: set[str] = set()
+    for entry in entries:
+        assert bool(entry.hosts) != bool(entry.below)
+        assert set(entry.below) <= seen
+        seen.add(entry.name)
+    hosts = [host for entry in entries for host in entry.hosts]
+    assert sorted(hosts) == [place.host for place in fabric.places if place.path]
+
+
+def sizes(release: str) -> str:
+    content = slurm.blocks(BLOCKS, slurm.parse_release(release))
+    return content.splitlines()[-1]
+
+
+def test_a_block_is_never_smaller_than_the_base_where_slurm_dies_of_it():
+    assert [len(hosts) for hosts in BLOCKS.domains(FabricLevel.NVLINK_DOMAIN).values()] == [4, 4, 3]
+    assert sizes("24.11.5") == "BlockSizes=3,6"
+    assert sizes("25.11") == "BlockSizes=3,6"
+    assert sizes("26.05.5") == "BlockSizes=4,8"
+
+
+def test_what_a_release_cannot_load_is_refused():
+    with pytest.raises(FabricError, match=r"22\.05 has no blocks"):
+        slurm.blocks(BLOCKS, (22, 5))
+    with pytest.raises(FabricError, match=r"24\.11 does not read topology\.yaml"):
+        slurm.document(BLOCKS, (24, 11))
+    with pytest.raises(FabricError, match="no domain of level spine"):
+        slurm.blocks(BLOCKS, (24, 11), SPINE)
+    with pytest.raises(FabricError, match="no node of Slurm can have this name"):
+        slurm.tree(FabricMap([Place("a b", leaf="l")]))
+    with pytest.raises(ValueError, match="no release of Slurm"):
+        slurm.parse_release("24")
+
+
+def test_names_that_slurm_would_expand_are_written_otherwise():
+    fabric = FabricMap(
+        [Place("a", leaf="l[1]", spine="l_1_"), Place("b", leaf="l,1", spine="l_1_")]
+    )
+    names = [entry.name for entry in slurm.entries(fabric)]
+    assert all(expand(name) == [name] for name in names)
+    assert len(set(names)) == 3
+
+
+@given(fabrics())
+def test_a_picture_has_every_host_and_domain(fabric):
+    picture = etree.fromstring(svg.draw(fabric, {"n00": 2}).encode())
+    titles = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}title")]
+    for host in fabric.hosts():
+        assert sum(title.split(",")[0] == host for title in titles) == 1
+    for name in fabric.domains(LEAF):
+        assert f"leaf {name}" in titles
+
+
+def test_a_picture_shows_dead_cables():
+    fabric = FabricMap(
+        [Place("a", leaf="l1", spine="s1"), Place("b<&>", leaf="l2", spine="s1")],
+        switches=[
+            Switch("l1", LEAF, "l1"),
+            Switch("l2", LEAF, "l2"),
+            Switch("s1", SPINE, "s1"),
+        ],
+        links=[Link("l1", "s1", 2), Link("l2", "s1", 0, 2)],
+    )
+    picture = etree.fromstring(svg.draw(fabric).encode())
+    cables = picture.findall("{http://www.w3.org/2000/svg}line")
+    assert len(cables) == 2
+    assert sum(each.get("stroke-dasharray") is not None for each in cables) == 1
+
+
+def test_a_map_is_a_tree_for_people():
+    fabric = FabricMap(
+        [
+            Place("n1", leaf="l1", spine="s1", nvlink_domain="v1"),
+            Place("n2", leaf="l2", spine="s1"),
+            Place("n3"),
+        ],
+        links=[Link("l1", "s1", 1, 1, "1xNDR"), Link("l2", "s1", 2, 0, "4xNDR")],
+    )
+    assert list(text.lines(fabric)) == [
+        "fabric fabric: 3 hosts, 1 NVLink domain, 2 leaves, 1 spine, 3 cables between them, "
+        "1 missing",
+        "spine s1: 2 hosts",
+        "├─ leaf l1: 1 host: n1",
+        "└─ leaf l2: 1 host: n2",
+        "NVLink domain v1: 1 host: n1",
+        "in no known domain: 1 host: n3",
+        "cables missing: l1 - s1: 1 of 2",
+        "slow cable: l1 - s1: 1xNDR",
+    ]
