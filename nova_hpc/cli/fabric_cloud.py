@@ -13,6 +13,10 @@ from nova_hpc.fabric.problems import FabricError
 from nova_hpc.fabric.sync import CloudAggregate, Step
 
 _PAGE: Final = 500
+#: Of the API; aggregates, services and servers have all that is needed in the first.
+_FIRST: Final = "2.1"
+#: Before 2.15 Nova refuses to list server groups as soon as one has a soft policy.
+_GROUPS: Final = "2.15"
 
 
 class CloudError(FabricError):
@@ -129,7 +133,11 @@ class Cloud:
         offset = 0
         while True:
             page = self._get(
-                "/os-server-groups", all_projects="True", limit=str(_PAGE), offset=str(offset)
+                "/os-server-groups",
+                _GROUPS,
+                all_projects="True",
+                limit=str(_PAGE),
+                offset=str(offset),
             )["server_groups"]
             yield from page
             if len(page) < _PAGE:
@@ -146,18 +154,22 @@ class Cloud:
                 return
             marker = {"marker": page[-1]["id"]}
 
-    def _get(self, path: str, **query: str) -> Any:
-        return self._call("get", path, params=query)
+    def _get(self, path: str, microversion: str = _FIRST, **query: str) -> Any:
+        return self._call("get", path, params=query, microversion=microversion)
 
     def _call(
-        self, method: str, path: str, body: object = None, params: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: Mapping[str, str] | None = None,
+        microversion: str = _FIRST,
     ) -> Any:
         options: dict[str, Any] = {"params": params or {}}
         if body is not None:
             options["json"] = body
         try:
-            # Everything here is in Nova since 2.1; no later version changes it.
-            answer = getattr(self._compute, method)(path, microversion="2.1", **options)
+            answer = getattr(self._compute, method)(path, microversion=microversion, **options)
         except Exception as error:  # keystoneauth, openstacksdk and requests have their own
             raise CloudError(f"{method.upper()} {path}: {_one_line(error)}") from error
         if answer.status_code >= 400:

@@ -60,7 +60,7 @@ def compare(old: FabricMap, new: FabricMap, cables: bool = True) -> tuple[Differ
 def spreads(
     clusters: Mapping[str, Iterable[str]], old: FabricMap, new: FabricMap
 ) -> tuple[Spread, ...]:
-    """The clusters that span more or fewer domains by *new* than by *old*, by name.
+    """The clusters that span more or fewer domains by *new* than by *old*, by name and level.
 
     :param clusters: name -> the hosts of its members.
     """
@@ -73,7 +73,6 @@ def spreads(
             before, now = _count(hosts, old, level), _count(hosts, new, level)
             if before != now:
                 found.append(Spread(cluster, level, before, now))
-                break  # the tightest level that changed says it
     return tuple(found)
 
 

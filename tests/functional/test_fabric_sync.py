@@ -71,12 +71,6 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     def run_command(self, *words: str, given: FabricMap | None = None) -> tuple[int, str, str]:
         """Run ``nova-hpc fabric``; its status, output and errors."""
-        app = NovaHpc()
-        for name, command in {
-            "diff": fabric.Diff,
-            "sync": fabric_sync.Sync,
-        }.items():
-            app.command_manager.add_command(f"fabric {name}", command)
         out, err = io.StringIO(), io.StringIO()
         paths = []
         if given is not None:
@@ -90,6 +84,9 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):
+            app = NovaHpc()
+            for name, command in {"diff": fabric.Diff, "sync": fabric_sync.Sync}.items():
+                app.command_manager.add_command(f"fabric {name}", command)
             status = app.run(["fabric", *words, *paths])
         return status, out.getvalue(), err.getvalue()
 
@@ -131,8 +128,8 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         status, out, err = self.run_command("sync", "--yes", given=OLD)
         self.assertEqual((0, "Nova's aggregates say what the map says\n"), (status, out[-40:]), err)
         # A map that has changed.
-        status, out, _ = self.run_command("diff", "--format", "json", given=NEW)
-        self.assertEqual(1, status)
+        status, out, err = self.run_command("diff", "--format", "json", given=NEW)
+        self.assertEqual(1, status, err)
         moved = {
             (row["Name"], row["Old"], row["New"])
             for row in json.loads(out)
@@ -218,7 +215,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         group = self.api.post_server_groups({"name": "train", "policy": "soft-affinity"})
         servers = [self._member(group["id"], host) for host in ("n1", "n2")]
         status, _, err = self.run_command("diff", given=NEW)
-        self.assertEqual(1, status)
+        self.assertEqual(1, status, err)
         self.assertIn("cluster train now spans 2 leaves (before: 1)", err)
         status, _, err = self.run_command("sync", "--yes", given=NEW)
         self.assertEqual(0, status, err)
@@ -247,7 +244,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
             self._create_flavor(vcpu=1, memory_mb=64, disk=0, extra_spec=specs)
             for specs in (
                 {},
-                {"hpc:fabric": "leaf"},
+                {"hpc:affinity": "numa"},
                 {"colour": "red"},
                 {"aggregate_instance_extra_specs:colour": "red"},
             )
