@@ -22,8 +22,10 @@ set for each partition of the NVSwitches that the fabric manager offers, or for
 each group of GPUs with direct links to one another.
 
 Without the option, a node whose inventory has functions of the role
-``nvswitch`` has one set, of all its GPUs of the same vendor; other nodes have
-none. Giving the option replaces that set.
+``nvswitch`` has one set, of the GPUs of the same vendor and of one product, and a node
+whose GPUs say that they are linked by xGMI (while ``amdgpu`` has them) one for each hive;
+other nodes have none: of NVLink bridges between cards nothing tells. Giving the option
+replaces those sets.
 
 ``nova-hpc configure`` reads it and writes the tag ``hpc_nvlink`` of the
 entries of ``[pci]device_spec``; services read the tags only.

@@ -21,6 +21,8 @@ GIB: Final = 1 << 30
 
 #: What QEMU and the firmware give without being asked.
 DEFAULT_WINDOW: Final = 32 * GIB
+#: What QEMU gives to the machine type ``virt`` of Arm (VIRT_HIGH_PCIE_MMIO in hw/arm/virt.c).
+ARM_WINDOW: Final = 512 * GIB
 #: Width of physical addresses of QEMU's own CPU models.
 DEFAULT_BITS: Final = 40
 #: The widest that x86 has.

@@ -26,7 +26,7 @@ from nova_hpc.topology import classes
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
-from virt_driver_patches.domain import fwcfg, pcie_tree
+from virt_driver_patches.domain import address_space, fwcfg, pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import before_start
 from virt_driver_patches.driver.reading import Reading, Source
@@ -109,14 +109,15 @@ def check(
     """
     if found is None or not claim.addresses:
         return
-    if pcie_tree.makes_room(found):
+    machine = libvirt_utils.get_machine_type(instance.image_meta)
+    if not address_space.is_x86(machine):
+        _check_window(machine, _devices(reading.node, claim.addresses))
+    elif pcie_tree.makes_room(found):
         _check_room(instance, _devices(reading.node, claim.addresses), limits)
     if found.mode is Mode.FLAT:
         return
     try:
-        pcie_tree.check_machine(
-            libvirt_utils.get_machine_type(instance.image_meta), found.mode.value
-        )
+        pcie_tree.check_machine(machine, found.mode.value)
     except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
     plan = _plan(instance, claim, reading.node, found, claim.addresses)
@@ -130,6 +131,17 @@ def check(
 
 def _dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
+
+
+def _check_window(machine: str | None, devices: Iterable[Device]) -> None:
+    """Refuse devices for whose memory a guest of another architecture has no room."""
+    needed = windows.pack(each.span for each in devices)
+    if needed.size > windows.ARM_WINDOW:
+        raise ClaimRefused(
+            f"The memory of the server's devices takes {needed.size >> 30} GiB of address space, "
+            f"and a guest of the machine type {machine} has {windows.ARM_WINDOW >> 30} GiB: use a "
+            "flavor with fewer or smaller devices."
+        )
 
 
 def _check_room(instance: objects.Instance, devices: Iterable[Device], limits: Limits) -> None:

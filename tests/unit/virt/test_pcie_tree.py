@@ -200,7 +200,16 @@ def test_direct_ports_are_seated_too(valid):
     valid(text)
 
 
-@pytest.mark.parametrize("machine", ["pc", "pc-i440fx-9.2", "virt", "microvm", "xq35"])
+@pytest.mark.parametrize("machine", ["virt", "virt-9.2"])
+def test_guests_of_arm_are_refused_with_a_cure_that_they_have(machine):
+    with pytest.raises(
+        pcie_tree.MachineError, match=r"of Arm; use a flavor with .*=flat"
+    ) as caught:
+        pcie_tree.check_machine(machine, "mirror")
+    assert "q35" not in str(caught.value)
+
+
+@pytest.mark.parametrize("machine", ["pc", "pc-i440fx-9.2", "microvm", "xq35"])
 def test_other_machine_types_are_refused(machine):
     devices = [device("0000:12:00.0")]
     with pytest.raises(pcie_tree.MachineError, match="hw_machine_type=q35"):

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peer-to-peer as the operator wishes it: by nova-compute, and by its privileged helper."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nova_hpc.topology import confspace
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+from tests.functional.driver_fixtures import FakeSysfs
+from tests.nodes.catalogue import DIRECT, XEON, adapter, gpu, numa_nodes, port, switch
+from tests.nodes.describe import Machine, Processor, Root
+from tests.nodes.write import write
+from tests.unit.topology.builder import config
+
+REDIRECT, TRANSLATED = 0x1D, 0x5D
+
+
+def control(path: Path) -> int:
+    """The ACS control register in a configuration space."""
+    data = path.read_bytes()
+    at = confspace.acs_control_at(data)
+    assert at is not None
+    return struct.unpack_from("<H", data, at)[0]
+
+
+class PeerTest(DriverTest):
+    """A GPU and an adapter below a switch whose ports redirect."""
+
+    SHAPE = fixtures.Shape((fixtures.Switch(gpus=1, pfs=1, vfs=2),))
+
+    def registers(self, tree: FakeSysfs) -> None:
+        """Give the bridges configuration spaces."""
+        for bridge in tree.devices.glob("*:1e.0"):
+            self._space(bridge, 4)
+        for below in tree.devices.glob("0000:40:0*"):
+            down = below.resolve().parent
+            self._space(down, 6)
+            self._space(down.parent, 5, None)
+
+    @staticmethod
+    def _space(bridge: Path, kind: int, acs: tuple[int, int] | None = (0x5F, REDIRECT)) -> None:
+        space = config(0x1000, 0xC010, 0x060400, header=1, port=kind, acs=acs)
+        (bridge / "config").write_bytes(space)
+
+    def ports(self) -> dict[str, int]:
+        """Address -> register of the ports right above devices."""
+        above = {each.resolve().parent for each in self.sysfs["alpha"].devices.glob("0000:40:0*")}
+        return {each.name: control(each / "config") for each in above}
+
+    def start(self, wish: str) -> None:
+        self.flags(peer_to_peer=wish, group="hpc")
+        self.host("alpha", self.SHAPE, before=self.registers)
+
+    def test_kept_by_default(self) -> None:
+        self.host("alpha", self.SHAPE, before=self.registers)
+        self.assertEqual({REDIRECT}, set(self.ports().values()))
+        driver = self.computes["alpha"].driver
+        self.assertIsNone(driver.hpc_node.tenancy.step("peer-to-peer"))
+
+    def test_set_when_the_service_starts_and_again(self) -> None:
+        self.start("translated")
+        before = self.ports()
+        self.assertEqual({TRANSLATED}, set(before.values()))
+        self.assertTrue(self.log_lines("is set as .hpc.peer_to_peer wishes"))
+        # What cannot be made so is named: these devices' registers cannot be read.
+        self.assertTrue(self.log_lines("whether it has ATS cannot be read"))
+        self.registers(self.sysfs["alpha"])  # as after a reset of the switch
+        self.assertEqual({REDIRECT}, set(self.ports().values()))
+        self.update("alpha")
+        self.assertEqual(before, self.ports())
+        # Nothing is withheld for it, and servers start.
+        self.assertEqual({}, dict(self.stats_of("alpha").withheld))
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:1"})
+        self.assertEqual("alpha", self.host_of(self.boot(flavor)))
+
+    def test_what_would_join_groups_is_refused(self) -> None:
+        self.start("direct")
+        self.assertEqual({REDIRECT}, set(self.ports().values()))
+        self.assertTrue(self.log_lines("could reach each other past the IOMMU"))
+
+
+SCRIPT = """\
+import os, sys
+from pathlib import Path
+from oslo_config import cfg
+from oslo_privsep import priv_context
+from nova_hpc.topology.peer_wish import Wish
+from virt_driver_patches import privileged
+from virt_driver_patches.driver import peer_privileged
+
+cfg.CONF([], project="nova")
+privileged.default.start(priv_context.Method.FORK)
+for wish in (Wish.DIRECT, Wish.TRANSLATED, Wish.TRANSLATED):
+    found = peer_privileged.apply(Path(sys.argv[1]), wish)
+    print(len(found.made), len(found.failed), len(found.lacks))
+try:
+    peer_privileged._apply(sys.argv[1], "everything")
+except ValueError as error:
+    print(error)
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the daemon by itself")
+def test_the_privileged_helper_takes_a_word_and_no_more(tmp_path: Path) -> None:
+    leaf = switch(
+        0x17,
+        adapter(0, 0x18, vfs=2),
+        gpu("10de:2330", "10de:16c1", 0x19),
+        acs=(DIRECT[0], REDIRECT),
+    )
+    roots = (Root(0, 0x15, 0, (port("01.0", 0x16, leaf),)),)
+    cells = numa_nodes(1, 1, 2, 4, {2048: 0})
+    root = write(Machine("small", cells, roots, Processor(XEON, sibling=2)), tmp_path / "node")
+    argv = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(root)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "0 0 2",
+        "2 0 0",
+        "0 0 0",
+        "'everything' is not a valid Wish",
+    ]
+    spaces = list((root / "sys/bus/pci/devices").glob("0000:17:*/config"))
+    assert sorted(control(each) for each in spaces) == [TRANSLATED, TRANSLATED]
