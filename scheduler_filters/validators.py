@@ -91,4 +91,29 @@ def register() -> list[base.ExtraSpecValidator]:
                 "enum": list(flavor.WORDS[flavor.GUEST_TOPOLOGY]),
             },
         ),
+        HpcExtraSpecValidator(
+            name=flavor.FABRIC,
+            description=(
+                "How near the members of a server group are on the fabric: in one NVLink "
+                "domain, leaf, block or spine. For a server without a group it says nothing."
+            ),
+            value={
+                "type": str,
+                "description": "The level of the fabric.",
+                "enum": list(flavor.WORDS[flavor.FABRIC]),
+            },
+        ),
+        HpcExtraSpecValidator(
+            name=flavor.FABRIC_POLICY,
+            description=(
+                "What to do where no domain of the level of ``hpc:fabric`` has room: "
+                "``required`` (the default) refuses the server, ``preferred`` takes the "
+                "next wider domain."
+            ),
+            value={
+                "type": str,
+                "description": "The policy.",
+                "enum": list(flavor.WORDS[flavor.FABRIC_POLICY]),
+            },
+        ),
     ]

@@ -219,10 +219,10 @@ def nova(paths: Paths, settings: Settings) -> Sections:
         "filter_scheduler": {
             "available_filters": [
                 "nova.scheduler.filters.all_filters",
-                plugin.FILTER_CLASS,
+                *plugin.FILTER_CLASSES,
             ],
             "enabled_filters": ",".join(plugin.filters(plugin.NOVA_FILTERS)),
-            "weight_classes": f"nova.scheduler.weights.all_weighers,{plugin.WEIGHER_CLASS}",
+            "weight_classes": ",".join((plugin.ALL_WEIGHERS, *plugin.WEIGHER_CLASSES)),
             "pci_in_placement": True,
         },
         "workarounds": {"disable_fallback_pcpu_query": True},

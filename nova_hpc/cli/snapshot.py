@@ -17,6 +17,7 @@ from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc.cluster.group_domain_fleet import GroupLine, Reaped
 
 READERS: Final = "nova_hpc.readers"
 
@@ -28,6 +29,9 @@ Reader = Callable[[Sequence[str], str | None], Snapshot]
 AskedReader = Callable[[Sequence[str], str | None, str | None], Asked]
 #: The same without an image, and what nodes say about their devices out.
 HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
+#: The same, and what Placement holds of server groups, or what was taken away of it.
+FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
+FabricReaper = Callable[[Sequence[str]], Reaped]
 
 
 def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> None:
@@ -72,6 +76,22 @@ def read_asked(config: Sequence[str], name: str | None, request: str | None = No
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
     return cast(AskedReader, _reader("nova_asked"))(config, name, request)
+
+
+def read_fabric_groups(config: Sequence[str]) -> Sequence[GroupLine]:
+    """What Placement holds of every server group.
+
+    :raises SnapshotError: it cannot be had; the text names the cure.
+    """
+    return cast(FabricGroupsReader, _reader("nova_fabric_groups"))(config)
+
+
+def reap_fabric(config: Sequence[str]) -> Reaped:
+    """Take away what Placement holds of server groups that have nobody any more.
+
+    :raises SnapshotError: it cannot be done; the text names the cure.
+    """
+    return cast(FabricReaper, _reader("nova_fabric_reap"))(config)
 
 
 def _reader(name: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ before, so that they are never allocation candidates and need no service of thei
 
 =========  ==========================  =====================================================
 domain     ``hpc-fabric:LEVEL:...``    a leaf, say; a root, with a UUID derived from its name
-room       ``hpc-room:N/K:GROUP:...``  keeps N places for the group's members, K to a host
+room       ``hpc-room:N/K/SIZE:...``   keeps N places for a group's members, K to a host
 record     ``hpc-group:GROUP``         the group's domain; the name is unique, so one INSERT of
                                        Placement's decides between any number of schedulers
 ticket     ``hpc-member:SERVER``       one a member, taken before its claim; its UUID is the
@@ -43,7 +43,8 @@ TICKET_PREFIX: Final = "hpc-member:"
 ANYWHERE: Final = "anywhere"
 
 _ROOM: Final = re.compile(
-    re.escape(ROOM_PREFIX) + r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8}):([^:]{1,64}):[0-9a-f]{8}"
+    re.escape(ROOM_PREFIX)
+    + r"([1-9][0-9]{0,8})/([1-9][0-9]{0,8})/([0-9a-f]{0,16}):([^:]{1,64}):[0-9a-f]{8}"
 )
 _DOMAIN: Final = re.compile(re.escape(DOMAIN_PREFIX) + r"([a-z_]+):(.*):[0-9a-f]{8}")
 #: Longest name of a provider (placement/schemas/resource_provider.py).
@@ -119,6 +120,20 @@ class Record:
 
 
 @attrs.frozen
+class Size:
+    """How large servers are, as far as rooms have to know."""
+
+    #: Hexadecimal, equal for servers of the same size.
+    key: str = ""
+    #: How many of them an empty host takes.
+    per_host: int = 1
+
+
+#: Of servers of which nothing is known.
+ANY_SIZE: Final = Size()
+
+
+@attrs.frozen
 class Room:
     """Places of a domain that are kept for a group."""
 
@@ -126,8 +141,7 @@ class Room:
     group: str
     #: How many members the group has announced.
     members: int
-    #: How many of them an empty host takes.
-    per_host: int = 1
+    size: Size = ANY_SIZE
     #: None: its scheduler is about to write it, or has died.
     record: Record | None = None
 
@@ -145,15 +159,15 @@ class Room:
         here = sum(1 for ticket in tickets if ticket in placed)
         return max(self.members, len(tickets)) - here
 
-    def cost(self, per_host: int, placed: Collection[str] = ()) -> int:
-        """What outstanding() takes from servers of which an empty host takes *per_host*.
+    def cost(self, size: Size, placed: Collection[str] = ()) -> int:
+        """What outstanding() takes from servers of *size*.
 
         Servers of another size are counted by the hosts that they fill.
         """
         left = self.outstanding(placed)
-        if self.per_host == per_host:
+        if self.size.key == size.key:
             return left
-        return -(-left // self.per_host) * per_host
+        return -(-left // self.size.per_host) * size.per_host
 
 
 @attrs.frozen
@@ -191,7 +205,8 @@ class Tree:
                     ]
                     used.update((child.uuid, *tickets))
                     record = Record(child.uuid, child.name[len(RECORD_PREFIX) :], tuple(tickets))
-            rooms.append(Room(below.uuid, found[3], int(found[1]), int(found[2]), record))
+            size = Size(found[3], int(found[2]))
+            rooms.append(Room(below.uuid, found[4], int(found[1]), size, record))
         return cls(
             domain=domain,
             name=known[domain].name if domain in known else "",
@@ -214,18 +229,18 @@ class Tree:
     def promised(
         self,
         group: str,
-        per_host: int = 1,
+        size: Size,
         placed: Collection[str] = (),
         settled: bool = False,
     ) -> int:
         """Places that are kept for other groups than *group*.
 
-        :param per_host: how many of the servers that are counted an empty host takes.
+        :param size: that of the servers whose places are counted.
         :param placed: servers that have their place already.
         :param settled: without rooms that no member has used: they may go again.
         """
         return sum(
-            room.cost(per_host, placed)
+            room.cost(size, placed)
             for room in self.rooms
             if room.group != group and (room.settled or not settled)
         )
@@ -255,17 +270,17 @@ def judge(tree: Tree, room: str, free: int, placed: Collection[str] = ()) -> Ver
     mine = next((each for each in tree.rooms if each.uuid == room), None)
     if mine is None:
         return Verdict.GONE
-    if mine.members + tree.promised(mine.group, mine.per_host, placed) <= free:
+    if mine.members + tree.promised(mine.group, mine.size, placed) <= free:
         return Verdict.STAY
-    if mine.members + tree.promised(mine.group, mine.per_host, placed, settled=True) > free:
+    if mine.members + tree.promised(mine.group, mine.size, placed, settled=True) > free:
         return Verdict.FULL
     rivals = [each.uuid for each in tree.rooms if not each.settled and each.group != mine.group]
     return Verdict.WAIT if room < min(rivals) else Verdict.YIELD
 
 
-def room_name(group: str, members: int, per_host: int = 1) -> str:
+def room_name(group: str, members: int, size: Size = ANY_SIZE) -> str:
     """A name for a new room; never the same twice."""
-    return f"{ROOM_PREFIX}{members}/{per_host}:{group}:{uuid.uuid4().hex[:8]}"
+    return f"{ROOM_PREFIX}{members}/{size.per_host}/{size.key}:{group}:{uuid.uuid4().hex[:8]}"
 
 
 def domain_of(provider_name: str) -> Domain | None:

@@ -17,10 +17,12 @@ from typing import Final
 import attrs
 
 from nova_hpc.cluster.group_domain import (
+    ANY_SIZE,
     RECORD_PREFIX,
     TICKET_PREFIX,
     Domain,
     Provider,
+    Size,
     Tree,
     Verdict,
     judge,
@@ -70,8 +72,8 @@ class Offer:
     ladder: tuple[Mapping[Domain, int], ...]
     #: UUID of a domain of any level -> how many hosts in it can take this one server.
     hosts: Mapping[str, int]
-    #: How many such servers an empty host takes.
-    per_host: int = 1
+    #: Of the servers that are counted.
+    size: Size = ANY_SIZE
     #: UUIDs of the hosts that have room -> servers that were counted as being on them.
     seen: Mapping[str, Collection[str]] = attrs.field(factory=dict)
 
@@ -165,6 +167,21 @@ class Groups:
             self.records.pause(min(number, 3))
         raise NoAnswerError(f"what server group {ask.group} has in Placement does not settle")
 
+    def look(self, ask: Ask, offer: Offer) -> tuple[Domain, int] | Refused:
+        """The domain for members of one request that have no group, and its step.
+
+        It respects what is kept for groups, and keeps nothing.
+        """
+        nearest: Miss | None = None
+        for step, free in enumerate(offer.ladder):
+            for domain in order(free, ask.members, ask.server):
+                found = self._room_for(ask, offer, domain, free[domain])
+                if isinstance(found, Tree):
+                    return domain, step
+                if isinstance(found, Miss) and (nearest is None or found.left > nearest.left):
+                    nearest = found
+        return Refused(nearest=nearest or _emptiest(offer))
+
     def leave(self, server: str) -> None:
         """Give back a ticket that was taken now, for a member that finds no host.
 
@@ -231,10 +248,7 @@ class Groups:
                     break
                 # What nobody has used by then is taken away.
                 self.records.pause(number + 2)
-        if nearest is None and offer.ladder and offer.ladder[0]:
-            best = max(offer.ladder[0].items(), key=lambda item: (item[1], item[0]))
-            nearest = Miss(best[0], best[1], 0)
-        return Refused(nearest=nearest)
+        return Refused(nearest=nearest or _emptiest(offer))
 
     def _try(
         self, ask: Ask, offer: Offer, domain: Domain, free: int
@@ -244,23 +258,13 @@ class Groups:
         :returns: the record; why there is no room; YIELD: others are about to take it; None:
             the group has a record.
         """
-        tree = self.records.tree(domain.uuid)
-        if tree.rooms:
-            swept = sweep(self.records, self.servers, tree, self._suspects)
-            if swept.tickets or swept.records or swept.rooms:
-                tree = self.records.tree(domain.uuid)
-            placed = self._placed(tree, ask, offer, free)
-            promised = tree.promised(ask.group, offer.per_host, placed, settled=True)
-            if ask.members + promised > free:
-                return Miss(domain, free, promised)
-            if ask.members + tree.promised(ask.group, offer.per_host, placed) > free:
-                return Verdict.YIELD
+        tree = self._room_for(ask, offer, domain, free)
+        if not isinstance(tree, Tree):
+            return tree
         if not tree.name:
             self.records.make_domain(domain)
         room = str(uuid.uuid4())
-        made = self.records.make(
-            room_name(ask.group, ask.members, offer.per_host), room, domain.uuid
-        )
+        made = self.records.make(room_name(ask.group, ask.members, offer.size), room, domain.uuid)
         if made is not Made.MADE:
             # The domain's provider has just been reaped.
             return Verdict.YIELD
@@ -278,6 +282,24 @@ class Groups:
         self.records.remove(room)
         return verdict
 
+    def _room_for(self, ask: Ask, offer: Offer, domain: Domain, free: int) -> Tree | Miss | Verdict:
+        """The domain, where it has room for all members; dead tickets are swept before.
+
+        :returns: it; or why it has none; YIELD: rooms that may go again are in the way.
+        """
+        tree = self.records.tree(domain.uuid)
+        if tree.rooms:
+            swept = sweep(self.records, self.servers, tree, self._suspects)
+            if swept.tickets or swept.records or swept.rooms:
+                tree = self.records.tree(domain.uuid)
+            placed = self._placed(tree, ask, offer, free)
+            promised = tree.promised(ask.group, offer.size, placed, settled=True)
+            if ask.members + promised > free:
+                return Miss(domain, free, promised)
+            if ask.members + tree.promised(ask.group, offer.size, placed) > free:
+                return Verdict.YIELD
+        return tree
+
     def _stand(
         self, ask: Ask, offer: Offer, domain: Domain, free: int, room: str
     ) -> Verdict | Miss:
@@ -288,7 +310,7 @@ class Groups:
             verdict = judge(tree, room, free, placed)
             if verdict is Verdict.FULL:
                 return Miss(
-                    domain, free, tree.promised(ask.group, offer.per_host, placed, settled=True)
+                    domain, free, tree.promised(ask.group, offer.size, placed, settled=True)
                 )
             if verdict is not Verdict.WAIT:
                 return verdict
@@ -307,7 +329,7 @@ class Groups:
         left. Asked only as far as it decides something.
         """
         placed: set[str] = set()
-        if ask.members + tree.promised(ask.group, offer.per_host) <= free:
+        if ask.members + tree.promised(ask.group, offer.size) <= free:
             return frozenset()
         for room in tree.rooms:
             if room.record is None or room.group == ask.group:
@@ -318,6 +340,14 @@ class Groups:
                 hosts = self._places[ticket]
                 if hosts and all(ticket in offer.seen.get(host, (ticket,)) for host in hosts):
                     placed.add(ticket)
-            if ask.members + tree.promised(ask.group, offer.per_host, placed) <= free:
+            if ask.members + tree.promised(ask.group, offer.size, placed) <= free:
                 break
         return frozenset(placed)
+
+
+def _emptiest(offer: Offer) -> Miss | None:
+    """The domain of the wanted level that most servers fit into; None: there is none."""
+    if not offer.ladder or not offer.ladder[0]:
+        return None
+    domain, free = max(offer.ladder[0].items(), key=lambda item: (item[1], item[0]))
+    return Miss(domain, free, 0)

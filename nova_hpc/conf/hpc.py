@@ -7,7 +7,18 @@ from typing import Final
 
 from oslo_config import cfg
 
-from nova_hpc.conf import adapters, health, node, nvlink, peer, ports, roles, scheduler, servers
+from nova_hpc.conf import (
+    adapters,
+    fabric,
+    health,
+    node,
+    nvlink,
+    peer,
+    ports,
+    roles,
+    scheduler,
+    servers,
+)
 
 GROUP: Final = cfg.OptGroup(
     "hpc",
@@ -22,7 +33,10 @@ effect.
 
 OPTS: Final[list[cfg.Opt]] = [
     option
-    for concern in (roles, ports, scheduler, node, health, servers, nvlink, adapters, peer)
+    for concern in (
+        *(roles, ports, scheduler, fabric, node, health),
+        *(servers, nvlink, adapters, peer),
+    )
     for option in concern.OPTS
 ]
 

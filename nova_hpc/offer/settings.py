@@ -36,8 +36,14 @@ PARTS: Final = (COMMON, CONTROLLER, COMPUTE, PLACEMENT)
 
 FILTER: Final = "HpcTopologyFilter"
 FILTER_CLASS: Final = f"scheduler_filters.hpc_topology_filter.{FILTER}"
+FABRIC_FILTER: Final = "HpcFabricFilter"
+FILTER_CLASSES: Final = (FILTER_CLASS, f"scheduler_filters.hpc_fabric_filter.{FABRIC_FILTER}")
 ALL_WEIGHERS: Final = "nova.scheduler.weights.all_weighers"
 WEIGHER_CLASS: Final = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+WEIGHER_CLASSES: Final = (
+    WEIGHER_CLASS,
+    "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher",
+)
 DRIVER: Final = "hpc.HpcLibvirtDriver"
 
 #: Nova's default of ``[filter_scheduler]enabled_filters``, the same on 32-34.
@@ -130,11 +136,14 @@ def render(
 
 
 def filters(enabled: Sequence[str]) -> list[str]:
-    """Nova's (or the deployment's) filters with the project's in their place."""
-    names = [name for name in dict.fromkeys(enabled) if name != FILTER]
+    """Nova's (or the deployment's) filters with the project's in their place.
+
+    FABRIC_FILTER is the last: it counts the hosts that all others leave.
+    """
+    names = [name for name in dict.fromkeys(enabled) if name not in (FILTER, FABRIC_FILTER)]
     names += [name for name in AFTER if name not in names]
     place = min(names.index(name) for name in AFTER)
-    return [*names[:place], FILTER, *names[place:]]
+    return [*names[:place], FILTER, *names[place:], FABRIC_FILTER]
 
 
 # --- the files ----------------------------------------------------------------
@@ -186,15 +195,16 @@ class _Files:
             if self.options.filters is not None
             else before.filters or NOVA_FILTERS
         )
-        weighers = [*(before.weighers or (ALL_WEIGHERS,)), WEIGHER_CLASS]
+        weighers = [*(before.weighers or (ALL_WEIGHERS,)), *WEIGHER_CLASSES]
         self.losses[CONTROLLER] += configured.dropped("enabled_filters", before.filters, enabled)
         return [
             "# For nova-api, nova-scheduler and nova-conductor.",
             "[filter_scheduler]",
             "available_filters = nova.scheduler.filters.all_filters",
-            f"available_filters = {FILTER_CLASS}",
+            *(f"available_filters = {each}" for each in FILTER_CLASSES),
             f"# {FILTER} puts the exact devices into the request before",
-            f"# {' and '.join(AFTER)} look at them.",
+            f"# {' and '.join(AFTER)} look at them. {FABRIC_FILTER} counts",
+            "# what all others leave.",
             f"enabled_filters = {','.join(enabled)}",
             f"weight_classes = {','.join(dict.fromkeys(weighers))}",
             "# Schedulers that work at the same moment do not all choose the same host.",

@@ -26,6 +26,9 @@ AFFINITY_POLICY: Final = "hpc:affinity_policy"
 GROUP: Final = grouping.GROUP
 NVLINK: Final = "hpc:nvlink"
 GUEST_TOPOLOGY: Final = "hpc:guest_topology"
+#: How near the members of a server group are; these two are about no device.
+FABRIC: Final = "hpc:fabric"
+FABRIC_POLICY: Final = "hpc:fabric_policy"
 
 #: Nova's own key, and the policy that Nova follows where nobody sets it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
@@ -37,18 +40,56 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     AFFINITY_POLICY: tuple(policy.value for policy in Policy),
     NVLINK: tuple(need.value for need in Nvlink),
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
+    FABRIC: ("nvlink_domain", "leaf", "block", "spine"),
+    FABRIC_POLICY: tuple(policy.value for policy in Policy),
 }
 
 #: Cells of one size are interchangeable; every further size multiplies the
 #: mappings that have to be compared.
 MAX_SIZES: Final = 8
 
-KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY)
+FABRIC_KEYS: Final = (FABRIC, FABRIC_POLICY)
+KEYS: Final = (AFFINITY, AFFINITY_POLICY, GROUP, NVLINK, GUEST_TOPOLOGY, *FABRIC_KEYS)
+
+
+@attrs.frozen
+class Fabric:
+    """What a flavor says of the members of a server group."""
+
+    #: A word of WORDS[FABRIC].
+    level: str
+    policy: Policy = Policy.REQUIRED
 
 
 def has_hpc_keys(extra_specs: Mapping[str, str]) -> bool:
-    """Whether the flavor is this project's business at all."""
-    return any(key.startswith(PREFIX) for key in extra_specs)
+    """Whether the flavor says how devices sit together.
+
+    ``hpc:fabric`` does not: a server without devices can have it.
+    """
+    return any(key.startswith(PREFIX) and key not in FABRIC_KEYS for key in extra_specs)
+
+
+def has_fabric_keys(extra_specs: Mapping[str, str]) -> bool:
+    """Whether the flavor says how near the members of a server group are."""
+    return any(key in extra_specs for key in FABRIC_KEYS)
+
+
+def read_fabric(extra_specs: Mapping[str, str]) -> Fabric | None:
+    """What the flavor says of the members of a server group; None: nothing.
+
+    :raises FlavorError: for the user: the key, its value, and the cure.
+    """
+    for key in FABRIC_KEYS:
+        if key in extra_specs:
+            check_value(key, extra_specs[key])
+    if FABRIC in extra_specs:
+        policy = Policy(extra_specs.get(FABRIC_POLICY, Policy.REQUIRED.value))
+        return Fabric(extra_specs[FABRIC], policy)
+    if FABRIC_POLICY in extra_specs:
+        raise FlavorError(
+            f"{FABRIC_POLICY} is set without {FABRIC}; add it, one of {', '.join(WORDS[FABRIC])}"
+        )
+    return None
 
 
 def check_value(key: str, value: str) -> None:

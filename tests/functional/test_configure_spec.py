@@ -286,9 +286,10 @@ def test_the_controller_has_the_filters_in_order(written):
         "HpcTopologyFilter",
         "NUMATopologyFilter",
         "PciPassthroughFilter",
+        "HpcFabricFilter",
     ]
-    assert options.filter_scheduler.available_filters[:-1] == stock.available_filters
-    assert options.filter_scheduler.weight_classes[:-1] == stock.weight_classes
+    assert options.filter_scheduler.available_filters[:-2] == stock.available_filters
+    assert options.filter_scheduler.weight_classes[:-2] == stock.weight_classes
     assert options.filter_scheduler.pci_in_placement is True
     assert options.scheduler.max_placement_results == 2500
     assert options.workarounds.disable_fallback_pcpu_query is True

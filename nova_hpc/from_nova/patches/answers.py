@@ -21,7 +21,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
-from nova_hpc.from_nova import server, shortage
+from nova_hpc.from_nova import fabric_fit, server, shortage
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.said import SAID, more
 from nova_hpc.placement import flavor, refusal
@@ -85,9 +85,12 @@ def shortened(reason: str) -> str:
 
 def _with_reason(call: Call) -> Any:
     spec = call.given["spec_obj"]
-    if not _is_mine(spec):
+    if _is_mine(spec):
+        _look_at_limit(call, spec)
+    elif not _is_of_fabric(spec):
         return call()
-    _look_at_limit(call, spec)
+    if _is_of_fabric(spec):
+        fabric_fit.keep(spec, call.given["provider_summaries"])
     try:
         return call()
     except exception.NoValidHost as error:
@@ -122,6 +125,12 @@ def _refuse(reason: str) -> None:
 
 def _is_mine(spec: Any) -> bool:
     return isinstance(spec, objects.RequestSpec) and flavor.has_hpc_keys(
+        spec.flavor.extra_specs or {}
+    )
+
+
+def _is_of_fabric(spec: Any) -> bool:
+    return isinstance(spec, objects.RequestSpec) and flavor.has_fabric_keys(
         spec.flavor.extra_specs or {}
     )
 

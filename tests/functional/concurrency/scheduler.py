@@ -22,10 +22,10 @@ def options(variant: Variant) -> dict[tuple[str, str], object]:
     available = ["nova.scheduler.filters.all_filters"]
     weighers = ["nova.scheduler.weights.all_weighers"]
     if variant.ours:
-        available.append(plugin.FILTER_CLASS)
-        weighers.append(plugin.WEIGHER_CLASS)
+        available += plugin.FILTER_CLASSES
+        weighers += plugin.WEIGHER_CLASSES
     else:
-        names.remove(plugin.FILTER)
+        names = [each for each in names if each not in (plugin.FILTER, plugin.FABRIC_FILTER)]
     group = "filter_scheduler"
     return {
         (group, "available_filters"): available,

@@ -24,6 +24,7 @@ from nova.tests.functional import integrated_helpers
 
 import virt_driver_patches
 from nova_hpc import conf as hpc_conf
+from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from scheduler_filters.hpc_packing_weigher import HpcPackingWeigher
 from scheduler_filters.hpc_topology_filter import HpcTopologyFilter
 
@@ -32,7 +33,9 @@ AFFINITY = os.environ.get("NOVA_HPC_SUITES_AFFINITY", "")
 REPORT = pathlib.Path(os.environ["NOVA_HPC_SUITES_REPORT"])
 
 FILTER = "scheduler_filters.hpc_topology_filter.HpcTopologyFilter"
+FABRIC_FILTER = "scheduler_filters.hpc_fabric_filter.HpcFabricFilter"
 WEIGHER = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+FABRIC_WEIGHER = "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher"
 DRIVER = "hpc.HpcLibvirtDriver"
 
 calls: collections.Counter[str] = collections.Counter()
@@ -57,6 +60,7 @@ def _switch_on() -> None:
 
     hpc_conf.register(host_manager.CONF)
     _counted(HpcTopologyFilter, "filter_all")
+    _counted(HpcFabricFilter, "filter_all")
     _counted(HpcPackingWeigher, "weigh_objects")
     for name in ("init_host", "get_available_resource", "_get_guest_xml", "_create_guest"):
         _counted(hpc.HpcLibvirtDriver, name)
@@ -67,8 +71,9 @@ def _switch_on() -> None:
         if str(kw.get("compute_driver", "")).startswith("libvirt."):
             kw["compute_driver"] = DRIVER
         if "enabled_filters" in kw:
-            others = [name for name in kw["enabled_filters"] if name != "HpcTopologyFilter"]
-            kw["enabled_filters"] = ["HpcTopologyFilter", *others]
+            ours = ("HpcTopologyFilter", "HpcFabricFilter")
+            others = [name for name in kw["enabled_filters"] if name not in ours]
+            kw["enabled_filters"] = [ours[0], *others, ours[1]]
         flags(self, **kw)
 
     test.TestCase.flags = with_ours
@@ -84,8 +89,8 @@ def _switch_on() -> None:
         self.flags(group="hpc", sysfs_root=nowhere)
         self.flags(
             group="filter_scheduler",
-            available_filters=["nova.scheduler.filters.all_filters", FILTER],
-            weight_classes=["nova.scheduler.weights.all_weighers", WEIGHER],
+            available_filters=["nova.scheduler.filters.all_filters", FILTER, FABRIC_FILTER],
+            weight_classes=["nova.scheduler.weights.all_weighers", WEIGHER, FABRIC_WEIGHER],
             enabled_filters=enabled,
         )
 

@@ -217,8 +217,8 @@ def test_terms(configure):
     assert '"name": "pf-1021"' in out
     assert "max_placement_results = 4000" in out
     assert (
-        "enabled_filters = ComputeFilter,HpcTopologyFilter,NUMATopologyFilter,PciPassthroughFilter"
-        in out
+        "enabled_filters = ComputeFilter,HpcTopologyFilter,NUMATopologyFilter,PciPassthroughFilter,"
+        "HpcFabricFilter" in out
     )
 
 
@@ -298,10 +298,10 @@ def test_filters_and_weighers_of_the_deployment_are_added_to(at_home):
     assert at_home()[0] == 0
     assert at_home.told("enabled_filters") == [
         "ComputeFilter,AggregateMultiTenancyIsolation,HpcTopologyFilter,PciPassthroughFilter,"
-        "MyFilter,NUMATopologyFilter"
+        "MyFilter,NUMATopologyFilter,HpcFabricFilter"
     ]
     assert at_home.told("weight_classes") == [
-        "nova.scheduler.weights.ram.RAMWeigher,mine.Weigher," + settings.WEIGHER_CLASS
+        ",".join(("nova.scheduler.weights.ram.RAMWeigher,mine.Weigher", *settings.WEIGHER_CLASSES))
     ]
     assert at_home()[1] == "Nothing to do.\n"
 

@@ -15,6 +15,7 @@ from nova_hpc.cluster.group_domain import (
     Provider,
     Record,
     Room,
+    Size,
     Tree,
     Verdict,
     domain_of,
@@ -44,14 +45,14 @@ def _providers() -> list[Provider]:
     root = LEAF.uuid
     return [
         Provider(root, LEAF.provider_name, None, root),
-        Provider("room1", room_name("g1", 4, 2), root, root),
+        Provider("room1", room_name("g1", 4, Size("ab", 2)), root, root),
         Provider("rec1", "hpc-group:g1", "room1", root),
         Provider("s1", "hpc-member:s1", "rec1", root),
         Provider("s2", "hpc-member:s2", "rec1", root),
         Provider("room2", room_name("g2", 3), root, root),
         Provider("odd1", "somebody", root, root),
         Provider("odd2", "hpc-group:g3", root, root),
-        Provider("odd3", "hpc-room:0/0:g:00000000", root, root),
+        Provider("odd3", "hpc-room:0/0/:g:00000000", root, root),
     ]
 
 
@@ -59,7 +60,7 @@ def _providers() -> list[Provider]:
 def test_a_tree_is_read_whatever_the_order(providers: list[Provider]) -> None:
     tree = Tree.of(LEAF.uuid, providers)
     assert tree.rooms == (
-        Room("room1", "g1", 4, 2, Record("rec1", "g1", ("s1", "s2"))),
+        Room("room1", "g1", 4, Size("ab", 2), Record("rec1", "g1", ("s1", "s2"))),
         Room("room2", "g2", 3),
     )
     assert {each.uuid for each in tree.strange} == {"odd1", "odd2", "odd3"}
@@ -83,10 +84,10 @@ def test_what_a_room_still_keeps(members: int, tickets: str, placed: str, left: 
 
 
 def test_servers_of_another_size_count_by_the_hosts_that_they_fill() -> None:
-    room = Room("r", "g", 5, per_host=2)
-    assert room.cost(2) == 5
-    assert room.cost(1) == 3
-    assert room.cost(8) == 24
+    room = Room("r", "g", 5, Size("a", 2))
+    assert room.cost(Size("a", 1)) == 5
+    assert room.cost(Size("b", 1)) == 3
+    assert room.cost(Size("b", 8)) == 24
 
 
 def test_a_group_does_not_stand_in_its_own_way() -> None:

@@ -350,6 +350,6 @@ def test_rooms_of_dead_schedulers_everywhere() -> None:
         domain = LEAVES[number % 2]
         if domain.uuid not in world.providers:
             made.make_domain(domain)
-        made.make(f"{ROOM_PREFIX}4/1:g{number}:{number:08x}", f"u{number}", domain.uuid)
+        made.make(f"{ROOM_PREFIX}4/1/:g{number}:{number:08x}", f"u{number}", domain.uuid)
     assert isinstance(groups(world).join(Ask(world.server(), "g", 4), offer(4, 4)), Joined)
     assert len(world.names(ROOM_PREFIX)) <= 251

@@ -164,10 +164,12 @@ def test_what_other_plug_ins_have_set_is_added_to(
             "blazarnova.scheduler.filters.blazar_filter.BlazarFilter",
             "nova.scheduler.filters.all_filters",
             "scheduler_filters.hpc_topology_filter.HpcTopologyFilter",
+            "scheduler_filters.hpc_fabric_filter.HpcFabricFilter",
         ]
         assert scheduler["weight_classes"] == [
             "nova.scheduler.weights.ram.RAMWeigher,other.Weigher,"
-            "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+            "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher,"
+            "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher"
         ]
         assert nova["scheduler"]["max_placement_results"] == ["50000"]
         assert nova["compute"]["cpu_dedicated_set"] == ["4-7"]

@@ -72,6 +72,8 @@ def test_the_filter_comes_before_those_that_validate_its_candidates(paths, setti
     assert order.index("HpcTopologyFilter") < order.index("PciPassthroughFilter")
     assert any(name.endswith(".HpcTopologyFilter") for name in conf.available_filters)
     assert any(name.endswith(".HpcPackingWeigher") for name in conf.weight_classes)
+    assert order[-1] == "HpcFabricFilter"
+    assert any(name.endswith(".HpcFabricFilter") for name in conf.available_filters)
     assert conf.pci_in_placement
 
 

@@ -127,12 +127,19 @@ def test_every_offer_has_exactly_one_alias(nodes, product_names):
             ["HpcTopologyFilter", "NUMATopologyFilter", "A", "PciPassthroughFilter"],
         ),
         (
-            ["A", "PciPassthroughFilter", "HpcTopologyFilter", "NUMATopologyFilter"],
+            [
+                "A",
+                "HpcFabricFilter",
+                "PciPassthroughFilter",
+                "HpcTopologyFilter",
+                "NUMATopologyFilter",
+            ],
             ["A", "HpcTopologyFilter", "PciPassthroughFilter", "NUMATopologyFilter"],
         ),
     ],
 )
 def test_our_filter_goes_before_those_that_check_candidates(given_filters, expected):
+    expected = [*expected, "HpcFabricFilter"]
     assert settings.filters(given_filters) == expected
     assert settings.filters(expected) == expected
 

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many servers of a request fit on a host, by what Placement said of it.
+
+Nova's scheduler asks Placement for candidates and for what their providers have; filters see
+only the former. The ratios of a host state are no substitute: Placement's count, and an
+operator may have set them there.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.cluster.group_domain import Size
+from nova_hpc.from_nova.said import SAID, more
+
+LOG = logging.getLogger(__name__)
+
+#: On a request specification: Placement's summaries of all providers of the candidates.
+_SUMMARIES: Final = "_hpc_summaries"
+#: The largest number that the name of a provider holds.
+_MOST: Final = 999_999
+
+
+def keep(spec: objects.RequestSpec, summaries: Mapping[str, Any] | None) -> None:
+    """Put down what Placement said of the providers, for the filter."""
+    setattr(spec, _SUMMARIES, summaries or {})
+
+
+def fit(host: Any, spec: objects.RequestSpec) -> int:
+    """How many such servers fit on *host* now; at least 1, which has passed all filters."""
+    try:
+        most = _fits(host, spec, used=True)
+        limit = _most_of_group(spec)
+        if limit is not None:
+            mine = set(spec.instance_group.members or ()) & set(host.instances or ())
+            most = min(most, limit - len(mine))
+    except Exception as error:
+        held = SAID.due(("fabric fit", type(error).__name__))
+        if held is not None:
+            LOG.exception(
+                "How many servers fit on a host cannot be told, so one does%s", more(held)
+            )
+        return 1
+    return max(1, most)
+
+
+def size(spec: objects.RequestSpec, hosts: Iterable[Any]) -> Size:
+    """How large such servers are, and how many of them the largest empty host takes."""
+    needs, most = "", 1
+    for host in hosts:
+        try:
+            # One host may have its CPUs below another class than the next.
+            needs = max(needs, repr(sorted(_needs(host).items())))
+            most = max(most, _fits(host, spec, used=False))
+        except Exception:
+            LOG.debug("The size of the server cannot be told on %s", host, exc_info=True)
+    limit = _most_of_group(spec)
+    if limit is not None:
+        most = min(most, limit)
+    key = hashlib.sha256(f"{needs}:{limit}".encode()).hexdigest()[:8]
+    return Size(key, max(1, min(most, _MOST)))
+
+
+def _needs(host: Any) -> Mapping[str, int]:
+    """Resource class -> what one server takes of it."""
+    found: collections.Counter[str] = collections.Counter()
+    candidates: Sequence[Any] = host.allocation_candidates
+    for each in candidates[0]["allocations"].values():
+        found.update(each["resources"])
+    return found
+
+
+def _fits(host: Any, spec: objects.RequestSpec, used: bool) -> int:
+    needs = _needs(host)
+    rooms: collections.Counter[str] = collections.Counter()
+    for provider, each in getattr(spec, _SUMMARIES, {}).items():
+        if (each.get("root_provider_uuid") or provider) != host.uuid:
+            continue
+        for name, amounts in each["resources"].items():
+            rooms[name] += amounts["capacity"] - (amounts["used"] if used else 0)
+    return min((rooms[name] // amount for name, amount in needs.items() if amount), default=1)
+
+
+def _most_of_group(spec: objects.RequestSpec) -> int | None:
+    """How many members of the server group may be on one host; None: any number."""
+    group = spec.instance_group if "instance_group" in spec else None
+    if group is None or group.policy != "anti-affinity":
+        return None
+    return int((group.rules or {}).get("max_server_per_host", 1))

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HpcFabricFilter: the members of a server group near each other on the fabric.
+
+Which domain a group has is decided once for all schedulers, and kept in Placement
+(:mod:`nova_hpc.cluster.group_domain`); this filter leaves the hosts of that domain. It stands
+behind all other filters, so that what it counts are hosts that can take the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import exception, objects
+from nova.scheduler import filters
+from nova.scheduler import utils as scheduler_utils
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.cluster.group_domain import EVERYWHERE
+from nova_hpc.cluster.group_domain_join import Ask, Groups, Joined, Refused
+from nova_hpc.cluster.group_domain_records import NoAnswerError
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.from_nova import contract, fabric, fabric_near, fabric_records, newness
+from nova_hpc.from_nova.patches import answers
+from nova_hpc.from_nova.patches import scheduler as scheduler_patches
+from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Policy
+
+CONF = cfg.CONF
+LOG = logging.getLogger(__name__)
+
+hpc_conf.register(CONF)
+
+#: On a request specification: what was decided for its servers.
+_MARK: Final = "_hpc_fabric"
+_LATER: Final = "Where the server group is on the fabric cannot be told now; try again later"
+
+
+@attrs.define
+class _Decided:
+    """What the servers of one request share; the request's own, so of one thread."""
+
+    #: UUID of the domain.
+    domain: str
+    #: Servers that have a ticket, or need none.
+    done: set[str]
+
+
+class HpcFabricFilter(filters.BaseHostFilter):
+    """Keep the members of a server group in one domain of the fabric."""
+
+    # A rebuild stays where it is.
+    RUN_ON_REBUILD = False
+
+    def __init__(self) -> None:
+        self._unknown = ""
+        try:
+            scheduler_patches.install()
+        except exception.InvalidConfiguration as error:
+            self._unknown = str(error)
+        enabled = list(CONF.filter_scheduler.enabled_filters)
+        if type(self).__name__ in enabled[:-1]:
+            LOG.warning(
+                "%s should be the last of [filter_scheduler]enabled_filters: it counts the hosts "
+                "that the others leave",
+                type(self).__name__,
+            )
+
+    def filter_all(
+        self, filter_obj_list: Iterable[Any], spec_obj: objects.RequestSpec
+    ) -> Iterable[Any]:
+        """The hosts of the server group's domain that can take the next server.
+
+        None: the reason is put down for :mod:`nova_hpc.from_nova.patches.answers`.
+
+        :raises nova.exception.NoValidHost: there is none, where Nova's scheduler is not
+            known and would lose the reason.
+        """
+        specs = spec_obj.flavor.extra_specs or {}
+        if not hpc_flavor.has_fabric_keys(specs) or scheduler_utils.request_is_rebuild(spec_obj):
+            return filter_obj_list
+        hosts = list(filter_obj_list)
+        if not hosts:
+            return hosts
+        answers.put_down(spec_obj, None)
+        fabric_near.forget(spec_obj)
+        try:
+            return self._filter(hosts, spec_obj)
+        except exception.NoValidHost:
+            raise
+        except (FlavorError, fabric.HintError) as error:
+            text = f"Flavor: {error}" if isinstance(error, FlavorError) else str(error)
+            return _refuse(spec_obj, text)
+        except NoAnswerError as error:
+            LOG.error("The domain of a server group is not known: %s", error)
+            return _refuse(spec_obj, _LATER)
+        except Exception:
+            LOG.exception("HpcFabricFilter failed; the server is refused")
+            return _refuse(spec_obj, "The scheduler could not read the request.")
+
+    def _filter(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
+        wish = hpc_flavor.read_fabric(spec.flavor.extra_specs or {})
+        if wish is None:
+            return hosts
+        view = fabric.look(hosts, spec)
+        fabric.remember(view)
+        task = _Task(spec, wish, view, fabric_records.groups(spec._context))
+        strange = contract.unknown() or ([self._unknown] if self._unknown else [])
+        if strange and task.new:
+            LOG.error("New servers with hpc:fabric are refused: %s", "; ".join(strange))
+            return _refuse(
+                spec,
+                "This cloud's Nova is of a release for which hpc: flavors are not ready; ask its "
+                "operator",
+            )
+        return task.hosts()
+
+
+class _Task:
+    """One server that looks for a host."""
+
+    def __init__(
+        self,
+        spec: objects.RequestSpec,
+        wish: hpc_flavor.Fabric,
+        view: fabric.View,
+        groups: Groups,
+    ) -> None:
+        self.spec = spec
+        self.wish = wish
+        self.view = view
+        self.groups = groups
+        self.server = str(spec.instance_uuid)
+        self.group: Any = spec.instance_group if "instance_group" in spec else None
+        self.flexible = wish.policy is not Policy.REQUIRED
+        self._new: bool | None = None
+
+    @property
+    def new(self) -> bool:
+        """Whether the server is being made, and not moved; asked of Nova's database once."""
+        if self._new is None:
+            self._new = newness.is_new(self.spec)
+        return self._new
+
+    def hosts(self) -> Sequence[Any]:
+        decided: _Decided | None = getattr(self.spec, _MARK, None)
+        if decided is not None and self.server in decided.done:
+            # Its alternates.
+            return self._within(decided.domain)
+        if decided is not None and self.group is None:
+            decided.done.add(self.server)
+            return self._within(decided.domain)
+        return self._alone() if self.group is None else self._of_group()
+
+    # -- without a group -------------------------------------------------------
+
+    def _alone(self) -> Sequence[Any]:
+        """A server without a group, or whose group was deleted."""
+        domain = self.groups.where(self.server)
+        if domain is not None:
+            self._decide(domain)
+            return self._within(domain)
+        if self.spec.num_instances <= 1 or not self.new:
+            if self.new and fabric.announced(self.spec) not in (None, 1):
+                raise fabric.HintError(
+                    f"The scheduler hint {fabric.HINT} is about a server group; name one with the "
+                    "hint group"
+                )
+            return [spot.host for spot in self.view.spots]
+        ask = Ask(self.server, "", self.spec.num_instances)
+        found = self.groups.look(ask, self.view.offer(self.wish))
+        if isinstance(found, Refused):
+            return self._refused(found, ask.members)
+        self._decide(found[0].uuid)
+        return self._within(found[0].uuid)
+
+    # -- with a group ----------------------------------------------------------
+
+    def _of_group(self) -> Sequence[Any]:
+        group = self.group
+        members = self._members()
+        if group.project_id != self.spec.project_id:
+            # Nova lets an administrator name any group.
+            if self.new:
+                return _refuse(
+                    self.spec, f"The server group {group.uuid} belongs to another project"
+                )
+            LOG.warning("Server %s is in another project's server group", self.server)
+            self.group = None
+            return self._alone()
+        ask = Ask(
+            server=self.server,
+            group=str(group.uuid),
+            members=members,
+            alone=not (group.hosts if "hosts" in group else ()),
+            flexible=self.flexible,
+        )
+        found = self.groups.join(ask, self.view.offer(self.wish))
+        if isinstance(found, Refused):
+            return self._refused(found, members)
+        self._log(found, members)
+        hosts = self._within(found.domain)
+        if hosts:
+            self._decide(found.domain)
+        elif found.new:
+            self.groups.leave(self.server)
+        return hosts
+
+    def _members(self) -> int:
+        """How many places are kept for the group."""
+        if not self.new:
+            try:
+                return fabric.announced(self.spec) or 1
+            except fabric.HintError:
+                # Taken by another release, or under another limit: a move goes on.
+                return 1
+        return max(fabric.announced(self.spec) or 1, int(self.spec.num_instances))
+
+    def _decide(self, domain: str) -> None:
+        decided: _Decided | None = getattr(self.spec, _MARK, None)
+        if decided is None:
+            setattr(self.spec, _MARK, _Decided(domain, {self.server}))
+        else:
+            decided.done.add(self.server)
+
+    def _log(self, found: Joined, members: int) -> None:
+        if found.step is not None:
+            LOG.info(
+                "Server group %s with %d members has its domain on the fabric now: %s",
+                self.group.uuid,
+                members,
+                self._named(found.domain),
+            )
+
+    # -- hosts -----------------------------------------------------------------
+
+    def _within(self, domain: str) -> Sequence[Any]:
+        """The hosts in the domain; where that will do, others, the nearest first."""
+        spots = self.view.within(domain)
+        if not spots and self.flexible:
+            LOG.info(
+                "Server %s goes outside of the %s of its server group, which has no host for it "
+                "(hpc:fabric_policy is preferred)",
+                self.server,
+                self._named(domain),
+            )
+            spots = self.view.spots
+        if not spots:
+            return self._refused(Refused(domain), 1)
+        fabric_near.rank(self.spec, spots, domain, self._left())
+        return [spot.host for spot in spots]
+
+    def _left(self) -> int:
+        """Members that are still to come, this one included."""
+        hosts = self.group.hosts if self.group is not None and "hosts" in self.group else ()
+        try:
+            announced = fabric.announced(self.spec) or 1
+        except fabric.HintError:
+            announced = 1
+        return max(1, max(announced, int(self.spec.num_instances)) - len(hosts or ()))
+
+    def _named(self, domain: str) -> str:
+        if domain == EVERYWHERE.uuid:
+            return str(EVERYWHERE)
+        for each in fabric.around(domain).values():
+            if each.uuid == domain:
+                return str(each)
+        return f"domain {domain}, of which no host was seen"
+
+    # -- refusals ----------------------------------------------------------------
+
+    def _refused(self, found: Refused, members: int) -> Sequence[Any]:
+        level = _in_words(self.wish.level)
+        whose = f"server group {self.group.uuid}" if self.group is not None else "the request"
+        if found.domain is not None:
+            LOG.info(
+                "HpcFabricFilter finds no host for server %s of %s: its domain is %s, and %d hosts "
+                "that fit are all elsewhere",
+                self.server,
+                whose,
+                self._named(found.domain),
+                len(self.view.spots),
+            )
+            return _refuse(
+                self.spec,
+                f"The {level} of the server group has no host left for this server; "
+                "hpc:fabric_policy preferred may help",
+            )
+        free = self.view.free(FabricLevel.from_word(self.wish.level))
+        near = found.nearest
+        LOG.info(
+            "HpcFabricFilter finds no %s for the %d members of %s (server %s): %d hosts fit, in "
+            "%d domains of this level; the nearest miss is %s",
+            level,
+            members,
+            whose,
+            self.server,
+            len(self.view.spots),
+            len(free),
+            f"{near.domain} with room for {near.free} servers, of which {near.promised} are kept "
+            "for other server groups"
+            if near
+            else "none: no aggregate says where these hosts are (nova-hpc fabric sync)",
+        )
+        wider = fabric.wider(FabricLevel.from_word(self.wish.level))[1:-1]
+        helps = [f"hpc:fabric {wider[0].word}"] if wider else []
+        helps.append("hpc:fabric_policy preferred")
+        if members > 1:
+            helps.append("fewer members")
+        counted = ""
+        if CONF.hpc.disclose_capacity:
+            counted = f": at most {near.left if near else 0} fit into one"
+        return _refuse(
+            self.spec,
+            f"No {level} has room for the {members} members of the server group{counted}; "
+            f"{' or '.join(helps)} may help",
+        )
+
+
+def _in_words(level: str) -> str:
+    return "NVLink domain" if level == "nvlink_domain" else level
+
+
+def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
+    """No host, and the reason where it is found again.
+
+    As HpcTopologyFilter does it: without the wraps only an exception brings the reason to the
+    user, which would leave the claims of earlier servers of the request behind.
+    """
+    LOG.info("HpcFabricFilter refuses server %s: %s", spec.instance_uuid, reason)
+    groups = spec.requested_resources if "requested_resources" in spec else None
+    claimed = any(group.provider_uuids for group in groups or ())
+    if claimed or getattr(spec, _MARK, None) is not None:
+        reason = f"Not for every server of the request: {reason}"
+        claimed = True
+    answers.put_down(spec, reason)
+    if answers.are_installed() or claimed:
+        return []
+    raise exception.NoValidHost(reason=answers.shortened(reason))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HpcFabricWeigher: the hosts that are nearest to the rest of the server group come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nova import objects
+from nova.scheduler import utils, weights
+from oslo_config import cfg
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import fabric_near
+
+CONF = cfg.CONF
+
+hpc_conf.register(CONF)
+
+
+class HpcFabricWeigher(weights.BaseHostWeigher):
+    """Rank hosts by what HpcFabricFilter found out about the group's other members.
+
+    Without side effects: Nova does not call weighers when one host is left.
+    """
+
+    def weight_multiplier(self, host_state: Any) -> float:
+        """``[hpc]fabric_weight_multiplier``, or that of the host's aggregates."""
+        found: float = utils.get_weight_multiplier(
+            host_state, "hpc_fabric_weight_multiplier", CONF.hpc.fabric_weight_multiplier
+        )
+        return found
+
+    def weigh_objects(
+        self, weighed_obj_list: Sequence[Any], weight_properties: objects.RequestSpec
+    ) -> list[float]:
+        """One weight a host: the higher, the nearer."""
+        return fabric_near.scores_of(weight_properties, [each.obj for each in weighed_obj_list])
+
+    def _weigh_object(self, obj: Any, weight_properties: objects.RequestSpec) -> float:
+        """Nova's interface for one host; weigh_objects() does not use it."""
+        return 0.0
