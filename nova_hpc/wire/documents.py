@@ -128,6 +128,30 @@ FABRIC_MAP: Final = Document(
     longest=1 << 28,
     cure="write it again: nova-hpc fabric export --format json",
 )
+CLUSTER_LABEL: Final = Document(
+    name="cluster label",
+    lives="name of the cluster's server group",
+    writer="nova_hpc.wire.cluster_wish:to_group_name",
+    readers=("nova_hpc.wire.cluster_wish:from_group_name",),
+    key="v",
+    limit=_METADATA,
+)
+CLUSTER_WISH: Final = Document(
+    name="cluster wish",
+    lives="metadata['hpc_cluster'] of each member, and hpc_cluster_2 to _9",
+    writer="nova_hpc.wire.cluster_wish:dumps",
+    readers=("nova_hpc.wire.cluster_wish:loads",),
+    key="v",
+    limit=9 * (_METADATA - 2),
+)
+POSITION: Final = Document(
+    name="position",
+    lives="metadata['hpc_position'] of the server",
+    writer="nova_hpc.wire.position:Position.dumps",
+    readers=("nova_hpc.wire.position:loads",),
+    key="v",
+    limit=_METADATA,
+)
 
 ALL: Final = (
     DEVICE_TAGS,
@@ -143,4 +167,7 @@ ALL: Final = (
     INVENTORY,
     DECLARATION,
     FABRIC_MAP,
+    CLUSTER_LABEL,
+    CLUSTER_WISH,
+    POSITION,
 )

@@ -38,10 +38,12 @@ from nova_hpc.topology.model import (
     RdmaDevice,
     RdmaPort,
 )
-from nova_hpc.wire import device_record, fabric_map, inventory
+from nova_hpc.wire import cluster_wish, device_record, fabric_map, inventory
+from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
+from nova_hpc.wire.position import Position
 from nova_hpc.wire.reservation import Provider
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
@@ -325,6 +327,31 @@ FABRIC: Final = FabricMap(
     name="hall-a",
     source="ibnetdiscover.out",
 )
+WISH: Final = Wish(
+    name="train",
+    members=frozenset({1, 2, 3, 7}),
+    flavor="6f5c4a1e-0b2d-4c3e-9f8a-1b2c3d4e5f60",
+    image="0a1b2c3d-4e5f-4a6b-8c7d-9e0f1a2b3c4d",
+    nics=(
+        Nic("11111111-2222-4333-8444-555555555555"),
+        Nic("66666666-7777-4888-9999-aaaaaaaaaaaa", "direct"),
+    ),
+    key="alice",
+    zone="hpc",
+    security_groups=("default",),
+    user_data="0123456789ab",
+    volumes="ba9876543210",
+    boot_gib=40,
+    config_drive=True,
+    check=True,
+    single=True,
+    generation=3,
+)
+LABEL_OF: Final = Wish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
+POSITION: Final = Position(
+    {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"}
+)
+
 #: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
@@ -339,6 +366,12 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
     "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),
+    # What stands behind the cluster's name.
+    "cluster-label/v1.json": lambda: cluster_wish.to_group_name(LABEL_OF, "a77e01fc").partition(
+        " "
+    )[2],
+    "cluster-wish/v1.json": lambda: cluster_wish.dumps(WISH),
+    "position/v1.json": POSITION.dumps,
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

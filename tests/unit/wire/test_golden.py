@@ -29,12 +29,14 @@ from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
+    cluster_wish,
     decision,
     device_record,
     documents,
     fabric_map,
     guest_abi,
     ledger,
+    position,
     stats,
     tags,
     unplug,
@@ -75,6 +77,9 @@ READERS: dict[str, Callable[[str], object]] = {
     "snapshot": snapshot_document.loads,
     "ledger": ledger.loads,
     "fabric-map": fabric_map.loads,
+    "cluster-label": lambda text: cluster_wish.from_group_name(f"hpc:train {text}"),
+    "cluster-wish": cluster_wish.loads,
+    "position": position.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -87,6 +92,15 @@ MEANING: dict[str, object] = {
     "snapshot": examples.SNAPSHOT,
     "ledger": examples.LEDGER,
     "fabric-map": examples.FABRIC,
+    "cluster-label": cluster_wish.Label(
+        name="train",
+        members=examples.WISH.members,
+        attempt="a77e01fc",
+        digest=examples.LABEL_OF.digest,
+        wish=examples.LABEL_OF,
+    ),
+    "cluster-wish": examples.WISH,
+    "position": examples.POSITION,
 }
 
 
@@ -322,7 +336,9 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
     assert (known.schema, known.reads) == (guest.SCHEMA, guest.READS)
 
 
-@pytest.mark.parametrize("key", [decision.KEY, guest_abi.KEY, unplug.KEY])
+@pytest.mark.parametrize(
+    "key", [decision.KEY, guest_abi.KEY, unplug.KEY, cluster_wish.KEY, position.KEY]
+)
 def test_a_key_is_written_down_once(key: str) -> None:
     packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
     places = [

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether quotas leave room for members, before the first one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+#: Name of the quota -> the option of ``openstack quota set``.
+_OPTIONS: Final = {
+    "instances": "--instances",
+    "cores": "--cores",
+    "ram": "--ram",
+    "server_groups": "--server-groups",
+    "server_group_members": "--server-group-members",
+    "ports": "--ports",
+}
+#: What Nova and Neutron say where there is no limit.
+UNLIMITED: Final = -1
+
+
+@attrs.frozen
+class Quota:
+    """One limit.
+
+    :ivar limit: -1 where there is none.
+    """
+
+    limit: int
+    used: int
+
+
+@attrs.frozen
+class Need:
+    """What a command will add.
+
+    :ivar members: servers that are to be created.
+    :ivar in_group: members that the server group will then have.
+    :ivar group: whether a server group is to be created.
+    :ivar ports: ports of each member; 0 where that is not known.
+    """
+
+    members: int
+    in_group: int
+    group: bool
+    vcpus: int
+    ram_mb: int
+    ports: int
+
+    def by_name(self) -> dict[str, int]:
+        """What is added to each quota."""
+        return {
+            "instances": self.members,
+            "cores": self.members * self.vcpus,
+            "ram": self.members * self.ram_mb,
+            "server_groups": int(self.group),
+            "server_group_members": self.in_group,
+            "ports": self.members * self.ports,
+        }
+
+
+@attrs.frozen
+class Short:
+    """A quota that is too low.
+
+    :ivar least: the limit that would do.
+    """
+
+    name: str
+    needed: int
+    quota: Quota
+    least: int
+
+
+def short(need: Need, quotas: Mapping[str, Quota]) -> list[Short]:
+    """The quotas that are too low. Those that nobody told us are Nova's to refuse."""
+    found = []
+    for name, needed in need.by_name().items():
+        quota = quotas.get(name)
+        if quota is None or quota.limit == UNLIMITED or not needed:
+            continue
+        # Members are counted in each group for itself, and *in_group* is all of them.
+        used = 0 if name == "server_group_members" else quota.used
+        if used + needed > quota.limit:
+            found.append(Short(name, needed, quota, used + needed))
+    return found
+
+
+def say(found: Sequence[Short], project: str) -> str:
+    """What is too low, and the one line with which an operator changes it."""
+    lines = []
+    for each in found:
+        text = f"quota {each.name}: {each.needed} more needed"
+        if each.name == "server_group_members":
+            text = f"quota {each.name}: {each.needed} in one server group needed"
+        else:
+            text += f", {each.quota.used} used"
+        lines.append(f"{text}, the limit is {each.quota.limit}")
+    options = " ".join(f"{_OPTIONS[each.name]} {each.least}" for each in found)
+    lines.append(f"an operator can change it: openstack quota set {options} {project}")
+    return "\n".join(lines)
+
+
+def of_limits(absolute: Mapping[str, int]) -> dict[str, Quota]:
+    """Nova's quotas, of its ``GET /limits``."""
+    pairs = {
+        "instances": ("maxTotalInstances", "totalInstancesUsed"),
+        "cores": ("maxTotalCores", "totalCoresUsed"),
+        "ram": ("maxTotalRAMSize", "totalRAMUsed"),
+        "server_groups": ("maxServerGroups", "totalServerGroupsUsed"),
+        "server_group_members": ("maxServerGroupMembers", ""),
+    }
+    return {
+        name: Quota(int(absolute[most]), int(absolute.get(used, 0)))
+        for name, (most, used) in pairs.items()
+        if most in absolute
+    }

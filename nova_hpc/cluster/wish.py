@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wish means to Nova and Neutron: names, tags, and the bodies of requests."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.wire import cluster_wish, numbers
+from nova_hpc.wire.cluster_wish import NAME, Nic, Wish
+from nova_hpc.wire.version import WireError
+
+#: Of Nova's API, for every request. 2.52: tags when a server is created; 2.64: rules of
+#: server groups; 2.71: a server says its groups. Nova 32, 33 and 34 have it.
+MICROVERSION: Final = "2.71"
+#: A member's tag and a port's description begin with it; the id of the server group follows.
+MARK: Final = "hpc-cluster="
+#: The scheduler hint that says how many members there will be.
+HINT: Final = "hpc_members"
+#: Policies of Nova's server groups; one is required.
+POLICIES: Final = ("soft-anti-affinity", "soft-affinity", "anti-affinity", "affinity")
+#: Types of ports that Neutron knows.
+VNICS: Final = (
+    *("normal", "direct", "direct-physical", "macvtap", "baremetal"),
+    *("virtio-forwarder", "vdpa", "remote-managed", "smart-nic", "accelerator-direct"),
+    "accelerator-direct-physical",
+)
+#: Longest user data that Nova takes, in base64 (Nova's schema of servers).
+_USER_DATA: Final = 65535
+
+
+class WishError(ValueError):
+    """What is asked for cannot be a cluster; the text says why and what would be one."""
+
+
+@attrs.frozen
+class Secrets:
+    """What Nova's records do not give back: who finishes a cluster says it again.
+
+    :ivar user_data: as it is given to each member.
+    :ivar volumes: ids of volumes that exist, in the order of the members' numbers.
+    """
+
+    user_data: bytes = b""
+    volumes: tuple[str, ...] = ()
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """Of each, by its field of :class:`Wish`; empty for none."""
+        return {
+            "user_data": cluster_wish.digest(self.user_data) if self.user_data else "",
+            "volumes": cluster_wish.digest("\n".join(self.volumes).encode())
+            if self.volumes
+            else "",
+        }
+
+
+def check(wish: Wish, secrets: Secrets) -> None:
+    """Refuse what Nova would refuse half-way, or what no client could finish.
+
+    :raises WishError: with the cure.
+    """
+    if not NAME.fullmatch(wish.name):
+        raise WishError(
+            f"{wish.name!r} cannot name a cluster: members are hosts, so take 1 to 40 letters, "
+            "digits and hyphens, a letter first, no hyphen last"
+        )
+    if not wish.members:
+        raise WishError("a cluster has at least one member; to end it, delete it")
+    if ":" in wish.zone:
+        raise WishError(
+            f"--availability-zone {wish.zone}: a host in the zone makes Nova skip its filters; "
+            f"say {wish.zone.partition(':')[0]} alone"
+        )
+    if wish.boot_gib and secrets.volumes:
+        raise WishError("--boot-from-volume and --volume exclude each other")
+    if wish.boot_gib and not wish.image:
+        raise WishError("--boot-from-volume needs the --image that the volumes are made from")
+    if not wish.image and not secrets.volumes:
+        raise WishError("say what members boot from: --image, or one --volume for each member")
+    if secrets.volumes and len(secrets.volumes) != len(wish.members):
+        raise WishError(
+            f"{len(secrets.volumes)} volumes for {len(wish.members)} members: "
+            "give --volume once for each member"
+        )
+    if len(set(secrets.volumes)) != len(secrets.volumes):
+        raise WishError("a volume is named twice; each member needs its own")
+    for nic in wish.nics:
+        if nic.vnic and nic.vnic not in VNICS:
+            raise WishError(f"vnic-type={nic.vnic} is unknown; one of {', '.join(VNICS)}")
+    if len(base64.b64encode(secrets.user_data)) > _USER_DATA:
+        raise WishError("the user data is longer than Nova takes: 65535 bytes in base64")
+    try:
+        cluster_wish.to_metadata(wish, "")
+    except WireError as error:
+        raise WishError(str(error)) from error
+
+
+def same(wish: Wish, secrets: Secrets) -> None:
+    """Whether *secrets* are those of the wish.
+
+    :raises WishError: naming the option to give again.
+    """
+    options = {"user_data": "--user-data", "volumes": "--volume"}
+    for field, found in secrets.digests.items():
+        if getattr(wish, field) and not found:
+            raise WishError(
+                f"the members have what no record gives back: give {options[field]} again"
+            )
+        if getattr(wish, field) != found:
+            raise WishError(f"{options[field]} is not what this cluster was created with")
+
+
+def is_single(wish: Wish) -> bool:
+    """Whether members have to be created one by one.
+
+    Nova refuses ports and volumes that exist in a request for several servers.
+    """
+    return wish.single or bool(wish.volumes) or any(nic.vnic for nic in wish.nics)
+
+
+def tag(group: str) -> str:
+    """The tag of each member: 48 characters of the 60 that Nova allows."""
+    return f"{MARK}{group}"
+
+
+def member_name(wish: Wish, number: int) -> str:
+    """The name of a member, as Nova makes it in a request for several servers."""
+    return f"{wish.name}-{number}"
+
+
+def port_name(wish: Wish, number: int, nic: int) -> str:
+    """The name of the port that a member has at place *nic* of its networks."""
+    return f"{wish.name}-{number}.{nic}"
+
+
+def number_of(wish_name: str, name: str) -> int | None:
+    """The number in a member's name; None: the name says none."""
+    match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})", name)
+    return int(match[1]) if match and int(match[1]) <= numbers.MOST else None
+
+
+def place_of(wish_name: str, name: str) -> tuple[int, int] | None:
+    """Member's number and place of the network in the name of a port."""
+    match = re.fullmatch(rf"{re.escape(wish_name)}-([1-9][0-9]{{0,5}})\.([0-9]{{1,2}})", name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def nics_with_ports(wish: Wish) -> list[tuple[int, Nic]]:
+    """Places and networks whose ports are made before the server."""
+    return [(place, nic) for place, nic in enumerate(wish.nics) if nic.vnic]
+
+
+def group_body(wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> dict[str, Any]:
+    """For ``POST /os-server-groups``."""
+    body: dict[str, Any] = {
+        "name": cluster_wish.to_group_name(wish, attempt),
+        "policy": policy,
+    }
+    if max_per_host is not None:
+        body["rules"] = {"max_server_per_host": max_per_host}
+    return {"server_group": body}
+
+
+def port_body(wish: Wish, group: str, number: int, place: int, groups: Sequence[str]) -> Any:
+    """For ``POST /ports``; *groups* are ids of Neutron's security groups."""
+    nic = wish.nics[place]
+    port: dict[str, Any] = {
+        "name": port_name(wish, number, place),
+        "description": tag(group),
+        "network_id": nic.network,
+        "binding:vnic_type": nic.vnic,
+    }
+    if groups:
+        port["security_groups"] = list(groups)
+    return {"port": port}
+
+
+def server_body(
+    wish: Wish,
+    group: str,
+    several: Sequence[int],
+    secrets: Secrets,
+    ports: Mapping[int, str],
+) -> dict[str, Any]:
+    """For ``POST /servers``.
+
+    :param several: numbers of the members; more than one is a request for several
+        servers, which Nova names by itself, from 1 on.
+    :param ports: id of the port that was made, by the place of its network.
+    """
+    server: dict[str, Any] = {
+        "name": wish.name if len(several) > 1 else member_name(wish, several[0]),
+        "flavorRef": wish.flavor,
+        "metadata": cluster_wish.to_metadata(wish, group),
+        "tags": [tag(group)],
+        "networks": _networks(wish, ports),
+    }
+    if len(several) > 1:
+        server |= {"min_count": len(several), "max_count": len(several)}
+    texts = {"key_name": wish.key, "availability_zone": wish.zone}
+    server |= {key: value for key, value in texts.items() if value}
+    if wish.security_groups:
+        server["security_groups"] = [{"name": each} for each in wish.security_groups]
+    if secrets.user_data:
+        server["user_data"] = base64.b64encode(secrets.user_data).decode("ascii")
+    if wish.config_drive:
+        server["config_drive"] = True
+    server |= _boots_from(wish, several[0], secrets)
+    return {
+        "server": server,
+        "os:scheduler_hints": {"group": group, HINT: str(len(wish.members))},
+    }
+
+
+def _networks(wish: Wish, ports: Mapping[int, str]) -> Any:
+    if not wish.nics:
+        return wish.networks
+    return [
+        {"port": ports[place]} if nic.vnic else {"uuid": nic.network}
+        for place, nic in enumerate(wish.nics)
+    ]
+
+
+def _boots_from(wish: Wish, number: int, secrets: Secrets) -> dict[str, Any]:
+    disk: dict[str, Any] = {"boot_index": 0, "destination_type": "volume"}
+    if secrets.volumes:
+        volume = secrets.volumes[sorted(wish.members).index(number)]
+        disk |= {"source_type": "volume", "uuid": volume, "delete_on_termination": False}
+    elif wish.boot_gib:
+        disk |= {"source_type": "image", "uuid": wish.image, "volume_size": wish.boot_gib}
+        disk["delete_on_termination"] = True
+    else:
+        return {"imageRef": wish.image}
+    return {"block_device_mapping_v2": [disk]}

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a virtual cluster is to be, as it lies in Nova's own records.
+
+No service keeps it: the name of the server group says it until the first member
+exists, then the metadata of each member. Any client that reads it can finish or undo
+what another one began. A name has 255 characters and never changes; where the wish is
+too long for it, the name has its digest, and who finishes has to say the options again.
+
+The user data and the volumes are never stored, only their digests.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.wire import numbers
+from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
+from nova_hpc.wire.version import WireError, shown
+
+#: How the name of a cluster's server group begins.
+PREFIX: Final = "hpc:"
+#: The item of a member's metadata with the wish; what does not fit goes on in
+#: ``hpc_cluster_2`` and so on.
+KEY: Final = "hpc_cluster"
+#: The item with the id of the server group, which is also in the member's tag.
+GROUP_KEY: Final = "hpc_cluster_group"
+#: Longest value of an item, and longest name of a server group, in characters.
+_LONGEST: Final = 255
+_MOST_ITEMS: Final = 9
+#: Digits of a digest.
+_DIGEST: Final = 12
+
+#: The networks of a member where none is named.
+AUTO, NONE = "auto", "none"
+
+#: Names of members are names of hosts: NAME-1.
+NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCII)
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_PACKED: Final = "~"
+
+
+@attrs.frozen
+class Nic:
+    """One network of each member.
+
+    :ivar network: its id.
+    :ivar vnic: type of the port that is made before the server; empty: Nova makes the port.
+    """
+
+    network: str
+    vnic: str = ""
+
+
+@attrs.frozen
+class Wish:
+    """What a cluster is to be.
+
+    :ivar members: numbers of the members; NAME-3 is number 3.
+    :ivar generation: grows with each change; the highest one counts.
+    :ivar nics: networks of each member; none: *networks* says which.
+    :ivar networks: ``auto`` or ``none``, where *nics* is empty.
+    :ivar user_data: digest of the user data; empty: there is none.
+    :ivar volumes: digest of the list of volumes that exist, one a member.
+    :ivar boot_gib: size of the boot volume that Nova makes, in GiB; 0: none.
+    :ivar check: a member counts once its guest has checked itself.
+    :ivar single: members are created one by one also where Nova could make all at once.
+    """
+
+    name: str
+    members: frozenset[int]
+    flavor: str
+    image: str = ""
+    nics: tuple[Nic, ...] = ()
+    networks: str = AUTO
+    key: str = ""
+    zone: str = ""
+    security_groups: tuple[str, ...] = ()
+    user_data: str = ""
+    volumes: str = ""
+    boot_gib: int = 0
+    config_drive: bool = False
+    check: bool = False
+    single: bool = False
+    generation: int = 1
+
+    @property
+    def digest(self) -> str:
+        """Tells wishes apart that differ in anything but members and generation."""
+        body = _body(attrs.evolve(self, members=frozenset({1}), generation=1))
+        return digest(json.dumps(body, sort_keys=True).encode())
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Of two wishes the one with the greater order counts, for every client alike."""
+        return self.generation, digest(dumps(self).encode())
+
+
+@attrs.frozen
+class Label:
+    """What the name of a server group says.
+
+    :ivar attempt: tells this creation from any other of the same cluster.
+    :ivar wish: None where it did not fit; *digest* tells whether options said again are the same.
+    """
+
+    name: str
+    members: frozenset[int]
+    attempt: str
+    digest: str
+    wish: Wish | None = None
+
+
+def digest(data: bytes) -> str:
+    """A short digest, to tell the same from something else."""
+    return hashlib.sha256(data).hexdigest()[:_DIGEST]
+
+
+def dumps(wish: Wish) -> str:
+    """The wish as one line of ASCII."""
+    return _json({**CLUSTER_WISH.head(), "name": wish.name, **_body(wish)})
+
+
+def loads(text: object) -> Wish:
+    """Read a wish.
+
+    :raises WireError: it is broken, or of a later release.
+    """
+    data = CLUSTER_WISH.load(text)
+    return _wish(_name(data.get("name")), data)
+
+
+def to_metadata(wish: Wish, group: str) -> dict[str, str]:
+    """Items for a member's metadata.
+
+    :param group: id of the server group.
+    """
+    text = dumps(wish)
+    room = _LONGEST - 2
+    parts = [text[at : at + room] for at in range(0, len(text), room)]
+    if len(parts) > _MOST_ITEMS:
+        raise WireError(f"the cluster's description has {len(text)} characters: name fewer things")
+    parts[0] = f"{len(parts)}:{parts[0]}"
+    return {GROUP_KEY: group} | {_key(at): part for at, part in enumerate(parts, 1)}
+
+
+def from_metadata(metadata: Mapping[str, str]) -> Wish:
+    """Read the wish of a member.
+
+    :raises WireError: there is none, or it cannot be read.
+    """
+    first = metadata.get(KEY)
+    if not isinstance(first, str) or not re.match("[1-9]:", first):
+        raise CLUSTER_WISH.broken("is missing or cut")
+    count = int(first[0])
+    rest = [metadata.get(_key(at), "") for at in range(2, count + 1)]
+    return loads(first[2:] + "".join(map(str, rest)))
+
+
+def to_group_name(wish: Wish, attempt: str) -> str:
+    """The name of the server group: with the whole wish, or with its digest."""
+    head = {**CLUSTER_LABEL.head(), "a": attempt}
+    full = f"{PREFIX}{wish.name} {_json({**head, **_body(wish)})}"
+    if len(full) <= _LONGEST:
+        return full
+    members = numbers.write(wish.members)
+    return f"{PREFIX}{wish.name} {_json({**head, 'm': members, 'h': wish.digest})}"
+
+
+def from_group_name(text: str) -> Label | None:
+    """Read the name of a server group; None: it is no cluster's.
+
+    :raises WireError: it is a cluster's, but cannot be read.
+    """
+    if not text.startswith(PREFIX):
+        return None
+    name, _, rest = text.removeprefix(PREFIX).partition(" ")
+    data = CLUSTER_LABEL.load(rest)
+    name = _name(name)
+    members = numbers.read(data.get("m"))
+    attempt = _text(data, "a")
+    if "h" in data:
+        return Label(name, members, attempt, _text(data, "h"))
+    wish = _wish(name, data)
+    return Label(name, members, attempt, wish.digest, wish)
+
+
+def _key(at: int) -> str:
+    return KEY if at == 1 else f"{KEY}_{at}"
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _body(wish: Wish) -> dict[str, Any]:
+    """All but the name; what has its default is left out."""
+    found: dict[str, Any] = {"m": numbers.write(wish.members), "f": _pack(wish.flavor)}
+    if wish.generation != 1:
+        found["g"] = wish.generation
+    if wish.image:
+        found["i"] = _pack(wish.image)
+    if wish.nics:
+        found["n"] = [
+            _pack(nic.network) + (f"/{nic.vnic}" if nic.vnic else "") for nic in wish.nics
+        ]
+    elif wish.networks != AUTO:
+        found["n"] = wish.networks
+    if wish.security_groups:
+        found["s"] = list(wish.security_groups)
+    texts = {"k": wish.key, "z": wish.zone, "u": wish.user_data, "o": wish.volumes}
+    found |= {key: value for key, value in texts.items() if value}
+    if wish.boot_gib:
+        found["b"] = wish.boot_gib
+    flags = {"d": wish.config_drive, "t": wish.check, "l": wish.single}
+    return found | {key: True for key, value in flags.items() if value}
+
+
+def _wish(name: str, data: Mapping[str, Any]) -> Wish:
+    nics = data.get("n", AUTO)
+    if isinstance(nics, str):
+        if nics not in (AUTO, NONE):
+            raise CLUSTER_WISH.broken(f"has networks {shown(nics)}")
+        named: tuple[Nic, ...] = ()
+    else:
+        named = tuple(_nic(each) for each in _list(data, "n"))
+    return Wish(
+        name=name,
+        members=numbers.read(data.get("m")),
+        flavor=_unpack(_text(data, "f")),
+        image=_unpack(_text(data, "i", "")),
+        nics=named,
+        networks=AUTO if named else nics,
+        key=_text(data, "k", ""),
+        zone=_text(data, "z", ""),
+        security_groups=tuple(_list(data, "s")),
+        user_data=_text(data, "u", ""),
+        volumes=_text(data, "o", ""),
+        boot_gib=_number(data, "b", 0),
+        config_drive=data.get("d") is True,
+        check=data.get("t") is True,
+        single=data.get("l") is True,
+        generation=_number(data, "g", 1),
+    )
+
+
+def _nic(text: str) -> Nic:
+    network, _, vnic = text.partition("/")
+    return Nic(_unpack(network), vnic)
+
+
+def _pack(text: str) -> str:
+    """22 characters for a UUID; anything else as it is."""
+    if _UUID.fullmatch(text):
+        return _PACKED + base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
+    return _PACKED + text if text.startswith(_PACKED) else text
+
+
+def _unpack(text: str) -> str:
+    if not text.startswith(_PACKED) or text.startswith(_PACKED * 2):
+        return text.removeprefix(_PACKED)
+    try:
+        return str(uuid.UUID(bytes=base64.b64decode(text[1:] + "==", b"-_", validate=True)))
+    except ValueError:
+        raise CLUSTER_WISH.broken(f"has the id {shown(text)}") from None
+
+
+def _name(text: object) -> str:
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        raise CLUSTER_WISH.broken(f"has the name {shown(text)}")
+    return text
+
+
+def _text(data: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = data.get(key, default)
+    if not isinstance(value, str) or not value.isprintable() or (default is None and not value):
+        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+    return value
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[str]:
+    value = data.get(key, [])
+    good = isinstance(value, list) and all(
+        isinstance(each, str) and each and each.isprintable() for each in value
+    )
+    if not good:
+        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+    return list(value)
+
+
+def _number(data: Mapping[str, Any], key: str, default: int) -> int:
+    value = data.get(key, default)
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise CLUSTER_WISH.broken(f"has {key}: {shown(value)}")
+    return value

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets of small numbers as text: ``1-3,7``, as host lists and CPU lists have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from nova_hpc.wire.version import WireError, shown
+
+#: The highest number that a set may have; a text of few bytes must not fill a memory.
+MOST: Final = 100_000
+
+_PART: Final = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", re.ASCII)
+
+
+def write(numbers: Collection[int]) -> str:
+    """The shortest text: sorted, neighbours joined; empty for none."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in parts)
+
+
+def read(text: object) -> frozenset[int]:
+    """The numbers, each from 1 to :data:`MOST`.
+
+    :raises WireError: *text* is no such list.
+    """
+    if not isinstance(text, str) or not text:
+        raise WireError(f"{shown(text)} is no list of numbers such as 1-3,7")
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _PART.fullmatch(part.strip())
+        if match is None:
+            raise WireError(f"{shown(text)} is no list of numbers such as 1-3,7")
+        low = int(match[1])
+        high = int(match[2] or low)
+        if not 1 <= low <= high <= MOST:
+            raise WireError(f"{shown(part)} is no range within 1 to {MOST}, low to high")
+        found.update(range(low, high + 1))
+    return frozenset(found)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud in memory, with what Nova and Neutron promise, and faults at chosen calls.
+
+It keeps records as the APIs show them. It knows nothing of clusters but what stands in
+the requests; the code under test reads it as it reads a real one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nova_hpc.cluster import members
+from nova_hpc.cluster import wish as wishes
+from nova_hpc.cluster.life_cycle_run import CloudError, LostError
+from nova_hpc.cluster.members import Cluster
+from nova_hpc.cluster.wish import Secrets
+from nova_hpc.wire import cluster_wish
+from nova_hpc.wire.cluster_wish import Wish
+
+
+class Killed(BaseException):
+    """The client's process is gone."""
+
+
+class ModelCloud:
+    """One project's servers, groups and ports.
+
+    :ivar fates: what becomes of the servers in the order of their creation: ``ACTIVE``, or
+        the text of a fault.
+    :ivar faults: number of a changing call -> what happens: ``kill`` or ``kill-after``,
+        ``lose`` or ``lose-after`` (an answer that never comes), or a refusal's text.
+    """
+
+    def __init__(self, fates: Sequence[str] = (), faults: Mapping[int, str] | None = None) -> None:
+        self.fates = list(fates)
+        self.faults = dict(faults or {})
+        self.calls = 0
+        self.log: list[str] = []
+        self.groups: dict[str, dict[str, Any]] = {}
+        self.servers: dict[str, dict[str, Any]] = {}
+        self.ports: dict[str, dict[str, Any]] = {}
+        self._dead = False
+        self._ids = 0
+        self._lock = threading.Lock()
+
+    def revive(self) -> None:
+        """Another client comes; nothing goes wrong any more."""
+        self.faults, self._dead = {}, False
+
+    def _id(self) -> str:
+        self._ids += 1
+        return f"{self._ids:08x}-0000-4000-8000-000000000000"
+
+    def _change(self, what: str, effect: Any) -> Any:
+        with self._lock:
+            self.calls += 1
+            fault = self.faults.get(self.calls)
+            if self._dead or fault == "kill":
+                self._dead = True
+                raise Killed
+            self.log.append(what)
+            if fault == "lose":
+                raise LostError("no answer")
+            if fault and fault not in ("kill-after", "lose-after"):
+                raise CloudError(fault)
+            found = effect()
+            if fault == "kill-after":
+                self._dead = True
+                raise Killed
+            if fault == "lose-after":
+                raise LostError("no answer")
+            return found
+
+    # -- what time does ------------------------------------------------------
+
+    def tick(self) -> None:
+        """Nova goes on with what it was asked for."""
+        for id, server in list(self.servers.items()):
+            if server["OS-EXT-STS:task_state"] == "deleting":
+                del self.servers[id]
+                for port in self.ports.values():
+                    if port["device_id"] == id:
+                        port["device_id"] = ""
+                for group in self.groups.values():
+                    group["members"] = [each for each in group["members"] if each != id]
+            elif server["status"] == "BUILD":
+                fate = self.fates.pop(0) if self.fates else "ACTIVE"
+                for each in server["_ports"]:
+                    self.ports[each]["device_id"] = id
+                if fate == "ACTIVE":
+                    server |= {"status": "ACTIVE", "OS-SRV-USG:launched_at": "now"}
+                else:
+                    server |= {"status": "ERROR", "fault": {"message": fate}}
+
+    # -- looking -------------------------------------------------------------
+
+    def clusters(self) -> list[Cluster]:
+        return members.clusters(
+            list(self.groups.values()), list(self.servers.values()), list(self.ports.values())
+        )
+
+    def look(self, group: str) -> Cluster:
+        with self._lock:
+            if self._dead:
+                raise Killed
+            self.tick()
+            found = [each for each in self.clusters() if each.id == group]
+            return found[0] if found else Cluster(group)
+
+    def groups_of(self, attempt: str) -> Sequence[str]:
+        found = {id: cluster_wish.from_group_name(each["name"]) for id, each in self.groups.items()}
+        return [id for id, label in found.items() if label and label.attempt == attempt]
+
+    def console(self, server: str) -> str:
+        return str(self.servers[server].get("_console", ""))
+
+    # -- steps ----------------------------------------------------------------
+
+    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+        body = wishes.group_body(wish, attempt, policy, max_per_host)["server_group"]
+
+        def effect() -> str:
+            id = self._id()
+            self.groups[id] = {**body, "id": id, "members": []}
+            return id
+
+        return str(self._change("group", effect))
+
+    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+        body = wishes.port_body(wish, group, number, place, ())["port"]
+
+        def effect() -> None:
+            id = self._id()
+            self.ports[id] = {**body, "id": id, "device_id": ""}
+
+        self._change("port", effect)
+
+    def make_servers(
+        self,
+        wish: Wish,
+        group: str,
+        several: Sequence[int],
+        ports: Sequence[tuple[int, str]],
+        secrets: Secrets,
+    ) -> None:
+        body = wishes.server_body(wish, group, several, secrets, dict(ports))
+        server = body["server"]
+        count = server.pop("min_count", 1)
+        named = [each["port"] for each in server["networks"] if "port" in each]
+
+        def effect() -> None:
+            if body["os:scheduler_hints"]["group"] not in self.groups:
+                raise CloudError("the server group could not be found")
+            if count > 1 and named:
+                raise CloudError("ports in a request for several servers")
+            for each in named:
+                if self.ports[each]["device_id"]:
+                    raise CloudError("the port is in use")
+            for at in range(1, count + 1):
+                id = self._id()
+                self.servers[id] = {
+                    "id": id,
+                    "name": f"{server['name']}-{at}" if count > 1 else server["name"],
+                    "metadata": dict(server["metadata"]),
+                    "tags": list(server["tags"]),
+                    "status": "BUILD",
+                    "created": f"{self._ids:08d}",
+                    "OS-EXT-STS:task_state": "scheduling",
+                    "_ports": named,
+                }
+                self.groups[group]["members"].append(id)
+
+        self._change("servers", effect)
+
+    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+        items = cluster_wish.to_metadata(wish, group)
+
+        def effect() -> None:
+            if server in self.servers:
+                self.servers[server]["metadata"].update(items)
+
+        self._change("wish", effect)
+
+    def delete_server(self, server: str) -> None:
+        def effect() -> None:
+            if server in self.servers:
+                self.servers[server]["OS-EXT-STS:task_state"] = "deleting"
+
+        self._change("delete server", effect)
+
+    def delete_port(self, port: str) -> None:
+        def effect() -> None:
+            if port in self.ports and self.ports[port]["device_id"]:
+                raise CloudError("the port is in use")
+            self.ports.pop(port, None)
+
+        self._change("delete port", effect)
+
+    def delete_group(self, group: str) -> None:
+        self._change("delete group", lambda: self.groups.pop(group, None))

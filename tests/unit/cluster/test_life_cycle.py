@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client that dies, is refused or loses answers at any step: another one finishes or ends it.
+
+What is left is compared with plain sets of names, not with what the code calls complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cluster import life_cycle, life_cycle_commands, life_cycle_run
+from nova_hpc.cluster.life_cycle_commands import Nearness
+from nova_hpc.cluster.life_cycle_run import ClusterError, Pace
+from nova_hpc.cluster.members import Cluster, State
+from nova_hpc.cluster.wish import Secrets
+from nova_hpc.wire.cluster_wish import Nic, Wish
+from tests.unit.cluster.model_cloud import Killed, ModelCloud
+
+NET = "11111111-2222-4333-8444-555555555555"
+PLAIN = Wish("train", frozenset({1, 2, 3}), "42", image="img", nics=(Nic(NET),))
+PORTS = attrs.evolve(PLAIN, nics=(Nic(NET), Nic(NET, "direct")))
+PACE = Pace(sleep=lambda seconds: None, clock=lambda: 0.0)
+
+KINDS = ("kill", "kill-after", "lose", "lose-after", "Forbidden: quota")
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(life_cycle_run, "IN_FLIGHT", 1)
+
+
+def create(cloud: ModelCloud, wish: Wish) -> Cluster:
+    return life_cycle_commands.create(cloud, wish, Secrets(), Nearness(), "a77e", PACE)
+
+
+def strangers(cloud: ModelCloud) -> None:
+    """What is not ours and must never be touched."""
+    group = cloud.make_group(attrs.evolve(PLAIN, name="other"), "0ther", "affinity", None)
+    cloud.groups[group]["name"] = "somebody's"
+    cloud.servers["s"] = {
+        "id": "s",
+        "name": "train-1",
+        "metadata": {},
+        "tags": ["mine"],
+        "status": "ACTIVE",
+        "OS-EXT-STS:task_state": None,
+        "_ports": [],
+    }
+    cloud.ports["p"] = {"id": "p", "name": "train-1.1", "description": "", "device_id": ""}
+
+
+def nothing_left(cloud: ModelCloud) -> None:
+    assert cloud.servers.keys() == {"s"}
+    assert cloud.ports.keys() == {"p"}
+    assert [each["name"] for each in cloud.groups.values()] == ["somebody's"]
+
+
+def complete(cloud: ModelCloud, wish: Wish, numbers: set[int]) -> None:
+    ours = {id: each for id, each in cloud.servers.items() if id != "s"}
+    assert sorted(each["name"] for each in ours.values()) == sorted(
+        f"train-{number}" for number in numbers
+    )
+    assert {each["status"] for each in ours.values()} == {"ACTIVE"}
+    assert {each["OS-EXT-STS:task_state"] for each in ours.values()} == {"scheduling"}
+    made = [each for id, each in cloud.ports.items() if id != "p"]
+    places = [place for place, nic in enumerate(wish.nics) if nic.vnic]
+    assert sorted(each["name"] for each in made) == sorted(
+        f"train-{number}.{place}" for number in numbers for place in places
+    )
+    for port in made:
+        assert cloud.servers[port["device_id"]]["name"] == port["name"].split(".")[0]
+    assert len(cloud.groups) == 2
+
+
+def all_is_listed(cloud: ModelCloud) -> None:
+    """Every thing that a client made is a part of some cluster in the list."""
+    listed = cloud.clusters()
+    assert {each.id for cluster in listed for each in cluster.members} == cloud.servers.keys() - {
+        "s"
+    }
+    assert {each.id for cluster in listed for each in cluster.ports} == cloud.ports.keys() - {"p"}
+    groups = {id for id, each in cloud.groups.items() if each["name"].startswith("hpc:")}
+    assert groups <= {cluster.id for cluster in listed}
+
+
+def start(fates: list[str], faults: dict[int, str]) -> ModelCloud:
+    cloud = ModelCloud()
+    strangers(cloud)
+    cloud.fates, cloud.calls = fates, 0
+    cloud.faults = faults
+    return cloud
+
+
+@pytest.mark.parametrize("wish", [PLAIN, attrs.evolve(PLAIN, single=True), PORTS])
+def test_create_and_delete(wish: Wish) -> None:
+    cloud = start([], {})
+    cluster = create(cloud, wish)
+    assert cluster.state is State.ACTIVE
+    complete(cloud, wish, {1, 2, 3})
+    assert cloud.log.count("servers") == (1 if wish == PLAIN else 3)
+    life_cycle_commands.delete(cloud, cluster, PACE)
+    nothing_left(cloud)
+
+
+@given(
+    wish=st.sampled_from([PLAIN, attrs.evolve(PLAIN, single=True), PORTS]),
+    faults=st.dictionaries(st.integers(1, 16), st.sampled_from(KINDS), max_size=3),
+    fates=st.lists(st.sampled_from(["ACTIVE", "ACTIVE", "No valid host"]), max_size=4),
+    resumes=st.booleans(),
+)
+def test_whatever_happens_somebody_finishes_or_ends_it(
+    wish: Wish, faults: dict[int, str], fates: list[str], resumes: bool
+) -> None:
+    cloud = start(fates, faults)
+    killed, said = False, ""
+    try:
+        create(cloud, wish)
+    except Killed:
+        killed = True
+    except ClusterError as error:
+        said = str(error)
+    else:
+        complete(cloud, wish, {1, 2, 3})
+    if "nothing is left" in said:
+        nothing_left(cloud)
+        return
+    assert killed or not said or "openstack hpc cluster delete" in said
+    cloud.revive()
+    all_is_listed(cloud)
+    left = cloud.clusters()
+    if not killed and not said:
+        assert [each.state for each in left] == [State.ACTIVE]
+    # Two groups of one attempt: the first answer was lost, and then the client died.
+    assert len(left) <= (2 if "lose-after" in faults.values() else 1)
+    for each in left:
+        if resumes and len(left) == 1:
+            cloud.fates = []
+            try:
+                made = life_cycle_commands.resume(cloud, each, None, Secrets(), PACE)
+            except ClusterError as error:
+                pytest.fail(f"resume: {error}")
+            assert made.state is State.ACTIVE
+            complete(cloud, wish, {1, 2, 3})
+            continue
+        life_cycle_commands.delete(cloud, each, PACE)
+    if not (resumes and len(left) == 1):
+        nothing_left(cloud)
+
+
+@given(
+    wish=st.sampled_from([PLAIN, PORTS]),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["scale", "replace"]),
+            st.sets(st.integers(1, 5), min_size=1, max_size=4),
+            st.dictionaries(st.integers(1, 9), st.sampled_from(KINDS), max_size=2),
+            st.lists(st.sampled_from(["ACTIVE", "ACTIVE", "No valid host"]), max_size=3),
+        ),
+        max_size=4,
+    ),
+)
+def test_a_cluster_that_changes(
+    wish: Wish, steps: list[tuple[str, set[int], dict[int, str], list[str]]]
+) -> None:
+    """After each command, killed or not, one resume makes it whole; the list names all."""
+    cloud = start([], {})
+    create(cloud, wish)
+    wanted = {1, 2, 3}
+    for command, numbers, faults, fates in steps:
+        (cluster,) = cloud.clusters()
+        cloud.calls, cloud.faults, cloud.fates = 0, faults, list(fates)
+        before, after = wanted, numbers if command == "scale" else wanted
+        with contextlib.suppress(Killed, ClusterError):
+            if command == "scale":
+                life_cycle_commands.scale(cloud, cluster, numbers, Secrets(), PACE)
+            else:
+                some = sorted(numbers & wanted)
+                life_cycle_commands.replace(cloud, cluster, some, Secrets(), PACE)
+        cloud.revive()
+        cloud.fates = []
+        all_is_listed(cloud)
+        (cluster,) = cloud.clusters()
+        wanted = set(cluster.wanted)
+        assert wanted in (before, after)
+        ran = {id for id, each in cloud.servers.items() if each.get("OS-SRV-USG:launched_at")}
+        life_cycle_commands.resume(cloud, cluster, None, Secrets(), PACE)
+        complete(cloud, wish, wanted)
+        # What ran and is still wanted was not made anew to make the cluster whole.
+        kept = {cloud.servers[id]["name"] for id in ran & cloud.servers.keys()}
+        assert len(kept) == len(ran & cloud.servers.keys())
+    (cluster,) = cloud.clusters()
+    life_cycle_commands.delete(cloud, cluster, PACE)
+    nothing_left(cloud)
+
+
+@given(st.permutations(range(4)), st.integers(0, 30), st.sampled_from(("kill", "kill-after")))
+def test_delete_that_is_killed_is_deleted_again(order: list[int], at: int, kind: str) -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PORTS)
+    cloud.calls, cloud.faults = 0, {at: kind}
+    with contextlib.suppress(Killed):
+        life_cycle_commands.delete(cloud, cluster, PACE)
+    cloud.revive()
+    all_is_listed(cloud)
+    for each in cloud.clusters():
+        life_cycle_commands.delete(cloud, each, PACE)
+    nothing_left(cloud)
+
+
+def test_a_group_that_somebody_deleted_leaves_a_cluster_that_delete_ends() -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PORTS)
+    del cloud.groups[cluster.id]
+    (found,) = cloud.clusters()
+    assert (found.name, found.state) == ("train", State.NO_GROUP)
+    assert life_cycle.finishes(found) == "openstack hpc cluster delete train"
+    with pytest.raises(ClusterError, match="can only be deleted"):
+        life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
+    life_cycle_commands.delete(cloud, found, PACE)
+    nothing_left(cloud)
+
+
+def test_two_clients_that_resume_at_once_leave_one_of_each() -> None:
+    cloud = start([], {4: "kill"})
+    with pytest.raises(Killed):
+        create(cloud, attrs.evolve(PLAIN, single=True))
+    cloud.revive()
+    (left,) = cloud.clusters()
+    look = cloud.look
+    once = [True]
+
+    def meanwhile(group: str) -> Cluster:
+        found = look(group)
+        if once:
+            once.clear()
+            life_cycle_commands.resume(cloud, left, None, Secrets(), PACE)
+        return found
+
+    cloud.look = meanwhile  # type: ignore[method-assign]
+    life_cycle_commands.resume(cloud, left, None, Secrets(), PACE)
+    complete(cloud, PLAIN, {1, 2, 3})
+
+
+def test_a_server_that_is_not_ours_stops_delete() -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PLAIN)
+    cloud.groups[cluster.id]["members"].append("s")
+    (found,) = cloud.clusters()
+    with pytest.raises(ClusterError, match="not the cluster's: train-1; delete them first"):
+        life_cycle_commands.delete(cloud, found, PACE)
+    complete(cloud, PLAIN, {1, 2, 3})
+
+
+def test_a_renamed_member_stays_a_member() -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PLAIN)
+    cloud.servers[cluster.members[1].id]["name"] = "login"
+    (found,) = cloud.clusters()
+    assert found.state is State.ACTIVE
+    life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
+    assert sorted(each["name"] for each in cloud.servers.values()) == [
+        *("login", "train-1", "train-1", "train-3")
+    ]
+
+
+def test_all_members_are_replaced_only_where_the_group_knows_them() -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PLAIN)
+    made = life_cycle_commands.replace(cloud, cluster, [1, 2, 3], Secrets(), PACE)
+    assert not {each.id for each in made.members} & {each.id for each in cluster.members}
+    smaller = life_cycle_commands.scale(cloud, made, {2}, Secrets(), PACE)
+    with pytest.raises(ClusterError, match="these are all members"):
+        life_cycle_commands.replace(cloud, smaller, [2], Secrets(), PACE)
+    complete(cloud, PLAIN, {2})
+
+
+def test_a_failed_member_that_ran_is_not_made_anew_by_resume() -> None:
+    cloud = start([], {})
+    cluster = create(cloud, PLAIN)
+    server = cloud.servers[cluster.members[0].id]
+    server |= {"status": "ERROR", "fault": {"message": "the node died"}}
+    (found,) = cloud.clusters()
+    assert (found.state, found.reason) == (State.ERROR, "train-1: the node died")
+    assert life_cycle.finishes(found) == "openstack hpc cluster replace train train-1"
+    with pytest.raises(ClusterError, match="train-1 failed: the node died"):
+        life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
+    life_cycle_commands.replace(cloud, found, [1], Secrets(), PACE)
+    complete(cloud, PLAIN, {1, 2, 3})
+
+
+def test_guests_that_check_themselves() -> None:
+    wish = attrs.evolve(PLAIN, check=True)
+    cloud = start([], {})
+    tick = cloud.tick
+
+    def says(text: str) -> None:
+        def later() -> None:
+            for server in cloud.servers.values():
+                if server["status"] == "ACTIVE" and server["id"] != "s":
+                    server["_console"] = text
+            tick()
+
+        cloud.tick = later  # type: ignore[method-assign]
+
+    says("x\n[ 3.1] As promised: 2 devices, 1 NUMA nodes, topology mirror.\nlogin:")
+    assert create(cloud, wish).state is State.ACTIVE
+    life_cycle_commands.delete(cloud, cloud.clusters()[0], PACE)
+    says("sh: WRONG device: gpu 1: it is not there\n")
+    with pytest.raises(ClusterError, match=r"train-\d is not as promised: gpu 1: it is not there"):
+        create(cloud, wish)
+    nothing_left(cloud)
+
+
+def test_patience_ends() -> None:
+    cloud = start([], {})
+    cloud.tick = lambda: None  # type: ignore[method-assign]
+    clock = iter(range(0, 10_000, 50))
+    pace = Pace(limit=200.0, sleep=lambda seconds: None, clock=lambda: float(next(clock)))
+    group = cloud.make_group(PLAIN, "a77e", "affinity", None)
+    with pytest.raises(ClusterError, match="after 200 seconds still 3 of 3 members are building"):
+        life_cycle_run.fulfil(cloud, group, PLAIN, Secrets(), pace)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who goes, who is beside whom, and how hosts are written down."""
+
+from __future__ import annotations
+
+import itertools
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cluster import hostfiles, members_leave, members_near, members_picture
+from nova_hpc.cluster.hostfiles import HostError
+from nova_hpc.cluster.members import Cluster, Group, Member
+from nova_hpc.cluster.members_leave import Place
+from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.position import Position
+
+
+def member(number: int, leaf: str, host: str, **more: object) -> Member:
+    values: dict[str, object] = {
+        "id": f"id{number}",
+        "name": f"t-{number}",
+        "status": "ACTIVE",
+        "host": host,
+        "vcpus": 8,
+        "ram_mb": 1000,
+        "addresses": {"net": (f"fd00::{number}", f"10.0.0.{number}"), "ib": (f"10.1.0.{number}",)},
+        "position": Position({"block": "b-1", "leaf": leaf} if leaf else {}),
+    } | more
+    return Member(**values)  # type: ignore[arg-type]
+
+
+def cluster(*members: Member) -> Cluster:
+    numbers = frozenset(int(each.name.partition("-")[2]) for each in members)
+    wish = Wish("t", numbers, "1", image="i")
+    return Cluster(
+        "g",
+        Group("g", "hpc:t"),
+        tuple(
+            Member(**{f: getattr(m, f) for f in Member.__slots__ if f[0] != "_"} | {"wish": wish})
+            for m in members
+        ),
+    )
+
+
+TWO_LEAVES = cluster(
+    member(1, "l-a", "h1"),
+    member(2, "l-b", "h2"),
+    member(3, "l-b", "h3"),
+    member(4, "l-a", "h4"),
+    member(5, "l-b", "h2"),
+)
+
+
+# -- who goes ---------------------------------------------------------------------------
+
+
+def cost(places: dict[int, Place], stay: tuple[int, ...]) -> tuple[int, ...]:
+    """Counted plainly: failed ones, then domains of each level by their full path."""
+    levels = len(next(iter(places.values())).path)
+    domains = [len({places[each].path[: at + 1] for each in stay}) for at in range(levels)]
+    return (sum(places[each].failed for each in stay), *domains, sum(stay))
+
+
+@given(
+    st.lists(
+        st.builds(
+            Place,
+            st.tuples(*[st.sampled_from(["", "a", "b", "c"])] * 3),
+            st.sampled_from([False, False, True]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.data(),
+)
+def test_those_stay_that_are_nearest(some: list[Place], data: st.DataObject) -> None:
+    places = dict(enumerate(some, 1))
+    keep = data.draw(st.integers(1, len(some)))
+    goes = members_leave.choose(places, keep)
+    assert len(goes) == len(some) - keep
+    stay = tuple(sorted(set(places) - goes))
+    best = min(cost(places, each) for each in itertools.combinations(places, keep))
+    assert cost(places, stay) == best
+
+
+def test_of_a_thousand_members_half_can_go() -> None:
+    places = {n: Place((f"b{n % 4}", f"l{n % 40}", f"h{n % 500}")) for n in range(1, 1001)}
+    goes = members_leave.choose(places, 500)
+    stay = [places[each].path for each in places if each not in goes]
+    assert (len(stay), len({path[0] for path in stay}), len({path[1] for path in stay})) == (
+        *(500, 2, 20),
+    )
+
+
+def test_nobody_can_stay_that_is_not_there() -> None:
+    for keep in (0, 2):
+        with pytest.raises(ValueError, match=f"{keep} of 1 members cannot stay"):
+            members_leave.choose({1: Place(("a",))}, keep)
+
+
+# -- who is beside whom -------------------------------------------------------------------
+
+
+def test_neighbours_follow_each_other() -> None:
+    order = [seat.number for seat in members_near.seats(TWO_LEAVES)]
+    assert order == [2, 5, 3, 1, 4]
+    assert members_near.spans(TWO_LEAVES) == {"block": 1, "leaf": 2, "host": 4}
+
+
+def test_the_tree() -> None:
+    assert members_near.as_tree(TWO_LEAVES) == (
+        "t: 1 block, 2 leaves, 4 hosts\n"
+        "└─ block b-1\n"
+        "   ├─ leaf l-b\n"
+        "   │  ├─ host h2\n"
+        "   │  │  ├─ t-2\n"
+        "   │  │  └─ t-5\n"
+        "   │  └─ host h3\n"
+        "   │     └─ t-3\n"
+        "   └─ leaf l-a\n"
+        "      ├─ host h1\n"
+        "      │  └─ t-1\n"
+        "      └─ host h4\n"
+        "         └─ t-4\n"
+    )
+
+
+def test_the_matrix() -> None:
+    rows = members_near.as_matrix(TWO_LEAVES).splitlines()
+    assert [row.split() for row in rows[:6]] == [
+        ["t-2", "t-5", "t-3", "t-1", "t-4"],
+        ["t-2", "X", "HOST", "LEAF", "BLK", "BLK"],
+        ["t-5", "HOST", "X", "LEAF", "BLK", "BLK"],
+        ["t-3", "LEAF", "LEAF", "X", "BLK", "BLK"],
+        ["t-1", "BLK", "BLK", "BLK", "X", "LEAF"],
+        ["t-4", "BLK", "BLK", "BLK", "LEAF", "X"],
+    ]
+
+
+def test_without_positions_hosts_are_known() -> None:
+    some = cluster(member(1, "", "h1"), member(2, "", "h2"), member(3, "", "h1"))
+    assert members_near.spans(some) == {"host": 2}
+    assert members_near.as_tree(some).splitlines()[0] == "t: 2 hosts"
+    assert members_leave.choose(members_near.places(some), 2) == {2}
+    assert "nothing is known" in members_near.as_tree(cluster(member(1, "", "")))
+
+
+def test_the_picture_has_every_member_and_is_xml() -> None:
+    some = cluster(
+        *(member(n, f"l-{n % 7}", f"h{n % 50}") for n in range(1, 120)),
+        member(200, "l-1", "<h&1>", status="ERROR"),
+    )
+    text = members_picture.draw(some)
+    root = ElementTree.fromstring(text)
+    shown = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {f"t-{n}" for n in range(1, 120)} <= set(shown)
+    assert "host <h&1>" in shown
+
+
+# -- files ---------------------------------------------------------------------------------
+
+
+def test_host_files() -> None:
+    found = hostfiles.hosts(TWO_LEAVES, "net")
+    assert hostfiles.openmpi(found, "t") == (
+        "10.0.0.2 slots=8\n10.0.0.5 slots=8\n10.0.0.3 slots=8\n10.0.0.1 slots=8\n10.0.0.4 slots=8\n"
+    )
+    assert hostfiles.slurm(found, "t").splitlines() == [
+        *(
+            f"NodeName=t-{n} NodeAddr=10.0.0.{n} CPUs=8 RealMemory=950 State=UNKNOWN"
+            for n in (2, 5, 3, 1, 4)
+        ),
+        "NodeSet=t Nodes=t-2,t-5,t-3,t-1,t-4",
+    ]
+    names = hostfiles.hosts(TWO_LEAVES, names=True)
+    assert hostfiles.pdsh(names, "t") == "t-2\nt-5\nt-3\nt-1\nt-4\n"
+    data = yaml.safe_load(hostfiles.ansible(hostfiles.hosts(TWO_LEAVES, "ib"), "my-t"))
+    hosts = data["all"]["children"]["my_t"]["hosts"]
+    assert hosts["t-3"] == {
+        "hpc_rank": 2,
+        "hpc_vcpus": 8,
+        "ansible_host": "10.1.0.3",
+        "hpc_block": "b-1",
+        "hpc_leaf": "l-b",
+    }
+    assert hostfiles.row(found[0])[:4] == ("t-2", "10.0.0.2", 8, 1000)
+    assert len(hostfiles.row(found[0])) == len(hostfiles.COLUMNS)
+
+
+def test_a_network_that_is_not_there() -> None:
+    with pytest.raises(HostError, match="t-2 is not in network 'x'; it is in: ib, net"):
+        hostfiles.hosts(TWO_LEAVES, "x")
