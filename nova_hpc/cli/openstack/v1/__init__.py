@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Version 1 of the commands below ``openstack hpc``."""

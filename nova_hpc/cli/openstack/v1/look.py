@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack hpc cluster list``, ``show``, ``hosts`` and ``topology``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import stevedore
+from cliff.formatters import base as formatters
+from osc_lib import exceptions
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from nova_hpc.cli.openstack.cloud import SdkCloud
+from nova_hpc.cli.openstack.rest import Rest
+from nova_hpc.cluster import hostfiles, life_cycle, members_near, members_picture
+from nova_hpc.cluster.hostfiles import HostError
+from nova_hpc.cluster.life_cycle_run import CloudError, ClusterError
+from nova_hpc.cluster.members import Cluster, number
+from nova_hpc.wire import numbers
+
+
+def cloud_of(app: Any) -> SdkCloud:
+    """Nova and Neutron with the user's rights."""
+    return SdkCloud(Rest(app.client_manager.hpc))
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Errors in the manner of the OpenStack client."""
+    try:
+        yield
+    except (ClusterError, CloudError, HostError) as error:
+        raise exceptions.CommandError(str(error)) from error
+
+
+def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
+    """What is known of one cluster, as columns and values."""
+    wish = cluster.wish
+    found = number(cluster)
+    networks: list[str] = []
+    if wish is not None:
+        networks = [nic.network for nic in wish.nics] or [wish.networks]
+    values: dict[str, Any] = {
+        "name": cluster.name,
+        "id": cluster.id,
+        "state": cluster.state.value,
+        "reason": cluster.reason,
+        "next": life_cycle.finishes(cluster),
+        "wanted": numbers.write(cluster.wanted),
+        "members": format_columns.ListColumn([member.name for member in found.by_number.values()]),
+        "surplus": format_columns.ListColumn([member.name for member in found.surplus]),
+        "others": format_columns.ListColumn(list(cluster.strangers)),
+        "ports": len(cluster.ports),
+        "policy": cluster.group.policy if cluster.group else "",
+        "rules": format_columns.DictColumn(dict(cluster.group.rules if cluster.group else {})),
+        "flavor": wish.flavor if wish else "",
+        "image": wish.image if wish else "",
+        "networks": format_columns.ListColumn(networks),
+        "availability_zone": wish.zone if wish else "",
+        "spans": format_columns.DictColumn(members_near.spans(cluster)),
+    }
+    return tuple(values), tuple(values.values())
+
+
+class ListCluster(command.Lister):
+    """List the virtual clusters of the project, also those that were left half-way"""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--long", action="store_true", help="also why, and the command that finishes it"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a cluster."""
+        with told():
+            found = cloud_of(self.app).clusters()
+        columns = ["Name", "ID", "State", "Members", "Ports"]
+        if parsed_args.long:
+            columns += ["Policy", "Reason", "Next"]
+        return columns, [_row(each, parsed_args.long) for each in found]
+
+
+def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
+    living = sum(not member.going for member in cluster.members)
+    row: list[Any] = [
+        cluster.name,
+        cluster.id,
+        cluster.state.value,
+        f"{living}/{len(cluster.wanted)}",
+        len(cluster.ports),
+    ]
+    if long:
+        policy = cluster.group.policy if cluster.group else ""
+        row += [policy, cluster.reason, life_cycle.finishes(cluster)]
+    return row
+
+
+class ShowCluster(command.ShowOne):
+    """Show one virtual cluster"""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Everything that is known of it."""
+        with told():
+            return record(cloud_of(self.app).find(parsed_args.cluster))
+
+
+class _Text(formatters.ListFormatter):
+    """A format that is no table: the command writes it."""
+
+    def __init__(self, write: Callable[[], str]) -> None:
+        self._write = write
+
+    def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
+        """It has no options."""
+
+    def emit_list(
+        self,
+        column_names: Sequence[str],
+        data: Iterable[Any],
+        stdout: Any,
+        parsed_args: argparse.Namespace,
+    ) -> None:
+        """Write it."""
+        stdout.write(self._write())
+
+
+class _WithTexts(command.Lister):
+    """A list with further formats, which ``--format`` takes like any other."""
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """What writes each of them, once the cluster is known."""
+        raise NotImplementedError
+
+    def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
+        found = super()._load_formatter_plugins()
+        ours = []
+        for name, write in self.texts().items():
+            formatter = _Text(write)
+            ours.append(stevedore.extension.Extension(name, None, _Text, formatter))
+        return stevedore.ExtensionManager.make_test_instance([*found, *ours])
+
+
+class ListHosts(_WithTexts):
+    """List the members of a virtual cluster, those that are near each other together
+
+    Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
+    line), ansible (an inventory).
+    """
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """Host files."""
+
+        def writer(write: Callable[..., str]) -> Callable[[], str]:
+            return lambda: write(self._hosts, self._name)
+
+        return {name: writer(write) for name, write in hostfiles.FORMATS.items()}
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--network",
+            default="",
+            metavar="<network>",
+            help="name of the network whose addresses are meant; default: each member's first",
+        )
+        which.add_argument(
+            "--names", action="store_true", help="names alone: a resolver knows the members"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a member."""
+        with told():
+            cluster = cloud_of(self.app).find(parsed_args.cluster)
+            self._name = cluster.name
+            self._hosts = hostfiles.hosts(cluster, parsed_args.network, parsed_args.names)
+        return hostfiles.COLUMNS, [hostfiles.row(host) for host in self._hosts]
+
+
+class ShowTopology(_WithTexts):
+    """Show which members of a virtual cluster are beside each other
+
+    Formats beside the usual ones: tree (the default), matrix, svg. Names of hosts and
+    domains are the project's own: they say who shares one, and nothing else.
+    """
+
+    @property
+    def formatter_default(self) -> str:
+        """For people."""
+        return "tree"
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """Pictures."""
+        return {
+            "tree": lambda: members_near.as_tree(self._cluster),
+            "matrix": lambda: members_near.as_matrix(self._cluster),
+            "svg": lambda: members_picture.draw(self._cluster),
+        }
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a member."""
+        with told():
+            self._cluster = cloud_of(self.app).find(parsed_args.cluster)
+        columns = ("Name", *(_TITLES[level] for level in members_near.PATH))
+        return columns, [
+            (seat.member.name, *seat.path) for seat in members_near.seats(self._cluster)
+        ]
+
+
+_TITLES: Final = {
+    "spine": "Spine",
+    "block": "Block",
+    "leaf": "Leaf",
+    "nvlink_domain": "NVLink domain",
+    "host": "Host",
+}

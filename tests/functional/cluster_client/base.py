@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of the tests of ``openstack hpc cluster``: a small cloud and the real command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import fixtures
+from nova.tests import fixtures as nova_fixtures
+from nova.tests.functional import integrated_helpers
+from nova.virt import fake
+
+from tests.functional.cluster_client.cloud_front import CloudFront
+
+PROJECT = nova_fixtures.PROJECT_ID
+OTHER_PROJECT = "616c6c796f7572626173656172656f73"
+IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
+NETWORK = "private"
+_TOP = Path(__file__).resolve().parents[3]
+#: Seconds: a slow machine is no failure.
+_PATIENCE = 300.0
+_KILLED = -signal.SIGKILL
+
+
+@attrs.frozen
+class Said:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it wrote with ``-f json``."""
+        return json.loads(self.out)
+
+
+class SmallFakeDriver(fake.FakeDriver):
+    """A host with room for few servers."""
+
+    vcpus = 2
+    memory_mb = 8192
+    local_gb = 1024
+
+
+class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
+    """A cloud with hosts of two vCPUs each, and a client in another process."""
+
+    compute_driver = "fake.SmallFakeDriver"
+    HOSTS = 3
+
+    def setUp(self) -> None:
+        # Nova finds drivers below nova.virt alone.
+        self.useFixture(fixtures.MonkeyPatch("nova.virt.fake.SmallFakeDriver", SmallFakeDriver))
+        self.flags(cpu_allocation_ratio=1.0, initial_cpu_allocation_ratio=1.0)
+        super().setUp()
+        for at in range(self.HOSTS):
+            self.start_compute_on(at)
+        self.flavor = self._create_flavor(vcpu=1, memory_mb=256, disk=1, ephemeral=0, name="one")
+        self.front = CloudFront(self.api_fixture.app(), self.neutron)
+        self.addCleanup(self.front.stop)
+        self.ports_before = set(self.neutron._ports)
+        self._folder = Path(tempfile.mkdtemp(prefix="openstack-"))
+        self.addCleanup(shutil.rmtree, self._folder, ignore_errors=True)
+        self._calls = 0
+        self._forks = subprocess.Popen(
+            [sys.executable, "-m", "tests.functional.cluster_client.openstack_forks"],
+            cwd=_TOP,
+            stdin=subprocess.PIPE,
+            env={key: value for key, value in os.environ.items() if not key.startswith("OS_")},
+            start_new_session=True,
+        )
+        self.addCleanup(self._end_forks)
+        self.front.kill = self._kill
+
+    def start_compute_on(self, at: int) -> None:
+        self._start_compute(f"host{at}")
+
+    def _end_forks(self) -> None:
+        self._forks.stdin.close()
+        self._forks.kill()
+        self._forks.wait()
+
+    def _kill(self) -> None:
+        os.kill(int(self._wait_for(".pid")), signal.SIGKILL)
+
+    def _wait_for(self, suffix: str) -> str:
+        path = self._folder / f"{self._calls}{suffix}"
+        end = time.monotonic() + _PATIENCE
+        while not path.exists() or not path.read_text():
+            self.assertLess(time.monotonic(), end, f"{path} never came")
+            self.assertIsNone(self._forks.poll())
+            time.sleep(0.02)
+        return path.read_text()
+
+    # -- the command -------------------------------------------------------
+
+    def openstack(self, *words: str, user: str = "fake", project: str = PROJECT) -> Said:
+        """Run ``openstack`` with these words."""
+        self._calls += 1
+        base = self._folder / str(self._calls)
+        environment = {
+            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
+            "OS_AUTH_TYPE": "v3password",
+            "OS_USERNAME": user,
+            "OS_PASSWORD": "x",
+            "OS_USER_DOMAIN_ID": "default",
+            "OS_PROJECT_ID": project,
+            "OS_IDENTITY_API_VERSION": "3",
+        }
+        call = {"words": list(words), "environment": environment}
+        base.with_suffix(".json").write_text(json.dumps(call))
+        self._forks.stdin.write(f"{self._folder} {self._calls}\n".encode())
+        self._forks.stdin.flush()
+        status = int(self._wait_for(".status"))
+        out, err = (base.with_suffix(each).read_text() for each in (".out", ".err"))
+        return Said(status, out, err)
+
+    def cluster(self, verb: str, *words: str, status: int = 0, **keywords: str) -> Said:
+        """Run ``openstack hpc cluster VERB``, which ends with *status*."""
+        said = self.openstack("hpc", "cluster", verb, *words, **keywords)
+        self.assertEqual(status, said.status, said.err)
+        return said
+
+    def create(self, name: str, members: int, *words: str, **keywords: Any) -> Said:
+        """Run ``openstack hpc cluster create`` for members of one vCPU."""
+        usual = ("--members", str(members), "--flavor", "one", "--image", IMAGE, "-f", "json")
+        return self.cluster("create", name, *usual, *words, **keywords)
+
+    # -- the truth -----------------------------------------------------------
+
+    def servers(self) -> list[dict[str, Any]]:
+        """All servers of all projects."""
+        return self.admin_api.get_servers(search_opts={"all_tenants": 1})
+
+    def made_ports(self) -> list[dict[str, Any]]:
+        """Ports that are there and were not before."""
+        return [p for id, p in self.neutron._ports.items() if id not in self.ports_before]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All server groups of all projects."""
+        found = self.admin_api.api_get("/os-server-groups?all_projects=1")
+        return found.body["server_groups"]
+
+    def assert_nothing_left(self) -> None:
+        """No server, port, group or allocation of anybody's."""
+        self.assertEqual([], self.servers())
+        self.assertEqual([], self.made_ports())
+        self.assertEqual([], self.groups())
+        for provider in self._get_all_providers():
+            usages = self._get_provider_usages(provider["uuid"])
+            self.assertEqual(set(), {name for name, used in usages.items() if used})
+        self.assertEqual([], self.cluster("list", "-f", "json").json)
+
+    def assert_complete(self, name: str, numbers: list[int], ports_each: int = 0) -> None:
+        """Exactly these members, all active, each with its ports."""
+        servers = self.servers()
+        self.assertEqual(
+            sorted(f"{name}-{each}" for each in numbers), sorted(each["name"] for each in servers)
+        )
+        self.assertEqual({"ACTIVE"}, {each["status"] for each in servers})
+        ids = {each["id"] for each in servers}
+        (group,) = self.groups()
+        self.assertEqual(ids, set(group["members"]))
+        mine = [port for port in self.made_ports() if port.get("description")]
+        self.assertEqual(len(numbers) * ports_each, len(mine))
+        self.assertLessEqual({port["device_id"] for port in mine}, ids)
+        (row,) = self.cluster("list", "-f", "json").json
+        self.assertEqual(("ACTIVE", name), (row["State"], row["Name"]))

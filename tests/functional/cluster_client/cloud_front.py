@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud's public endpoints on a loopback port: Nova's real API, and what stands beside it.
+
+Requests below ``/v2.1`` go to Nova's own application. Neutron is Nova's fixture for its
+tests, so that Nova sees the ports that a client makes; Keystone is a token and a
+catalogue. Each request of a client counts, and the process that sends one can be killed
+just before or just after it takes effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import parse_qs
+from wsgiref import simple_server
+
+_Start = Callable[..., Any]
+_Answer = tuple[int, dict[str, Any] | None, dict[str, str]]
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+class _Quiet(simple_server.WSGIRequestHandler):
+    def log_message(self, *words: object) -> None:
+        """Nothing: pytest shows what matters."""
+
+
+class CloudFront:
+    """Serves until it is stopped.
+
+    :param nova: Nova's WSGI application.
+    :param neutron: Nova's ``NeutronFixture``.
+    :ivar kill_at: number of the request at which the client dies; 0: none.
+    :ivar kill_before: whether it dies before the request takes effect.
+    :ivar kill: ends the client's process.
+    :ivar requests: method and path of each request but Keystone's and questions for versions.
+    :ivar lose: requests (by number) of which the answer is lost.
+    """
+
+    def __init__(self, nova: Any, neutron: Any, quota_ports: int = 500) -> None:
+        self._nova, self._neutron = nova, neutron
+        self.quota_ports = quota_ports
+        self.kill_at, self.kill_before = 0, False
+        self.kill: Callable[[], None] = lambda: None
+        self.lose: set[int] = set()
+        self.requests: list[str] = []
+        self._lock = threading.Lock()
+        self._server = simple_server.make_server(
+            "127.0.0.1", 0, self._app, server_class=_Server, handler_class=_Quiet
+        )
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
+        self._thread.daemon = True
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def arm(self, at: int = 0, before: bool = False) -> None:
+        """Count from the beginning, and kill the client at a request."""
+        self.requests.clear()
+        self.kill_at, self.kill_before, self.lose = at, before, set()
+
+    # -- all requests ----------------------------------------------------------
+
+    def _app(self, environ: dict[str, Any], start: _Start) -> Iterable[bytes]:
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        if path.startswith("/identity"):
+            return self._json(start, self._keystone(environ))
+        counts = bool(re.match(r"/v2\.1/.|/network/v2\.0/.", path))
+        number = 0
+        if counts:
+            with self._lock:
+                self.requests.append(f"{method} {path}")
+                number = len(self.requests)
+        if number and number == self.kill_at and self.kill_before:
+            self.kill()
+            raise ConnectionAbortedError("the client is gone")
+        found = (
+            self._json(start, self._network(environ))
+            if path.startswith("/network")
+            else self._compute(environ, start)
+        )
+        if number and number == self.kill_at:
+            self.kill()
+        if number in self.lose:
+            raise ConnectionAbortedError("the answer is lost")
+        return found
+
+    @staticmethod
+    def _json(start: _Start, answer: _Answer) -> Iterable[bytes]:
+        status, body, headers = answer
+        start(f"{status} .", [("Content-Type", "application/json"), *headers.items()])
+        return [] if body is None else [json.dumps(body).encode()]
+
+    # -- Nova --------------------------------------------------------------------
+
+    def _compute(self, environ: dict[str, Any], start: _Start) -> Iterable[bytes]:
+        user, project, roles = _who(environ)
+        environ |= {
+            "HTTP_X_AUTH_USER": user,
+            "HTTP_X_AUTH_PROJECT_ID": project,
+            "HTTP_X_ROLES": roles,
+        }
+        return list(self._nova(environ, start))
+
+    # -- Keystone ----------------------------------------------------------------
+
+    def _keystone(self, environ: dict[str, Any]) -> _Answer:
+        if environ["REQUEST_METHOD"] == "GET":
+            version = {
+                "id": "v3.14",
+                "status": "stable",
+                "links": [{"rel": "self", "href": f"{self.url}/identity/v3/"}],
+                "media-types": [],
+            }
+            return 200, {"version": version}, {}
+        asked = _body(environ)["auth"]
+        name = asked["identity"]["password"]["user"]["name"]
+        project = asked["scope"]["project"]["id"]
+        roles = "reader,member" + (",admin" if name == "admin" else "")
+        catalogue = [
+            self._service("compute", f"{self.url}/v2.1"),
+            self._service("network", f"{self.url}/network"),
+            self._service("identity", f"{self.url}/identity"),
+        ]
+        token = {
+            "methods": ["password"],
+            "user": {"id": name, "name": name, "domain": {"id": "default", "name": "Default"}},
+            "project": {
+                "id": project,
+                "name": project,
+                "domain": {"id": "default", "name": "Default"},
+            },
+            "roles": [{"id": role, "name": role} for role in roles.split(",")],
+            "catalog": catalogue,
+            "issued_at": "2020-01-01T00:00:00.000000Z",
+            "expires_at": "2199-01-01T00:00:00.000000Z",
+        }
+        return 201, {"token": token}, {"X-Subject-Token": f"{name}:{project}:{roles}"}
+
+    @staticmethod
+    def _service(kind: str, url: str) -> dict[str, Any]:
+        endpoint = {"id": kind, "interface": "public", "region": "r", "region_id": "r", "url": url}
+        return {"id": kind, "type": kind, "name": kind, "endpoints": [endpoint]}
+
+    # -- Neutron -------------------------------------------------------------------
+
+    def _network(self, environ: dict[str, Any]) -> _Answer:
+        path, method = environ["PATH_INFO"].removeprefix("/network"), environ["REQUEST_METHOD"]
+        if not path.strip("/"):
+            link = {"rel": "self", "href": f"{self.url}/network/v2.0/"}
+            return 200, {"versions": [{"id": "v2.0", "status": "CURRENT", "links": [link]}]}, {}
+        path = path.removeprefix("/v2.0")
+        query = parse_qs(environ["QUERY_STRING"])
+        project = _who(environ)[1]
+        if method == "POST" and path == "/ports":
+            return 201, {"port": self._make_port(_body(environ)["port"], project)}, {}
+        if method == "DELETE" and path.startswith("/ports/"):
+            return self._delete_port(path.removeprefix("/ports/"))
+        if path == f"/quotas/{project}/details":
+            ours = [port for port in self._ports() if port["project_id"] == project]
+            port = {"limit": self.quota_ports, "used": len(ours), "reserved": 0}
+            return 200, {"quota": {"port": port}}, {}
+        kinds = {
+            "/ports": ("ports", self._ports),
+            "/networks": ("networks", lambda: self._neutron._networks.values()),
+            "/security-groups": (
+                "security_groups",
+                lambda: self._neutron._security_groups.values(),
+            ),
+        }
+        if method == "GET" and path in kinds:
+            key, every = kinds[path]
+            return 200, {key: [each for each in every() if _matches(each, query)]}, {}
+        return 404, {"NeutronError": {"message": f"{method} {path} is unknown"}}, {}
+
+    def _ports(self) -> list[dict[str, Any]]:
+        return [copy.deepcopy(each) for each in list(self._neutron._ports.values())]
+
+    def _make_port(self, body: dict[str, Any], project: str) -> dict[str, Any]:
+        port = self._neutron.create_port({"port": body})["port"]
+        # The fixture gives each port what its own first one has.
+        kept = self._neutron._ports[port["id"]]
+        kept |= {**body, "project_id": project, "tenant_id": project}
+        return dict(kept)
+
+    def _delete_port(self, id: str) -> _Answer:
+        if id not in self._neutron._ports:
+            return 404, {"NeutronError": {"message": f"Port {id} could not be found."}}, {}
+        self._neutron.delete_port(id)
+        return 204, None, {}
+
+
+def _who(environ: dict[str, Any]) -> list[str]:
+    token = environ.get("HTTP_X_AUTH_TOKEN", "nobody:none:")
+    return str(token).split(":")
+
+
+def _body(environ: dict[str, Any]) -> dict[str, Any]:
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    return dict(json.loads(environ["wsgi.input"].read(length)))
+
+
+def _matches(each: dict[str, Any], query: dict[str, list[str]]) -> bool:
+    return all(str(each.get(key, "")) in values for key, values in query.items() if key != "fields")

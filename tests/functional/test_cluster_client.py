@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack hpc cluster`` against Nova's own API: what users do, and what goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from tests.functional.cluster_client import base
+
+
+class ClusterTest(base.ClusterClientTest):
+    def test_a_life(self) -> None:
+        made = self.create("train", 3).json
+        self.assertEqual(("ACTIVE", "1-3"), (made["state"], made["wanted"]))
+        self.assertEqual(["train-1", "train-2", "train-3"], made["members"])
+        self.assert_complete("train", [1, 2, 3])
+        # One request for all of them.
+        self.assertEqual(1, self.front.requests.count("POST /v2.1/servers"))
+        hosts = self.cluster("hosts", "train", "--format", "openmpi").out
+        self.assertEqual(3, len(hosts.splitlines()))
+        self.assertRegex(hosts, r"^192\.168\.1\.\d+ slots=1\n")
+        inventory = yaml.safe_load(self.cluster("hosts", "train", "-f", "ansible").out)
+        self.assertEqual(
+            {"train-1", "train-2", "train-3"}, set(inventory["all"]["children"]["train"]["hosts"])
+        )
+        self.assertIn("train:", self.cluster("topology", "train").out)
+        self.assertIn("<svg", self.cluster("topology", "train", "-f", "svg").out)
+        self.assertEqual(3, len(self.cluster("topology", "train", "-f", "json").json))
+
+        self.cluster("scale", "train", "--members", "5", "-f", "json")
+        self.assert_complete("train", [1, 2, 3, 4, 5])
+        # Whose going brings the others nearest: three hosts have two, two and one.
+        self.cluster("scale", "train", "--members", "4")
+        left = [server["name"] for server in self.servers()]
+        hosts_left = {server["OS-EXT-SRV-ATTR:host"] for server in self.servers()}
+        self.assertEqual((4, 2), (len(left), len(hosts_left)))
+        first = left[0]
+        before = {server["id"] for server in self.servers()}
+        self.cluster("replace", "train", first)
+        after = {server["id"] for server in self.servers()}
+        self.assertEqual(3, len(before & after))
+        self.assertEqual(sorted(left), sorted(server["name"] for server in self.servers()))
+        self.cluster("delete", "train")
+        self.assert_nothing_left()
+
+    @pytest.mark.slow
+    def test_ports_are_made_before_and_go_with_the_cluster(self) -> None:
+        nic = ("--nic", f"net-id={base.NETWORK},vnic-type=normal")
+        self.create("ib", 2, *nic, "--security-group", "default")
+        self.assert_complete("ib", [1, 2], ports_each=1)
+        self.assertEqual(2, self.front.requests.count("POST /v2.1/servers"))
+        # A replaced member has its port and its address again.
+        ports = {port["id"] for port in self.made_ports()}
+        self.cluster("replace", "ib", "2")
+        self.assertEqual(ports, {port["id"] for port in self.made_ports()})
+        self.cluster("scale", "ib", "--add", "ib-[4]")
+        self.assert_complete("ib", [1, 2, 4], ports_each=1)
+        self.cluster("scale", "ib", "--remove", "1-2")
+        self.assert_complete("ib", [4], ports_each=1)
+        self.cluster("delete", "ib")
+        self.assert_nothing_left()
+
+    @pytest.mark.slow
+    def test_no_room_leaves_nothing(self) -> None:
+        for words in ((), ("--one-by-one",), ("--nic", f"net-id={base.NETWORK}")):
+            said = self.create("big", 7, *words, status=1)
+            self.assertIn("No valid host was found", said.err)
+            self.assertIn("nothing is left of the cluster", said.err)
+            self.assert_nothing_left()
+
+    @pytest.mark.slow
+    def test_no_room_to_grow_leaves_what_was(self) -> None:
+        self.create("big", 5)
+        said = self.cluster("scale", "big", "--members", "8", status=1)
+        self.assertIn("the cluster has its 5 members as before", said.err)
+        self.assert_complete("big", [1, 2, 3, 4, 5])
+
+    @pytest.mark.slow
+    def test_quotas_are_asked_first(self) -> None:
+        self.flags(server_group_members=2, cores=3, group="quota")
+        self.front.quota_ports = len(self.ports_before) + 1
+        said = self.create("q", 4, "--network", base.NETWORK, status=1)
+        self.assertIn(
+            f"openstack quota set --cores 4 --server-group-members 4 "
+            f"--ports {len(self.ports_before) + 4} {base.PROJECT}",
+            said.err,
+        )
+        self.assertNotIn("POST", " ".join(self.front.requests))
+        self.assert_nothing_left()
+
+    def test_a_refusal_half_way_undoes_all(self) -> None:
+        # Somebody else took what the quota had left in between. The request is refused, and
+        # not the server that it became.
+        self.flags(recheck_quota=False, group="quota")
+        self.front.arm()
+        count = self.front.requests.count
+        app = self.front._nova
+
+        def nova(environ, start):
+            if count("POST /v2.1/servers") >= 3 and environ["REQUEST_METHOD"] == "POST":
+                self.flags(instances=2, group="quota")
+            return app(environ, start)
+
+        self.front._nova = nova
+        said = self.create("q", 4, "--one-by-one", status=1)
+        self.assertIn("Quota exceeded for instances", said.err)
+        self.assertIn("(HTTP 403)", said.err)
+        self.assertIn("nothing is left of the cluster", said.err)
+        self.assert_nothing_left()
+
+    def test_what_is_not_a_cluster_is_refused_before_anything_is_made(self) -> None:
+        wrong = (
+            (("--availability-zone", "nova:host0"), "say nova alone"),
+            (("--max-per-host", "2"), "goes with --policy anti-affinity"),
+            (("--network", "none", "--network", "private"), "leaves no room"),
+            (("--volume", "6a1f"), "1 volumes for 3 members"),
+            (("--flavor", "huge"), "no flavor is called huge"),
+        )
+        for words, text in wrong:
+            self.assertIn(text, self.create("wrong", 3, *words, status=1).err)
+        self.assertIn("cannot name a cluster", self.create("a:b", 2, status=1).err)
+        self.assertNotIn("POST", " ".join(self.front.requests))
+
+    @pytest.mark.slow
+    def test_anti_affinity_by_host(self) -> None:
+        said = self.create("apart", 4, "--policy", "anti-affinity", status=1)
+        self.assertIn("nothing is left", said.err)
+        self.create("apart", 3, "--policy", "anti-affinity")
+        hosts = {server["OS-EXT-SRV-ATTR:host"] for server in self.servers()}
+        self.assertEqual(3, len(hosts))
+        matrix = self.cluster("topology", "apart", "-f", "matrix").out
+        self.assertEqual(["apart-1", "X", "-", "-"], matrix.splitlines()[1].split())
+
+    @pytest.mark.slow
+    def test_another_project_sees_nothing(self) -> None:
+        self.create("mine", 2, "--nic", f"net-id={base.NETWORK}")
+        (row,) = self.cluster("list", "-f", "json").json
+        for user in ("fake", "admin"):
+            other = {"user": user, "project": base.OTHER_PROJECT}
+            self.assertEqual([], self.cluster("list", "-f", "json", **other).json)
+            for verb in ("show", "delete", "hosts", "topology"):
+                said = self.cluster(verb, row["ID"], status=1, **other)
+                self.assertIn("no cluster is called", said.err)
+        self.assert_complete("mine", [1, 2], ports_each=1)
+
+    def test_hints_and_records(self) -> None:
+        self.create("seen", 2, "--network", "none")
+        server = self.servers()[0]
+        (group,) = self.groups()
+        self.assertEqual([f"hpc-cluster={group['id']}"], server["tags"])
+        self.assertEqual(group["id"], server["metadata"]["hpc_cluster_group"])
+        self.assertEqual("soft-anti-affinity", group["policy"])
+        from nova import context, objects
+
+        spec = objects.RequestSpec.get_by_instance_uuid(context.get_admin_context(), server["id"])
+        self.assertEqual(["2"], spec.scheduler_hints["hpc_members"])
+        self.assertEqual([group["id"]], spec.scheduler_hints["group"])

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client dies at a request, or loses its answer: what is left is listed, and ends or is whole.
+
+``slow``: at every request of a creation, a change and a deletion, before and after it
+takes effect. The table of the user guide has the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.functional.cluster_client import base
+
+_NIC = ("--nic", f"net-id={base.NETWORK}")
+
+
+class KillTest(base.ClusterClientTest):
+    HOSTS = 2
+
+    def killed(self, at: int, before: bool, words: tuple[str, ...], number: int = 9) -> bool:
+        """Run a command whose process is ended at a request; False: it ended before that."""
+        self.front.arm(at, before)
+        self.front.kill = lambda: os.kill(int(self._wait_for(".pid")), number)
+        said = self.openstack("hpc", "cluster", *words)
+        self.front.arm()
+        if number == signal.SIGKILL:
+            self.assertIn(said.status, (-signal.SIGKILL, 0), said.err)
+        return said.status != 0
+
+    def create_words(self, *more: str) -> tuple[str, ...]:
+        usual = ("--members", "2", "--flavor", "one", "--image", base.IMAGE)
+        return ("create", "k", *usual, *more)
+
+    def wait_until_calm(self) -> None:
+        """Nova ends what it was asked for, whoever asked."""
+        for _ in range(600):
+            states = {each["OS-EXT-STS:task_state"] for each in self.servers()}
+            if not states - {None}:
+                return
+            base.time.sleep(0.05)
+
+    def assert_all_is_listed(self) -> None:
+        """Whatever exists belongs to the one cluster in the list, with a command for it."""
+        there = [*self.servers(), *self.made_ports(), *self.groups()]
+        rows = self.cluster("list", "--long", "-f", "json").json
+        self.assertEqual(1 if there else 0, len(rows), rows)
+        for row in rows:
+            self.assertEqual("k", row["Name"])
+            if row["State"] != "ACTIVE":
+                self.assertIn("openstack hpc cluster", row["Next"])
+
+    def finish_or_end(self, resumes: bool) -> None:
+        self.assert_all_is_listed()
+        if self.groups() and resumes:
+            self.cluster("create", "--resume", "k")
+            self.assertEqual({"ACTIVE"}, {each["status"] for each in self.servers()})
+            self.assertEqual(["k-1", "k-2"], sorted(each["name"] for each in self.servers()))
+        if self.groups():
+            self.cluster("delete", "k")
+        self.assert_nothing_left()
+
+    def test_create_is_killed_at_some_requests(self) -> None:
+        # Before a server is asked for, and after.
+        for at, before, resumes in ((12, True, True), (13, False, False)):
+            self.assertTrue(self.killed(at, before, self.create_words(*_NIC)))
+            self.finish_or_end(resumes)
+
+    @pytest.mark.slow
+    def test_control_c_says_how_to_go_on(self) -> None:
+        self.front.arm(8)
+        self.front.kill = lambda: os.kill(int(self._wait_for(".pid")), signal.SIGINT)
+        said = self.openstack("hpc", "cluster", *self.create_words(*_NIC))
+        self.assertEqual(130, said.status, said.err)
+        self.assertIn("openstack hpc cluster create --resume k goes on", said.err)
+        self.front.arm()
+        self.finish_or_end(resumes=True)
+
+    @pytest.mark.slow
+    def test_answers_that_are_lost(self) -> None:
+        # The answers to the group, to a port, to a server: none is asked for twice.
+        made = self.cluster(*self.create_words(*_NIC), "-f", "json")
+        self.assertEqual("ACTIVE", made.json["state"])
+        asked = list(self.front.requests)
+        self.cluster("delete", "k")
+        kinds = ("/v2.1/os-server-groups", "/network/v2.0/ports", "/v2.1/servers")
+        numbers = [asked.index(f"POST {kind}") + 1 for kind in kinds]
+        for number in numbers:
+            self.front.arm()
+            self.front.lose = {number}
+            self.cluster(*self.create_words(*_NIC))
+            self.front.arm()
+            self.assert_complete("k", [1, 2], ports_each=1)
+            self.cluster("delete", "k")
+            self.assert_nothing_left()
+
+    @pytest.mark.slow
+    def test_every_request_of_create(self) -> None:
+        rows = {}
+        for name, more in (("at once", ("--network", base.NETWORK)), ("one by one", _NIC)):
+            at = tried = 0
+            while True:
+                at += 1
+                died = False
+                for before in (True, False):
+                    for resumes in (True, False):
+                        if self.killed(at, before, self.create_words(*more)):
+                            died = True
+                            tried += 1
+                        self.finish_or_end(resumes)
+                if not died:
+                    break
+            rows[name] = (at - 1, tried)
+            self.assertGreater(at, 8)
+        for name, (requests, tried) in rows.items():
+            print(f"RESULT: create {name}: {requests} requests, killed {tried} times, 0 leaks")
+
+    @pytest.mark.slow
+    def test_every_request_of_changes_and_of_delete(self) -> None:
+        commands = {
+            "scale up": ("scale", "k", "--members", "3"),
+            "scale down": ("scale", "k", "--members", "1"),
+            "replace": ("replace", "k", "2"),
+            "delete": ("delete", "k"),
+        }
+        for name, words in commands.items():
+            at = tried = 0
+            while True:
+                at += 1
+                died = False
+                for before in (True, False):
+                    self.cluster(*self.create_words(*_NIC))
+                    if self.killed(at, before, words):
+                        died = True
+                        tried += 1
+                    self.assert_all_is_listed()
+                    if self.groups() and words[0] != "delete":
+                        self.cluster("create", "--resume", "k")
+                        (row,) = self.cluster("list", "-f", "json").json
+                        self.assertEqual("ACTIVE", row["State"])
+                        count = row["Members"].partition("/")
+                        self.assertEqual(count[0], count[2])
+                        self.assertEqual(int(count[0]), len(self.servers()))
+                        self.assertEqual(int(count[0]), len(self.made_ports()))
+                    if self.groups():
+                        self.cluster("delete", "k")
+                    self.assert_nothing_left()
+                if not died:
+                    break
+            print(f"RESULT: {name}: {at - 1} requests, killed {tried} times, 0 leaks")
