@@ -44,6 +44,12 @@ class Size:
     #: Two GPUs and two VFs below each.
     switches: int = 4
     starts: int = 5
+    #: Hosts of the fabrics on which gangs are planned, and how often each is.
+    fabrics: tuple[int, ...] = (1000, 3000, 10000, 30000)
+    plans: int = 9
+    #: Seeds of the comparison, and gangs that come in each.
+    seeds: int = 10
+    gangs: int = 200
 
 
 FULL = Size()
@@ -51,12 +57,13 @@ QUICK = Size(
     samples=50, hosts=(50, 200), rounds=(3, 3), candidates=200, memory=(50, 200),
     enumerations=1, patience=5.0,
     servers=4, bursts=1, rounds_of_node=9, starts=3,
+    fabrics=(1000, 3000), plans=3, seeds=3, gangs=60,
 )  # fmt: skip
 #: Enough to see that everything runs.
 TINY = Size(
     samples=2, hosts=(2, 4), rounds=(1, 1), candidates=4, memory=(2, 4), limits=(2,), patience=0.0,
     enumerations=1, gpus=2, cluster=2, servers=2, bursts=1, rounds_of_node=1, node=(2, 2, 1),
-    switches=1, starts=1,
+    switches=1, starts=1, fabrics=(100,), plans=1, seeds=2, gangs=8,
 )  # fmt: skip
 
 
@@ -110,6 +117,13 @@ def hygiene(size: Size) -> Iterator[measure.Row]:
     yield from hygiene.run(size.switches, size.starts)
 
 
+def gangs(size: Size) -> Iterator[measure.Row]:
+    """The planner of gangs."""
+    from benchmarks import gangs
+
+    yield from gangs.run(size.fabrics, size.plans, size.seeds, size.gangs)
+
+
 PARTS: Mapping[str, Callable[[Size], Iterator[measure.Row]]] = {
     "engine": engine,
     "scheduler": scheduler,
@@ -118,6 +132,7 @@ PARTS: Mapping[str, Callable[[Size], Iterator[measure.Row]]] = {
     "creates": creates,
     "guest_xml": guest_xml,
     "hygiene": hygiene,
+    "gangs": gangs,
 }
 
 
@@ -136,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(report.to_json(rows, where))
     if options.write:
-        RESULTS.write_text(report.to_rst(rows, where))
+        options.write.write_text(report.to_rst(rows, where))
     return 0
 
 
@@ -160,7 +175,14 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=RESULTS,
+        metavar="FILE",
+        help=f"write the table (default: {RESULTS.name})",
+    )
     return parser.parse_args(argv)
 
 
