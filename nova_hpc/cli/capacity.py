@@ -7,12 +7,11 @@ import argparse
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import fabric_source, snapshot
 from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cli.explain import direct_ports
 from nova_hpc.cli.fabric_plan import read_map, some
@@ -89,17 +88,17 @@ class ShowCapacity(List):
         parser.add_argument(
             "--map",
             dest="fabric",
-            type=Path,
             metavar="FILE",
             help="where the hosts are on the fabric (default: what Nova's aggregates say)",
         )
         snapshot.add_arguments(parser)
+        fabric_source.add_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Count; status 0 if one more fits, 1 if not."""
         args = parsed_args
-        fabric = None if args.fabric is None else read_map(args.fabric)
+        fabric = None if args.fabric is None else read_map(args.fabric, args)
         cloud = snapshot.take(args.snapshot, args.config, args.image)
         capacity = measure(cloud, args.flavor, args.image, args.port or ())
         problems: tuple[str, ...] = ()

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.cli import fabric_source
 from nova_hpc.cli.base import Answer, CommandError, Count, List
 from nova_hpc.cluster.plan import Gang, Order, Plan, Policy, Refusal, capacity_file, document, plan
 from nova_hpc.cluster.plan.capacity_file import CapacityError
 from nova_hpc.cluster.plan.svg import draw
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 from nova_hpc.fabric.problems import FabricError
-from nova_hpc.fabric.readers.any import Options, read
 
 _MISS: Final = 1
-#: Hosts of a leaf that one line names, and problems of a map.
+#: Hosts that one line names.
 _SHOWN: Final = 6
 _COLUMNS: Final = ("Host", "Members", "Leaf")
 
@@ -38,10 +38,10 @@ class FabricPlan(List):
         parser.add_argument(
             "--map",
             dest="fabric",
-            type=Path,
             required=True,
             metavar="FILE",
-            help="where the hosts are, in any form that nova-hpc fabric show reads",
+            help="where the hosts are, in any form that nova-hpc fabric show reads; - is standard "
+            "input",
         )
         parser.add_argument(
             "--capacity",
@@ -84,12 +84,13 @@ class FabricPlan(List):
             help="leave out hosts with fewer rails (default: 0)",
         )
         parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan into this file")
+        fabric_source.add_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Plan; status 0 if the gang fits, 1 if not."""
         args = parsed_args
-        fabric = read_map(args.fabric)
+        fabric = read_map(args.fabric, args)
         capacity = read_capacity(args.capacity)
         strangers = [host for host in capacity if fabric.place(host) is None]
         if strangers:
@@ -128,21 +129,13 @@ class FabricPlan(List):
         )
 
 
-def read_map(path: Path) -> FabricMap:
-    """Read a map; what is wrong in it is a warning.
+def read_map(path: str, args: argparse.Namespace) -> FabricMap:
+    """Read a map; what is wrong in it is said on standard error.
 
-    :raises CommandError: it is none.
+    :raises FabricError: it is none.
     """
-    try:
-        reading = read(path.read_text(encoding="utf-8", errors="replace"), path.name, Options())
-    except OSError as error:
-        raise CommandError(f"{path}: {error.strerror or error}") from error
-    except FabricError as error:
-        raise CommandError(f"{path}: {error}") from error
-    for problem in reading.problems[:_SHOWN]:
-        _warn(f"{path}: {problem}")
-    if len(reading.problems) > _SHOWN:
-        _warn(f"{path}: and {len(reading.problems) - _SHOWN} more")
+    reading = fabric_source.read(path, args)
+    fabric_source.tell(reading, args)
     return reading.fabric
 
 

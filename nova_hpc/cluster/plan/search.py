@@ -71,10 +71,10 @@ def domains(
     """
     members: dict[tuple[str, str | None], list[Spot]] = {}
     for spot in found:
-        key = _key(spot.place, level, gang)
+        key = _key(spot.name, spot, level, gang)
         if key is not None:
             members.setdefault(key, []).append(spot)
-    homes = {_key(place, level, gang) for place in home}
+    homes = {_key(place.host, place, level, gang) for place in home}
     return [
         Domain(key[0], tuple(each), sum(spot.free for spot in each))
         for key, each in sorted(members.items(), key=lambda item: natural(item[0][0]))
@@ -82,7 +82,9 @@ def domains(
     ]
 
 
-def _key(place: Place, level: FabricLevel | str, gang: Gang) -> tuple[str, str | None] | None:
+def _key(
+    host: str, where: Spot | Place, level: FabricLevel | str, gang: Gang
+) -> tuple[str, str | None] | None:
     """Which domain a host belongs to.
 
     An NVLink domain may cross the domain that the gang has to be in: then it is one for
@@ -90,10 +92,10 @@ def _key(place: Place, level: FabricLevel | str, gang: Gang) -> tuple[str, str |
     """
     if level == ANYWHERE:
         return "", None
-    name = place.domain(level) if isinstance(level, FabricLevel) else place.host
+    name = where.domain(level) if isinstance(level, FabricLevel) else host
     if name is None:
         return None
-    return name, place.domain(gang.level) if gang.policy is Policy.REQUIRED else None
+    return name, where.domain(gang.level) if gang.policy is Policy.REQUIRED else None
 
 
 def holds(domain: Domain, gang: Gang) -> bool:

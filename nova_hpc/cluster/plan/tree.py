@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -15,6 +16,9 @@ from nova_hpc.cluster.plan.model import Gang, Policy
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 
 _DIGITS: Final = re.compile(r"(\d+)")
+
+#: The domains of a place, by level.
+_ALL: Final = operator.attrgetter(*(level.word for level in FabricLevel))
 
 #: How often which number of free places occurs, the largest number first. Of two, the
 #: smaller tuple leaves larger domains whole.
@@ -45,10 +49,12 @@ class Spot:
     name: str
     free: int
     place: Place
+    #: The domain of each level; None: nobody knows. There are many hosts, and many questions.
+    domains: tuple[str | None, ...]
 
     def domain(self, level: FabricLevel) -> str | None:
         """The domain of *level* that it is in; None: nobody knows."""
-        return self.place.domain(level)
+        return self.domains[level]
 
 
 @attrs.frozen(eq=False)
@@ -88,7 +94,7 @@ def spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[Sp
             continue
         place = fabric.place(host) or Place(host=host)
         if counts(place, gang) and len(place.rails) >= gang.rails:
-            found.append(Spot(host, free, place))
+            found.append(Spot(host, free, place, _ALL(place)))
     return found
 
 
