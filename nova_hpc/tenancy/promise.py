@@ -11,6 +11,7 @@ unknown is no difference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import attrs
 
@@ -97,6 +98,20 @@ def reasons(differences: Iterable[Difference]) -> dict[str, str]:
     for each in differences:
         for address, text in each.reasons().items():
             found[address] = f"{found[address]}; {text}" if address in found else text
+    return found
+
+
+#: What a device is that a server should have, or should not, in one word.
+GONE: Final = "gone"
+MORE: Final = "more"
+
+
+def words(differences: Iterable[Difference]) -> dict[tuple[str, str], str]:
+    """(Server, address) -> :data:`GONE` or :data:`MORE`, of all of them."""
+    found = {}
+    for each in differences:
+        found |= dict.fromkeys(((each.server, address) for address in each.gone), GONE)
+        found |= dict.fromkeys(((each.server, address) for address in each.more), MORE)
     return found
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from lxml import etree
+from nova.tests import fixtures as nova_fixtures
 
 from nova_hpc.tenancy import guest_domains
 from tests.functional import fixtures
@@ -19,6 +20,8 @@ class PromisesTest(GuestTest):
 
     def setUp(self) -> None:
         super().setUp()
+        self.flags(notification_format="versioned", group="notifications")
+        self.notifier = self.useFixture(nova_fixtures.NotificationFixture(self))
         self.flags(allow_resize_to_same_host=True)
         self.useFixture(
             fixtures.fixtures.MockPatch(
@@ -36,6 +39,18 @@ class PromisesTest(GuestTest):
         found = dict(self.stats_of("alpha").differs)
         ledger = self.ledger("alpha").devices
         self.assertEqual(found, {each: one.differs for each, one in ledger.items() if one.differs})
+        return found
+
+    def told(self) -> list[tuple[str, str, str]]:
+        """Priority, address and difference of what operators were told of this server."""
+        found = []
+        for each in self.notifier.versioned_notifications:
+            if each["event_type"] == "hpc_guest_device.update":
+                data = each["payload"]["nova_object.data"]
+                self.assertEqual(self.server["id"], data["server_uuid"])
+                self.assertEqual(("alpha", "alpha", 0),
+                                 (data["host"], data["node"], data["left_out"]))  # fmt: skip
+                found.append((each["priority"], data["address"], data["difference"]))
         return found
 
     def hostdev(self, address: str) -> etree._Element:
@@ -68,10 +83,13 @@ class PromisesTest(GuestTest):
         # Once, however often it is seen.
         self.assertEqual(found, self.differs())
         self.assertEqual(1, len(self.log_lines(f"ERROR.*{self.address} is gone from the guest")))
+        self.assertEqual([("WARN", self.address, "gone")], self.told())
         # The cure that is named.
         self.assertEqual("", self.ask(self.server, {"reboot": {"type": "HARD"}}))
         self.assertEqual({}, self.differs(looks=1))
         self.assertEqual(1, len(self.places(self.server)))
+        self.assertEqual(("INFO", self.address, ""), self.told()[-1])
+        self.assertEqual(2, len(self.told()))
 
     def test_a_device_too_many(self) -> None:
         other = next(each for each in self.tracked("alpha") if each != self.address)
@@ -87,6 +105,16 @@ class PromisesTest(GuestTest):
         self.lose()
         self.domain(self.server).hpc_live.plug(self.hostdev(other), named=True)
         self.assertEqual({self.address, other}, self.differs().keys())
+        self.assertEqual(
+            sorted([("WARN", self.address, "gone"), ("WARN", other, "more")]), sorted(self.told())
+        )
+
+    def test_a_notification_that_cannot_be_sent_stops_nothing(self) -> None:
+        notifier = "virt_driver_patches.driver.notifications.HpcGuestDeviceNotification.emit"
+        self.lose()
+        with fixtures.fixtures.MockPatch(notifier, side_effect=OSError("no queue")):
+            self.assertEqual({self.address}, self.differs().keys())
+        self.assertEqual([], self.told())
 
     def test_servers_that_are_as_they_should_be(self) -> None:
         server = self.server
@@ -117,5 +145,7 @@ class PromisesTest(GuestTest):
         promises: Any = self.computes["alpha"].driver.hpc_promises
         plain, promises._domains = promises._domains, lambda: guest_domains.unanswered("it hangs")
         self.assertEqual(found, self.differs())
+        self.assertEqual(1, len(self.told()))
         promises._domains = plain
         self.assertEqual(found, self.differs())
+        self.assertEqual(1, len(self.told()))

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tell who listens that the state of a device has changed.
+"""Tell who listens that the state of a device has changed, or that a guest lacks one.
 
 Nova's own versioned notifications (nova/notifications/objects/base.py, releases 32 to
 34): what is sent, and whether anything is, its options ``[notifications]`` and
-``[oslo_messaging_notifications]`` say. The event is ``hpc_device.update``; the payload
-carries no serial numbers and no reasons, which name servers: they stand in
-``stats['hpc']`` and in the ledger of the node.
+``[oslo_messaging_notifications]`` say. The event ``hpc_device.update`` is about a device of
+the node; its payload carries no serial numbers and no reasons, which name servers: they
+stand in ``stats['hpc']`` and in the ledger of the node. ``hpc_guest_device.update`` is about a
+server whose guest has not the devices that Nova's records give it, and names that server, as
+Nova's own notifications of servers do.
 """
 
 from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 import attrs
 from nova import context as nova_context
@@ -27,8 +29,10 @@ from nova_hpc.wire.ledger import Ledger, State
 LOG = logging.getLogger(__name__)
 
 _OBJECT: Final = "hpc_device"
+_GUEST: Final = "hpc_guest_device"
 #: More changes than these in one update are told as a number.
 _MOST: Final = 64
+_Key = TypeVar("_Key", str, tuple[str, str])
 
 
 @nova_base.NovaObjectRegistry.register_notification
@@ -70,6 +74,40 @@ class HpcDeviceStateNotification(base.NotificationBase):
     fields: Final = {"payload": fields.ObjectField("HpcDeviceStatePayload")}
 
 
+@nova_base.NovaObjectRegistry.register_notification
+class HpcGuestDevicePayload(base.NotificationPayloadBase):
+    """A device that a server should have, or should not."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {
+        "host": fields.StringField(),
+        "node": fields.StringField(),
+        # PCI address in the node.
+        "address": fields.StringField(),
+        "server_uuid": fields.UUIDField(),
+        # gone: its guest has lost it; more: its guest has it, and was not given it; "": all is
+        # as it should be again, or there is no such server here any more.
+        "difference": fields.StringField(),
+        # Changes of the same update of which nothing is told.
+        "left_out": fields.IntegerField(),
+    }
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+@nova_base.NovaObjectRegistry.register_notification
+class HpcGuestDeviceNotification(base.NotificationBase):
+    """``hpc_guest_device.update``."""
+
+    # Version 1.0: Initial version
+    VERSION = "1.0"
+    fields: Final = {"payload": fields.ObjectField("HpcGuestDevicePayload")}
+
+
 @attrs.define
 class Notifier:
     """Tells each change once; after a restart of the service what is withheld is told again."""
@@ -91,11 +129,7 @@ class Notifier:
         }
         with self._lock:
             before, self._known = self._known, now
-        changed = sorted(
-            each for each in before.keys() | now.keys() if before.get(each) != now.get(each)
-        )
-        left_out = max(0, len(changed) - _MOST)
-        for each in changed[:_MOST]:
+        for each, left_out in _some(before, now):
             old = before.get(each, State.OFFERED)
             try:
                 _notification(ledger, each, old, (host, nodename), left_out).emit(
@@ -106,20 +140,72 @@ class Notifier:
                 return
 
 
+@attrs.define
+class GuestNotifier:
+    """Tells once what a guest lacks, or has too much, and when it is as it should be again.
+
+    After a restart of the service what differs is told again. Whoever calls it holds a lock.
+    """
+
+    _known: Mapping[tuple[str, str], str] = attrs.field(factory=dict)
+
+    def tell(self, now: Mapping[tuple[str, str], str], host: str, nodename: str) -> None:
+        """Tell what has changed since the last call. Never raises.
+
+        :param now: (server, address) -> what differs, a word of
+            :mod:`nova_hpc.tenancy.promise`.
+        :param host: the service's name for this node.
+        """
+        before, self._known = self._known, dict(now)
+        for (server, address), left_out in _some(before, now):
+            difference = now.get((server, address), "")
+            try:
+                HpcGuestDeviceNotification(
+                    priority=_priority(not difference),
+                    publisher=_publisher(host),
+                    event_type=base.EventType(
+                        object=_GUEST, action=fields.NotificationAction.UPDATE
+                    ),
+                    payload=HpcGuestDevicePayload(
+                        host=host,
+                        node=nodename,
+                        address=address,
+                        server_uuid=server,
+                        difference=difference,
+                        left_out=left_out,
+                    ),
+                ).emit(nova_context.get_admin_context())
+            except Exception:
+                LOG.exception("Nobody was told what the guest of server %s differs in", server)
+                return
+
+
+def _some(before: Mapping[_Key, object], now: Mapping[_Key, object]) -> Iterator[tuple[_Key, int]]:
+    """What has changed, _MOST of it, each with the number of others."""
+    changed = sorted(
+        each for each in before.keys() | now.keys() if before.get(each) != now.get(each)
+    )
+    left_out = max(0, len(changed) - _MOST)
+    return ((each, left_out) for each in changed[:_MOST])
+
+
+def _priority(well: bool) -> str:
+    found: str = fields.NotificationPriority.INFO if well else fields.NotificationPriority.WARN
+    return found
+
+
+def _publisher(host: str) -> base.NotificationPublisher:
+    return base.NotificationPublisher(host=host, source=fields.NotificationSource.COMPUTE)
+
+
 def _notification(
     ledger: Ledger, address: str, old: State, where: tuple[str, str], left_out: int
 ) -> HpcDeviceStateNotification:
     device = ledger.device(address)
     trial = device.trial
     return HpcDeviceStateNotification(
-        priority=(
-            fields.NotificationPriority.INFO
-            if device.state is State.OFFERED
-            else fields.NotificationPriority.WARN
-        ),
-        publisher=base.NotificationPublisher(
-            host=where[0], source=fields.NotificationSource.COMPUTE
-        ),
+        priority=_priority(device.state is State.OFFERED),
+        publisher=_publisher(where[0]),
         event_type=base.EventType(object=_OBJECT, action=fields.NotificationAction.UPDATE),
         payload=HpcDeviceStatePayload(
             host=where[0],

@@ -2,10 +2,11 @@
 """Each server has the devices that it was given, or operators hear of it.
 
 At every periodic update the guests are compared with Nova's PCI records
-(:mod:`nova_hpc.tenancy.promise`). What differs is named in the log, in ``stats['hpc']`` and
-in the ledger, which ``nova-hpc device list`` shows: nova-compute alone has all that it
-takes to judge, so it alone writes it down. A device that a guest gave up after it had
-been asked for it (:mod:`virt_driver_patches.driver.suspend`) is put back where it was.
+(:mod:`nova_hpc.tenancy.promise`). What differs is named in the log, in ``stats['hpc']``, in
+a notification and in the ledger, which ``nova-hpc device list`` shows: nova-compute alone
+has all that it takes to judge, so it alone writes it down. A device that a guest gave up
+after it had been asked for it (:mod:`virt_driver_patches.driver.suspend`) is put back where
+it was.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from nova_hpc.wire import stats
 from nova_hpc.wire.ledger import Ledger
 from virt_driver_patches.domain import attach
 from virt_driver_patches.driver import suspend
+from virt_driver_patches.driver.notifications import GuestNotifier
 
 LOG = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Promises:
         self._domains, self._guest, self._check = domains, guest, check
         self._lock = threading.Lock()
         self._look = Look()
+        self._notifier = GuestNotifier()
         #: What the ledger says; None: it was not written since the service started.
         self._written: Mapping[str, str] | None = None
 
@@ -73,6 +76,7 @@ class Promises:
                 document = attrs.evolve(document, differs=texts)
                 resources["stats"][stats.KEY] = document.dumps()
                 self._write(ledger, texts)
+                self._notifier.tell(promise.words(self._look.known), host, nodename)
         except Exception:
             LOG.exception("Nobody knows whether the servers have their devices")
 

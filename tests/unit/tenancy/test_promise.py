@@ -51,6 +51,19 @@ def test_a_guest_that_cannot_be_read_in_full() -> None:
     assert compare(promised(ONE, A), hidden) == (Difference(ONE, more=(B,)),)
 
 
+def test_a_word_for_each_device_and_server() -> None:
+    found = promise.compare(
+        [promised(ONE, A), promised(TWO, B, C)], GuestDomains((guest(ONE, B), guest(TWO, A, C)))
+    )
+    assert promise.words(found) == {
+        (ONE, A): promise.GONE,
+        (ONE, B): promise.MORE,
+        (TWO, B): promise.GONE,
+        (TWO, A): promise.MORE,
+    }
+    assert promise.words(()) == {}
+
+
 def test_the_cure_is_named_for_each_device() -> None:
     found = promise.compare(
         [promised(ONE, A), promised(TWO, B)], GuestDomains((guest(ONE, B), guest(TWO, A)))
