@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 
+import attrs
 from nova import context as nova_context
 from nova import objects
 from nova.db.main import api as main_db
@@ -142,8 +143,11 @@ class OwnersTest(_Base):
         # The network heals: nova-compute was there all the time, and so was the guest.
         self.assertIs(alpha, self.computes["alpha"])
         self.forget("alpha", FIRST)
-        # Nova looks at its devices before it frees those of servers that have left.
+        # Nova looks at its devices before it frees those of servers that have left. It is free
+        # for Nova's tracker then, and Placement gives it to nobody.
         self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertEqual({}, self.given_by_placement("alpha"))
         for _ in range(2):
             self.update("alpha")
             self.assertEqual(0, self.resets("alpha", FIRST))
@@ -153,8 +157,21 @@ class OwnersTest(_Base):
         self.update("alpha")
         self.assertEqual(1, self.resets("alpha", FIRST))
         self.assertNotIn(FIRST, self.stats_of("alpha").withheld)
+        self.assertEqual({FIRST: 1}, self.given_by_placement("alpha"))
         self.update("beta")
         self.assertEqual(0, self.resets("beta", FIRST))
+
+    def test_a_mark_where_nothing_is_cleaned(self) -> None:
+        """One from before ``[hpc]clean_devices`` was switched off must not hold it for ever."""
+        self.flags(clean_devices=False, group="hpc")
+        self.host("alpha", ONE)
+        marked = self.record("alpha", FIRST)
+        self.ledger_file("alpha").change(
+            lambda now: now.put({FIRST: attrs.evolve(marked, server=FOREIGN)})
+        )
+        for _ in range(2):
+            self.update("alpha")
+            self.assertEqual({FIRST: 1}, self.given_by_placement("alpha"))
 
     def forget_in_nova(self, uuid: str) -> None:
         """The database is restored from before the server was made."""

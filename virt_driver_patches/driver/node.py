@@ -72,7 +72,7 @@ class HpcNode:
     @functools.cached_property
     def providers(self) -> Providers:
         """What Placement is told of this node's devices."""
-        return Providers.of(self.source.ledger, CONF.hpc.keep_vanished)
+        return Providers.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
 
     @property
     def active(self) -> bool:

@@ -30,12 +30,13 @@ class Providers:
     orphans: Orphans = attrs.field(factory=Orphans)
 
     @classmethod
-    def of(cls, ledger: LedgerFile, keep_vanished: float) -> Providers:
+    def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> Providers:
         """Those whose reservations are written into *ledger*.
 
         :param keep_vanished: seconds for which the provider of a device that vanished stays.
+        :param cleans: whether devices are cleaned between servers.
         """
-        return cls(Reserver(ledger, keep_vanished))
+        return cls(Reserver(ledger, keep_vanished, cleans))
 
     # -- the periodic update ------------------------------------------------------
 

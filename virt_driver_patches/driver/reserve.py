@@ -133,10 +133,14 @@ def providers(tree: ProviderTree, nodename: str) -> dict[str, Known]:
 class Reserver:
     """Keeps the providers of one node; below the resource tracker's lock but for :meth:`look`."""
 
-    def __init__(self, ledger: LedgerFile, keep_vanished: float) -> None:
-        """Make it; *keep_vanished* is the option, in seconds."""
+    def __init__(self, ledger: LedgerFile, keep_vanished: float, cleans: bool = True) -> None:
+        """Make it; *keep_vanished* is the option, in seconds.
+
+        :param cleans: devices are cleaned here: a mark is not for ever.
+        """
         self._ledger = ledger
         self._keep_vanished = keep_vanished
+        self._cleans = cleans
         self._look: Look | None = None
         #: As it was last written; None: it was not read yet.
         self._records: Mapping[str, Provider] | None = None
@@ -235,15 +239,21 @@ class Reserver:
         return frozenset() if look is None else look.withheld.get(address, frozenset())
 
     def _sick(self, free: Mapping[str, str]) -> collections.Counter[str]:
-        """Provider -> how many of its free devices are in quarantine and tracked still.
+        """Provider -> how many of its free devices are not free, and tracked still.
 
-        A device that does not pass when its server is deleted is reserved at once: until
-        the next periodic update it is free by Nova.
+        A device that does not pass when its server is deleted is in quarantine; one whose
+        server has left for elsewhere, or whose guest runs on, has its mark. Nova has freed it
+        after the node has looked: until the next look it is free for Nova's tracker.
         """
         ledger = self._ledger.read()
-        known = {} if ledger.lost else ledger.quarantined
+        if ledger.lost:
+            return collections.Counter()
+        known = ledger.quarantined
+        marked = ledger.marked if self._cleans else {}
         return collections.Counter(
-            place for each, place in free.items() if each in known or place in known
+            place
+            for each, place in free.items()
+            if each in known or place in known or each in marked
         )
 
     def _leaving(
