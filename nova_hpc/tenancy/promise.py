@@ -108,7 +108,7 @@ MORE: Final = "more"
 
 def words(differences: Iterable[Difference]) -> dict[tuple[str, str], str]:
     """(Server, address) -> :data:`GONE` or :data:`MORE`, of all of them."""
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for each in differences:
         found |= dict.fromkeys(((each.server, address) for address in each.gone), GONE)
         found |= dict.fromkeys(((each.server, address) for address in each.more), MORE)
