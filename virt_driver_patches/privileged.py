@@ -12,6 +12,8 @@ from nova_hpc.tenancy import holders as tenancy_holders
 from nova_hpc.tenancy.holders import Holder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
+from nova_hpc.tenancy.service_vm import binding
+from nova_hpc.tenancy.service_vm.binding import BindError
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
@@ -58,6 +60,23 @@ def _read_configs(root: str, addresses: list[str]) -> dict[str, bytes]:
         except (AddressError, FileError):
             continue
     return found
+
+
+@default.entrypoint
+def _bind(root: str, address: str, driver: str, timeout: float) -> str | None:
+    """Why a device is not with a driver; None: it is."""
+    try:
+        binding.bind(Path(root), address, driver, timeout)
+    except BindError as error:
+        return str(error)
+    return None
+
+
+def bind(root: Path, address: str, driver: str, timeout: float) -> None:
+    """As :func:`nova_hpc.tenancy.service_vm.binding.bind`."""
+    why = _bind(str(root), address, driver, timeout)
+    if why is not None:
+        raise BindError(why)
 
 
 def reset(root: Path, address: str, timeout: float, folder: Path) -> None:

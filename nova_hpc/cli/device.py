@@ -26,6 +26,7 @@ from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules
+from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -107,6 +108,11 @@ class Place:
         trial = self.ledger.device(address).trial
         return when(trial.since) if trial is not None and trial.since else ""
 
+    def cleaned_in(self, address: str) -> str:
+        """Seconds that the last stage of a device took that it passed; "": none did."""
+        entry = stage.loads(self.ledger.device(address).stage)
+        return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
+
     def addresses(self) -> list[str]:
         """Everything that is offered, or that somebody has put into a file."""
         spec = device_spec.build(self.node, self.table)
@@ -122,6 +128,14 @@ class Place:
         if why is not None:
             return "quarantined", why
         known = self.ledger.device(address)
+        entry = stage.loads(known.stage)
+        if (
+            entry is not None
+            and entry.pending
+            and known.state is State.OFFERED
+            and server in (None, entry.holder)
+        ):
+            return "cleaning", stage.waiting(entry)
         if (server is not None and known.state is not State.SUSPECT) or known.differs:
             return "in use", "; ".join(filter(None, (known.differs, ill.get(address, ""))))
         if address in self.ledger.suspect:
@@ -250,10 +264,12 @@ class List(base.List):
                 *place.condition(address, ill),
                 place.ledger.device(address).server or "",
                 place.since(address),
+                place.cleaned_in(address),
             )
             for address in place.addresses()
         )
-        return Answer(("Address", "Role", "State", "Reason", "Server", "Since"), rows)
+        columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
+        return Answer(columns, rows)
 
 
 def _absent(ledger: Ledger) -> Answer:

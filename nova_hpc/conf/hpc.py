@@ -9,6 +9,7 @@ from oslo_config import cfg
 
 from nova_hpc.conf import (
     adapters,
+    cleaning,
     fabric,
     health,
     node,
@@ -35,7 +36,7 @@ OPTS: Final[list[cfg.Opt]] = [
     option
     for concern in (
         *(roles, ports, scheduler, fabric, node, health),
-        *(servers, nvlink, adapters, peer),
+        *(servers, nvlink, adapters, peer, cleaning),
     )
     for option in concern.OPTS
 ]

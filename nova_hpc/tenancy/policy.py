@@ -56,6 +56,8 @@ class Sign(enum.Enum):
     LINK = "link"
     #: Another number of virtual functions than its baseline says.
     FUNCTIONS = "functions"
+    #: Its stage between two servers came to no answer.
+    UNCHECKED = "unchecked"
     #: It could not be cleaned.
     FAILED = "failed"
 

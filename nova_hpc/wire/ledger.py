@@ -14,7 +14,8 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
          "server": "<uuid>", "last_server": "<uuid>",
          "unreported": true,
          "baseline": {...},
-         "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}}}},
+         "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}},
+         "stage": {"phase": "due", "server": "<uuid>", "since": 1767225600.0}}},
      "absent": {"serial:...": {as above}},
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
@@ -25,9 +26,10 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
 
 ``providers`` says what is reserved in Placement (:mod:`nova_hpc.wire.reservation`).
 ``server`` is written before a server starts and taken away only after the
-device was found clean. ``baseline`` and ``adapter`` belong to the steps that
+device was found clean. ``baseline``, ``adapter`` and ``stage`` belong to the steps that
 write them (:mod:`nova_hpc.tenancy.hygiene.baseline`,
-:mod:`nova_hpc.tenancy.adapters.settings`) and are carried here as they are.
+:mod:`nova_hpc.tenancy.adapters.settings`, :mod:`nova_hpc.tenancy.service_vm.stage`) and
+are carried here as they are.
 ``absent`` is what was known of hardware that is not in the node any more.
 ``compared`` says that nova-compute has marked what servers have by Nova's records: a
 file that was begun anew, since the old one was lost, does not say it.
@@ -158,6 +160,8 @@ class Device:
     counted: float | None = None
     #: What its virtual function was set to, and goes back to.
     adapter: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
+    #: How far the stage is in which it is cleaned from within; None: it needs none.
+    stage: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How a guest differs from what its server was given, as to this device; "": in nothing.
     differs: str = attrs.field(default="", converter=_short)
     #: How often it was found clean after a server, and how often it was not.
@@ -187,6 +191,8 @@ class Device:
             body["counted"] = self.counted
         if self.adapter is not None:
             body["adapter"] = dict(self.adapter)
+        if self.stage is not None:
+            body["stage"] = dict(self.stage)
         if self.differs:
             body["differs"] = self.differs
         if self.cleaned or self.failed:
@@ -197,7 +203,7 @@ class Device:
 _NOTHING: Final = Device()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
-    | {"health", "last_server", "counted", "differs"}
+    | {"health", "last_server", "counted", "differs", "stage"}
 )
 _TOP: Final = frozenset(
     {
@@ -272,6 +278,15 @@ class Ledger:
     def marked(self) -> dict[str, str]:
         """Address -> server of the devices that somebody has had."""
         return {each: found.server for each, found in self.devices.items() if found.server}
+
+    @property
+    def staged(self) -> frozenset[str]:
+        """Devices that are cleaned from within before anybody else gets them."""
+        return frozenset(
+            each
+            for each, found in self.devices.items()
+            if found.stage is not None and found.stage.get("phase") != "clean"
+        )
 
     @property
     def quarantined(self) -> dict[str, str]:
@@ -454,6 +469,7 @@ def _device(body: Any) -> Device:
         baseline=part(body.get("baseline")),
         counted=None if body.get("counted") is None else _real(body["counted"]),
         adapter=part(body.get("adapter")),
+        stage=part(body.get("stage")),
         differs=_expect(body.get("differs", ""), str),
         cleaned=_expect(counts.get("cleaned", 0), int),
         failed=_expect(counts.get("failed", 0), int),

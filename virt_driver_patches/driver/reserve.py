@@ -169,7 +169,8 @@ class Reserver:
 
     def held(self) -> frozenset[str]:
         """What is left out of Nova's tracker, or will be at the next update."""
-        look, sick = self._look, frozenset(self._ledger.read().quarantined)
+        look, ledger = self._look, self._ledger.read()
+        sick = ledger.staged.union(ledger.quarantined)
         return sick if look is None else sick.union(*look.withheld.values())
 
     # -- Nova makes its providers -------------------------------------------------
@@ -242,13 +243,14 @@ class Reserver:
         """Provider -> how many of its free devices are not free, and tracked still.
 
         A device that does not pass when its server is deleted is in quarantine; one whose
-        server has left for elsewhere, or whose guest runs on, has its mark. Nova has freed it
-        after the node has looked: until the next look it is free for Nova's tracker.
+        server has left for elsewhere, or whose guest runs on, has its mark; one that is to be
+        cleaned from within is due. Nova has freed it after the node has looked: until the
+        next look it is free for Nova's tracker.
         """
         ledger = self._ledger.read()
         if ledger.lost:
             return collections.Counter()
-        known = ledger.quarantined
+        known = ledger.staged.union(ledger.quarantined)
         marked = ledger.marked if self._cleans else {}
         return collections.Counter(
             place

@@ -42,7 +42,7 @@ from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged, peer_privileged
+from virt_driver_patches.driver import adapters_privileged, cleaning, peer_privileged
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
@@ -278,7 +278,14 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
     """
     root = os.geteuid() == 0
     if conf.hpc.clean_devices:
-        yield _hygiene(conf, source.ledger, root)
+        hygiene = _hygiene(conf, source.ledger, root)
+        try:
+            stage = cleaning.stage_of(conf, hygiene)
+        except cleaning.OptionError as error:
+            raise exception.InvalidConfiguration(str(error)) from error
+        if stage is not None:
+            yield stage
+        yield hygiene
     else:
         LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
     try:

@@ -9,144 +9,33 @@ whole rest of the boot.
 
 from __future__ import annotations
 
-import gzip
-import lzma
-import stat
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Final
+from pathlib import Path
 
-import attrs
-
+from nova_hpc.tenancy.service_vm import archive
+from nova_hpc.tenancy.service_vm.archive import Archive, add_tree, base_archive, plain_module
 from nova_hpc_lab.errors import LabError
 
-_MAGIC: Final = b"070701"
-_TRAILER: Final = "TRAILER!!!"
-
-
-@attrs.define
-class Archive:
-    """A cpio archive in the "newc" format, as the kernel unpacks it."""
-
-    _entries: dict[str, tuple[int, bytes, int]] = attrs.field(factory=dict, init=False)
-
-    def folder(self, path: str) -> None:
-        """Add a folder and those above it."""
-        for part in reversed(PurePosixPath(path).parents):
-            if str(part) != ".":
-                self._entries.setdefault(str(part), (stat.S_IFDIR | 0o755, b"", 0))
-        self._entries.setdefault(path, (stat.S_IFDIR | 0o755, b"", 0))
-
-    def file(self, path: str, content: bytes, mode: int = 0o644) -> None:
-        """Add a file and the folders above it."""
-        self._parents(path)
-        self._entries[path] = (stat.S_IFREG | mode, content, 0)
-
-    def link(self, path: str, target: str) -> None:
-        """Add a symbolic link."""
-        self._parents(path)
-        self._entries[path] = (stat.S_IFLNK | 0o777, target.encode(), 0)
-
-    def device(self, path: str, major: int, minor: int) -> None:
-        """Add a character device."""
-        self._parents(path)
-        self._entries[path] = (stat.S_IFCHR | 0o600, b"", (major << 8) | minor)
-
-    def pack(self) -> bytes:
-        """The archive, compressed; the same content gives the same bytes."""
-        parts = []
-        for number, (name, (mode, data, device)) in enumerate(self._entries.items(), start=1):
-            parts.append(_member(name, number, mode, data, device))
-        parts.append(_member(_TRAILER, 0, 0, b"", 0))
-        return gzip.compress(b"".join(parts), compresslevel=6, mtime=0)
-
-    def _parents(self, path: str) -> None:
-        parent = str(PurePosixPath(path).parent)
-        if parent != ".":
-            self.folder(parent)
-
-
-def _member(name: str, inode: int, mode: int, data: bytes, device: int) -> bytes:
-    encoded = name.encode() + b"\0"
-    fields = (inode, mode, 0, 0, 1, 0, len(data), 0, 0, device >> 8, device & 255, len(encoded), 0)
-    head = _MAGIC + b"".join(b"%08X" % field for field in fields) + encoded
-    return _padded(head) + _padded(data)
-
-
-def _padded(data: bytes) -> bytes:
-    return data + b"\0" * (-len(data) % 4)
+__all__ = ["Archive", "add_modules", "add_tree", "base_archive", "module_files", "plain_module"]
 
 
 def module_files(modules: Path, names: Iterable[str]) -> list[Path]:
-    """The files of kernel modules and of all that they need, in loading order.
+    """See :func:`nova_hpc.tenancy.service_vm.archive.module_files`.
 
-    :param modules: a folder ``lib/modules/VERSION`` with ``modules.dep``.
-    :param names: as ``modprobe`` takes them; what is built into the kernel is
-        left out.
     :raises LabError: a module does not exist.
     """
-    needs: dict[str, list[str]] = {}
-    paths: dict[str, str] = {}
-    for line in (modules / "modules.dep").read_text().splitlines():
-        path, _, wanted = line.partition(":")
-        needs[path] = wanted.split()
-        paths[_name(path)] = path
-    built_in = {_name(line) for line in (modules / "modules.builtin").read_text().splitlines()}
-    ordered: dict[str, None] = {}
-    for name in names:
-        path = paths.get(_name(name), "")
-        if not path:
-            if _name(name) in built_in:
-                continue
-            raise LabError(f"the kernel in {modules} has no module {name}")
-        # modules.dep lists what a module needs with the deepest need last.
-        for needed in reversed(needs[path]):
-            ordered.setdefault(needed)
-        ordered.setdefault(path)
-    return [modules / path for path in ordered]
+    try:
+        return archive.module_files(modules, names)
+    except archive.ArchiveError as error:
+        raise LabError(str(error)) from error
 
 
-def plain_module(path: Path) -> tuple[str, bytes]:
-    """File name and content of a module, decompressed."""
-    content = path.read_bytes()
-    if path.suffix == ".xz":
-        return path.stem, lzma.decompress(content)
-    if path.suffix == ".gz":
-        return path.stem, gzip.decompress(content)
-    return path.name, content
+def add_modules(target: Archive, modules: Path, names: Sequence[str]) -> None:
+    """Put modules below ``modules/`` of the archive, and the order into ``modules/order``.
 
-
-def add_modules(archive: Archive, modules: Path, names: Sequence[str]) -> None:
-    """Put modules below ``modules/`` of the archive, and the order into ``modules/order``."""
-    order = []
-    for path in module_files(modules, names):
-        name, content = plain_module(path)
-        archive.file(f"modules/{name}", content)
-        order.append(name)
-    archive.file("modules/order", "".join(f"{name}\n" for name in order).encode())
-
-
-def add_tree(archive: Archive, folder: Path) -> None:
-    """Put the files below *folder* into the archive; all may be executed."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            archive.file(str(path.relative_to(folder)), path.read_bytes(), 0o755)
-
-
-def _name(path: str) -> str:
-    name = PurePosixPath(path).name
-    for suffix in (".xz", ".gz", ".zst", ".ko"):
-        name = name.removesuffix(suffix)
-    return name.replace("-", "_")
-
-
-def base_archive(busybox: Path) -> Archive:
-    """An archive with busybox under all the names that our scripts use."""
-    archive = Archive()
-    for folder in ("proc", "sys", "dev", "tmp", "run", "root"):
-        archive.folder(folder)
-    archive.file("bin/busybox", busybox.read_bytes(), 0o755)
-    archive.link("bin/sh", "busybox")
-    archive.device("dev/console", 5, 1)
-    archive.device("dev/null", 1, 3)
-    return archive
+    :raises LabError: a module does not exist.
+    """
+    try:
+        archive.add_modules(target, modules, names)
+    except archive.ArchiveError as error:
+        raise LabError(str(error)) from error

@@ -39,6 +39,7 @@ from nova_hpc.tenancy.hygiene.update import Swept, Update
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules, Sign
+from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.wire.ledger import SOMEBODY, Accepted, Ledger, State
 
@@ -61,16 +62,18 @@ class Hygiene(Step):
     clock: Callable[[], tuple[float, float]] = clock
 
     @property
-    def _records(self) -> Records:
+    def records(self) -> Records:
+        """What is known of the devices."""
         return Records(self.root, self.ledger, self.read_config, self.rules, self.clock)
 
     @property
-    def _cleaning(self) -> Cleaning:
-        return Cleaning(self._records, self.cleaners)
+    def cleaning(self) -> Cleaning:
+        """Cleans devices that nobody has."""
+        return Cleaning(self.records, self.cleaners)
 
     @property
     def _update(self) -> Update:
-        return Update(self._records, self._cleaning)
+        return Update(self.records, self.cleaning)
 
     # -- the protocol -----------------------------------------------------------
 
@@ -121,7 +124,7 @@ class Hygiene(Step):
     def withhold(self, view: View, owners: Owners) -> Withheld:
         """Clean and check free devices."""
         try:
-            known = self._records.known()
+            known = self.records.known()
             # What is no longer there is in no list of what is offered.
             gone = {
                 each: Finding(Kind.PRESENT, "the device is not there")
@@ -145,7 +148,7 @@ class Hygiene(Step):
         """See :meth:`Step.report`."""
         mine = frozenset(addresses)
         if mine:
-            self._records.change(
+            self.records.change(
                 lambda now: {
                     each: attrs.evolve(now.device(each), unreported=False)
                     for each in mine & now.devices.keys()
@@ -160,10 +163,10 @@ class Hygiene(Step):
         address = device.function.address
         if now.device(address).server is not None:
             return []  # a server may do with it what it likes
-        look = self._records.looker.look([device])[address]
+        look = self.records.looker.look([device])[address]
         entry = now.device(address)
         found = differences_of(entry, look, device.function)
-        found += errors_of(entry, look, self._records.moment(), self.rules)
+        found += errors_of(entry, look, self.records.moment(), self.rules)
         return [each.text for each in found]
 
     def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
@@ -179,7 +182,7 @@ class Hygiene(Step):
             if (found := now.device(each.function.address)).server is None
             or found.state is not State.OFFERED
         }
-        looks = self._records.looker.look(wanted.values())
+        looks = self.records.looker.look(wanted.values())
         differences = {
             each: differences_of(now.device(each), look, wanted[each].function)
             for each, look in looks.items()
@@ -193,11 +196,11 @@ class Hygiene(Step):
     def accept(self, device: Candidate, owners: Owners, reason: str = "") -> str:
         """Record a device as it is now; the same change at others of its model is right, too."""
         address = device.function.address
-        with self._records.locks([address], 1.0):
-            entry = self._records.known().device(address)
+        with self.records.locks([address], 1.0):
+            entry = self.records.known().device(address)
             found_changed = judgement.is_change(entry)
             self._expect_nobodys(address, owners, found_changed)
-            look = self._records.looker.look([device])[address]
+            look = self.records.looker.look([device])[address]
             change = judgement.change_of(tuple(differences_of(entry, look, device.function)))
             model = judgement.model_of(entry)
             accepted = None
@@ -206,9 +209,9 @@ class Hygiene(Step):
             for wrong in baseline.wrong(look, idle(device.function)):
                 if not (found_changed and wrong.sign is Sign.MASTER):
                     raise LedgerError(f"{address}: {wrong.text}")
-            ids = self._records.looker.identify([device], {address: look})
+            ids = self.records.looker.identify([device], {address: look})
             hardware = ids.get(address, f"slot:{address}")
-            moment = self._records.moment()
+            moment = self.records.moment()
 
             def edit(now: Ledger) -> Ledger:
                 now = whole(now)
@@ -226,16 +229,16 @@ class Hygiene(Step):
     def release(self, device: Candidate, owners: Owners) -> str | None:
         """Clean and check a device, and end its quarantine if it is well."""
         address = device.function.address
-        with self._records.locks([address], self.timeout + 10):
+        with self.records.locks([address], self.timeout + 10):
             self._expect_nobodys(address, owners)
-            _, dirty = self._cleaning.clean({address: device.role})
+            _, dirty = self.cleaning.clean({address: device.role})
             if dirty:
                 return dirty[address]
             self.ledger.release(address)
             return None
 
     def describe(self, address: str) -> Mapping[str, str]:
-        """Who has had a device, and its baseline."""
+        """Who has had a device, its baseline, and how far its stage is."""
         found = whole(self.ledger.read()).device(address)
         known = json.dumps(found.baseline, sort_keys=True) if found.baseline else ""
         return {
@@ -243,6 +246,7 @@ class Hygiene(Step):
             "Last server": found.last_server or "",
             "Hardware": found.hardware or "",
             "Baseline": known,
+            "Stage": stage.describe(stage.loads(found.stage)),
         }
 
     def _expect_nobodys(self, address: str, owners: Owners, marked: bool = False) -> None:
@@ -251,7 +255,7 @@ class Hygiene(Step):
         :param marked: it may have the mark of a server that is gone.
         :raises LedgerError: somebody has it, or nobody knows.
         """
-        server = self._records.known().device(address).server
+        server = self.records.known().device(address).server
         if server is not None and not marked:
             raise LedgerError(
                 f"{address} is with server {server}, or has not been cleaned since: nova-compute "
@@ -275,8 +279,8 @@ class Hygiene(Step):
         :returns: address -> why it must not be given; {}: all are marked.
         :raises LedgerError: nothing can be remembered, so nothing may be given.
         """
-        with self._records.locks(wanted, self.timeout + 10):
-            now = self._records.known()
+        with self.records.locks(wanted, self.timeout + 10):
+            now = self.records.known()
             refused = {
                 each: f"in quarantine: {why}"
                 for each, found in wanted.items()
@@ -292,15 +296,15 @@ class Hygiene(Step):
                 for each in wanted
                 if each not in refused and now.device(each).server not in (None, server)
             }
-            now, dirty = self._cleaning.clean({each: wanted[each].role for each in left})
+            now, dirty = self.cleaning.clean({each: wanted[each].role for each in left})
             refused |= dirty
-            looks = self._records.looker.look(
+            looks = self.records.looker.look(
                 wanted[each] for each in wanted if each not in left | set(refused)
             )
-            refused |= self._records.wrong(now, looks, wanted)
+            refused |= self.records.wrong(now, looks, wanted)
             if not refused:
-                hardware = self._records.new_hardware(now, looks, wanted)
-                self._records.change(
+                hardware = self.records.new_hardware(now, looks, wanted)
+                self.records.change(
                     lambda now: {
                         each: attrs.evolve(
                             seen(now.device(each), looks.get(each), hardware.get(each)),
@@ -318,7 +322,7 @@ class Hygiene(Step):
         :raises LedgerError: nothing can be remembered.
         """
         mine = frozenset(addresses)
-        self._records.change(
+        self.records.change(
             lambda now: {
                 each: attrs.evolve(now.device(each), server=server)
                 for each in mine
@@ -331,7 +335,7 @@ class Hygiene(Step):
 
         :raises LedgerError: the file is lost.
         """
-        return server in self._records.known().marked.values()
+        return server in self.records.known().marked.values()
 
     # -- a server is gone -------------------------------------------------------
 
@@ -346,13 +350,13 @@ class Hygiene(Step):
             it keeps its mark until a look from time to time finds it free.
         :raises LedgerError: nothing can be remembered; the marks are still there.
         """
-        mine = [each for each, who in self._records.known().marked.items() if who == server]
-        with self._records.locks(mine, self.timeout + 10):
-            now = self._records.known().marked
+        mine = [each for each, who in self.records.known().marked.items() if who == server]
+        with self.records.locks(mine, self.timeout + 10):
+            now = self.records.known().marked
             still = [each for each in mine if now.get(each) == server]
             held = owners.held(still)
             free = {each: roles.get(each) for each in still if each not in held}
-            return {each: one.text for each, one in held.items()} | self._cleaning.clean(free)[1]
+            return {each: one.text for each, one in held.items()} | self.cleaning.clean(free)[1]
 
     # -- from time to time --------------------------------------------------------
 

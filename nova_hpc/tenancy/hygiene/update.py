@@ -86,10 +86,12 @@ class Update:
         used |= found.held.keys()
         reasons |= self._sweep_marks(now, offered, used | found.waiting.keys(), taken)
         clean = self.records.known()
+        staged = clean.staged
         free = {
             each
             for each in {*well, *ill} - used
             if each not in reasons
+            and each not in staged  # its stage says what becomes of it
             and (entry := clean.device(each)).state is not State.QUARANTINED
             and (entry.server is None or each in ill)
         }

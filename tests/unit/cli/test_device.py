@@ -70,6 +70,7 @@ def test_the_life_of_a_quarantine(node, ask):
         "State": "quarantined",
         "Reason": "the kernel knows no way to reset it",
         "Server": "",
+        "Cleaned in s": "",
     }
     status, out, err = ask("release", GPU)
     assert (status, out) == (1, "")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of ``[hpc]``: the stage in which devices are cleaned from within between servers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oslo_config import cfg, types
+
+#: Where devices of a role are looked at.
+MODES: Final = ("none", "service-vm", "host")
+
+OPTS: Final[list[cfg.Opt]] = [
+    cfg.Opt(
+        "clean_stage",
+        type=types.Dict(value_type=types.String(choices=list(MODES))),
+        default={},
+        help="""
+Where the devices of a role are cleaned and checked from within after a server, beside the
+reset that every device gets, as ``role:mode`` separated by commas.
+
+* ``none``: nowhere. For every role that is not named.
+* ``service-vm``: in a virtual machine of the node's own that gets the device, and is
+  thrown away. Needs ``[hpc]clean_vm_kernel`` and ``[hpc]clean_vm_initrd``.
+* ``host``: on the node, with the driver that ``[hpc]clean_drivers`` names.
+
+No server gets such a device before its stage has passed. Needs ``[hpc]clean_devices``.
+
+Related options:
+
+* ``[hpc]clean_checks``
+* ``[hpc]clean_timeout``
+""",
+    ),
+    cfg.Opt(
+        "clean_checks",
+        type=types.Dict(value_type=types.String()),
+        default={},
+        help="""
+Which checks the devices of a role are put through in their stage, as ``role:check+check``
+separated by commas. For a role that is not named it is ``memory``.
+
+* ``memory``: writes a pattern to all memory that the device's BARs show, reads it back, and
+  leaves zeros.
+* ``nvidia``: NVIDIA's management library, by nvidia-ml-py: MIG off, ECC on, no memory row to
+  be remapped, versions as ``[hpc]clean_pins`` says.
+* ``amd``: AMD's ``amd-smi``: ECC errors and versions.
+* ``nic``: firmware of an adapter as ``[hpc]clean_pins`` says.
+
+In a service VM any other name is that of a program of the operator's in its initial RAM file
+system, ``/checks/NAME``.
+""",
+    ),
+    cfg.Opt(
+        "clean_drivers",
+        type=types.Dict(value_type=types.String()),
+        default={},
+        help="""
+The driver of the node that devices of a role are bound to in a stage of mode ``host``, as
+``role:driver`` separated by commas, for example ``gpu:nvidia``.
+""",
+    ),
+    cfg.MultiStrOpt(
+        "clean_pins",
+        default=[],
+        help="""
+What the devices of a role have to be like in their stage. May be given several times; each
+value is a JSON object whose ``role`` says whose it is. The others are compared with what a
+check finds, for example ``{"role": "gpu", "vbios": "96.00.74.00.0D", "ecc": true}``. See the
+documentation of the checks for their keys.
+""",
+    ),
+    cfg.FloatOpt(
+        "clean_timeout",
+        default=300.0,
+        min=5.0,
+        max=3600.0,
+        help="""
+Seconds that the stage of a device may take; then what does it is killed, and the device
+is suspect and tried again.
+""",
+    ),
+    cfg.StrOpt(
+        "clean_vm_kernel",
+        default="",
+        help="The file of the kernel that a service VM boots, on the compute node.",
+    ),
+    cfg.StrOpt(
+        "clean_vm_initrd",
+        default="",
+        help="""
+The file of the initial RAM file system that a service VM boots, on the compute node.
+``python3 -m nova_hpc.tenancy.service_vm.build`` makes one.
+""",
+    ),
+    cfg.StrOpt(
+        "clean_vm_arguments",
+        default="",
+        help="More arguments for the kernel of a service VM.",
+    ),
+    cfg.IntOpt(
+        "clean_vm_memory",
+        default=512,
+        min=64,
+        help="""
+MiB of memory of a service VM. It comes from what ``[DEFAULT]reserved_host_memory_mb`` leaves
+to the node, not from the hugepages of servers; a node that cannot spare it does not start
+the VM, and the device waits.
+""",
+    ),
+    cfg.IntOpt(
+        "clean_vm_at_once",
+        default=1,
+        min=1,
+        max=16,
+        help="How many service VMs a node runs at once, each for the devices of one IOMMU group.",
+    ),
+    cfg.StrOpt(
+        "clean_vm_machine",
+        default="q35",
+        help="The machine type of a service VM.",
+    ),
+]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an AMD GPU as it has to be? By what amdgpu shows in sysfs.
+
+Needs the driver amdgpu on the GPU. Written after the kernel's documentation of amdgpu (RAS,
+partitions); it has **not been tried on hardware**.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+
+#: Keys of a pin -> file of the device.
+PINS: Final = {
+    "vbios": "vbios_version",
+    "compute_partition": "current_compute_partition",
+    "memory_partition": "current_memory_partition",
+}
+_UNCORRECTED: Final = re.compile(r"^ue:\s*(\d+)$", re.MULTILINE)
+
+
+def check(device: Path, pins: Mapping[str, Any]) -> Any:
+    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    if not (device / "driver").exists() or (device / "driver").resolve().name != "amdgpu":
+        raise UnableError("it is not bound to amdgpu")
+    facts: dict[str, Any] = {name: _text(device / file) for name, file in PINS.items()}
+    errors = {}
+    for path in sorted(device.glob("ras/*_err_count")):
+        match = _UNCORRECTED.search(_text(path) or "")
+        if match is None:
+            raise UnableError(f"{path.name} cannot be read")
+        errors[path.name.removesuffix("_err_count")] = int(match[1])
+    found = [f"{count} uncorrected errors ({block})" for block, count in errors.items() if count]
+    for name in PINS.keys() & pins.keys():
+        if facts[name] != pins[name]:
+            found.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
+    if found:
+        raise UncleanError("; ".join(found))
+    return {**facts, "uncorrected": errors}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

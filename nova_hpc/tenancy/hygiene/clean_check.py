@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of a device's stage by their names, and the program that makes one on the host.
+
+A check is a function of the device's folder in sysfs and of what an operator has pinned. It
+returns what it has found, as JSON can hold it. Others than these are found by the entry
+points of the namespace ``nova_hpc.checks`` on the host, and as programs in a service VM.
+
+``python -m nova_hpc.tenancy.hygiene.clean_check FOLDER JSON`` makes the checks that the JSON
+names and writes one JSON object. It is a process of its own because a vendor's library may
+hang, and ends when its standard input closes. The standard library alone is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+
+NAMESPACE: Final = "nova_hpc.checks"
+
+Check = Callable[[Path, Mapping[str, Any]], Any]
+
+#: Name -> module and function; loaded when they are asked for.
+OWN: Final[Mapping[str, tuple[str, str]]] = {
+    "memory": ("nova_hpc.tenancy.service_vm.inside.memory", "clean"),
+    "nvidia": ("nova_hpc.tenancy.hygiene.clean_nvidia", "check"),
+    "amd": ("nova_hpc.tenancy.hygiene.clean_amd", "check"),
+    "nic": ("nova_hpc.tenancy.hygiene.clean_nic", "check"),
+}
+
+
+def own(name: str) -> Check | None:
+    """This project's check of a name; None: there is none."""
+    if name not in OWN:
+        return None
+    module, function = OWN[name]
+    found: Check = getattr(importlib.import_module(module), function)
+    return found
+
+
+def find(name: str) -> Check:
+    """The check of a name, on the host.
+
+    :raises UnableError: there is none, or it cannot be loaded.
+    """
+    from importlib.metadata import entry_points
+
+    known = own(name)
+    if known is not None:
+        return known
+    try:
+        (point,) = entry_points(group=NAMESPACE, name=name)
+        found: Check = point.load()
+    except Exception as error:
+        raise UnableError(f"check {name} cannot be loaded: {error}") from error
+    return found
+
+
+def result(device: Path, names: list[str], pins: Mapping[str, Any]) -> dict[str, Any]:
+    """Put one device through its checks, until one fails. Never raises."""
+    found: dict[str, Any] = {}
+    for name in names:
+        try:
+            found[name] = find(name)(device, pins)
+        except UncleanError as error:
+            return {"ok": False, "reason": str(error)}
+        except UnableError as error:
+            return {"ok": False, "unable": True, "reason": str(error)}
+        except Exception as error:
+            text = f"check {name} failed: {type(error).__name__}: {error}"
+            return {"ok": False, "unable": True, "reason": text}
+    return {"ok": True, **found}
+
+
+def _watch_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(3)
+
+
+def main() -> None:
+    """Make the checks of one device."""
+    folder, text = sys.argv[1:]
+    threading.Thread(target=_watch_parent, daemon=True).start()
+    asked = json.loads(text)
+    os.write(1, json.dumps(result(Path(folder), asked["checks"], asked["pins"])).encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

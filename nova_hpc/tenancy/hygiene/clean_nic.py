@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Has an adapter the firmware that it has to have? By what its driver shows in sysfs.
+
+A virtual function has the firmware of its physical function, which stays with the host's
+driver; so this is the check for virtual functions, in mode ``host``, too. Settings in the
+adapter's NVRAM are not shown by any driver: an operator's program asks mstconfig. Written
+after captured roots; it has **not been tried on hardware**.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+
+#: Keys of a pin -> file of the device's RDMA device.
+PINS: Final = {"firmware": "fw_ver", "board": "board_id"}
+
+
+def check(device: Path, pins: Mapping[str, Any]) -> Any:
+    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`."""
+    place = device / "physfn" if (device / "physfn").exists() else device
+    found = sorted(place.glob("infiniband/*"))
+    if not found:
+        raise UnableError("no driver shows its firmware: it has no RDMA device on this host")
+    facts = {name: _text(found[0] / file) for name, file in PINS.items()}
+    wrong = [
+        f"{name} is {facts[name]}, pinned is {pins[name]}"
+        for name in PINS
+        if name in pins and facts[name] != pins[name]
+    ]
+    if wrong:
+        raise UncleanError("; ".join(wrong))
+    return facts
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

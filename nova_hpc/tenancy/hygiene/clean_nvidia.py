@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is an NVIDIA GPU as it has to be? By NVIDIA's management library (NVML).
+
+Needs NVIDIA's driver on the GPU and the module ``pynvml`` of nvidia-ml-py, in a service VM or
+on the host. What a GPU does not know (ECC on a board without it) is not judged, but for what
+an operator has pinned. Written after NVML's reference and recorded answers of it in the
+tests; it has **not been tried on hardware**. NVML cannot overwrite a GPU's memory: that is an
+operator's program, for example one that allocates and fills all of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+
+#: Keys of a pin -> what stands for it in the facts.
+PINS: Final = ("vbios", "inforom", "driver", "ecc", "mig")
+_UNCORRECTED: Final = 1  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+_VOLATILE: Final = 0  # NVML_VOLATILE_ECC
+#: As the driver writes it to the kernel's log: "NVRM: Xid (PCI:0000:41:00): 79, ...".
+_XID: Final = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_LOG: Final = "/dev/kmsg"
+
+
+def read(nvml: Any, address: str) -> dict[str, Any]:
+    """What the library says of a GPU; None in place of what the GPU does not know.
+
+    :param nvml: the module ``pynvml``.
+    :raises UnableError: the library does not know the GPU, or fails.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise UnableError(f"NVML cannot be used: {error}") from error
+    try:
+        handle = nvml.nvmlDeviceGetHandleByPciBusId(address.encode())
+
+        def ask(name: str, *more: Any) -> Any:
+            try:
+                return getattr(nvml, name)(handle, *more)
+            except nvml.NVMLError_NotSupported:
+                return None
+
+        mig, ecc = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetEccMode")
+        rows = ask("nvmlDeviceGetRemappedRows")
+        return {
+            "mig": None if mig is None else [bool(each) for each in mig],
+            "ecc": None if ecc is None else [bool(each) for each in ecc],
+            "remap_pending": None if rows is None else bool(rows[2]),
+            "remap_failed": None if rows is None else bool(rows[3]),
+            "uncorrected": ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+            "processes": len(ask("nvmlDeviceGetComputeRunningProcesses") or ()),
+            "vbios": _text(ask("nvmlDeviceGetVbiosVersion")),
+            "inforom": _text(ask("nvmlDeviceGetInforomImageVersion")),
+            "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+        }
+    except nvml.NVMLError as error:
+        raise UnableError(f"NVML does not say what the GPU is like: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _text(value: Any) -> str | None:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def xids(log: str, address: str) -> list[int]:
+    """Numbers of the errors (Xid) of a GPU in the kernel's log."""
+    mine = address.rpartition(".")[0].lower()
+    return [int(number) for place, number in _XID.findall(log) if mine.endswith(place.lower())]
+
+
+def problems(facts: Mapping[str, Any], errors: list[int], pins: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a GPU, in words.
+
+    :param facts: as :func:`read` has found them.
+    :param errors: as :func:`xids`.
+    :param pins: what an operator wants; ``ecc`` is true and ``mig`` false by default.
+    """
+    found = []
+    for name, default in (("mig", False), ("ecc", True)):
+        wanted = pins.get(name, default)
+        now = facts[name]
+        if now is None:
+            if name in pins and wanted:
+                found.append(f"{name.upper()} has to be on, and the GPU does not know it")
+        elif now != [wanted, wanted]:
+            pending = " (changes with its next reset)" if now[0] != now[1] else ""
+            found.append(f"{name.upper()} is {'on' if now[0] else 'off'}{pending}")
+    if facts["remap_pending"]:
+        found.append("a memory row waits to be remapped: it needs a reset")
+    if facts["remap_failed"]:
+        found.append("a memory row could not be remapped")
+    if facts["uncorrected"]:
+        found.append(f"{facts['uncorrected']} uncorrected errors in its memory")
+    if facts["processes"]:
+        found.append(f"{facts['processes']} processes use it although nobody has it")
+    if errors:
+        found.append(f"the driver has reported Xid {', '.join(str(each) for each in errors[:8])}")
+    for name in ("vbios", "inforom", "driver"):
+        if name in pins and facts[name] != pins[name]:
+            found.append(f"{name} is {facts[name]}, pinned is {pins[name]}")
+    return found
+
+
+def check(device: Path, pins: Mapping[str, Any], load: Callable[[], Any] | None = None) -> Any:
+    """See :data:`nova_hpc.tenancy.hygiene.clean_check.Check`.
+
+    :param load: finds the module ``pynvml``.
+    """
+    try:
+        nvml = (load or (lambda: importlib.import_module("pynvml")))()
+    except ImportError as error:
+        raise UnableError("nvidia-ml-py is not there (module pynvml)") from error
+    facts = read(nvml, device.name)
+    found = problems(facts, xids(_kernel_log(), device.name), pins)
+    if found:
+        raise UncleanError("; ".join(found))
+    return facts
+
+
+def _kernel_log() -> str:
+    """What the kernel has said since its boot, as far as it is kept; "": nobody may read it."""
+    import os
+
+    pieces = []
+    try:
+        handle = os.open(_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        while True:
+            try:
+                pieces.append(os.read(handle, 8192))
+            except BrokenPipeError:
+                continue  # older ones were overwritten
+            except OSError:
+                break
+    finally:
+        os.close(handle)
+    return b"\n".join(pieces).decode("utf-8", "replace")

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the initial RAM file system of service VMs from what a machine has.
+
+``python3 -m nova_hpc.tenancy.service_vm.build FILE`` packs a static busybox, the system's
+Python with the few modules that the checks need, this project's checks, and what the
+options add: kernel modules, the operator's programs, any other file. A few megabytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.tenancy.service_vm import archive
+from nova_hpc.tenancy.service_vm.archive import Archive, ArchiveError
+
+_HERE: Final = Path(__file__).parent
+_PACKAGE: Final = _HERE.parents[1]
+#: Of this project, by their place in its package.
+_OURS: Final = (
+    "tenancy/service_vm/report.py",
+    "tenancy/service_vm/inside/command.py",
+    "tenancy/service_vm/inside/memory.py",
+    "tenancy/hygiene/clean_amd.py",
+    "tenancy/hygiene/clean_check.py",
+    "tenancy/hygiene/clean_errors.py",
+    "tenancy/hygiene/clean_nic.py",
+    "tenancy/hygiene/clean_nvidia.py",
+)
+_LIBRARY: Final = "lib/nova-hpc"
+#: Says which files of Python are needed. Compiled modules go where the sources are:
+#: Python takes them there as well, and compiling takes its time in a service VM.
+_TRACE: Final = """
+import base64, binascii, json, mmap, os, pathlib, re, struct, subprocess, sys, time, zlib
+import importlib.util, linecache, runpy, traceback
+import encodings.ascii, encodings.latin_1, encodings.utf_8
+files = {}
+for module in list(sys.modules.values()):
+    source, compiled = getattr(module, "__file__", None), getattr(module, "__cached__", None)
+    if source and os.path.exists(source):
+        if source.endswith(".py") and compiled and os.path.exists(compiled):
+            files[source + "c"] = compiled
+        else:
+            files[source] = source
+print(json.dumps(files))
+"""
+
+
+def build(
+    busybox: Path,
+    python: Path,
+    modules: Path | None = None,
+    names: tuple[str, ...] = (),
+    checks: dict[str, Path] | None = None,
+    files: dict[str, Path] | None = None,
+) -> bytes:
+    """The archive, compressed.
+
+    :param busybox: a static one.
+    :param python: an interpreter of Python 3 with its standard library.
+    :param modules: a folder ``/lib/modules/VERSION``.
+    :param names: of the kernel modules to load.
+    :param checks: name -> an operator's program.
+    :param files: path inside -> file.
+    :raises ArchiveError: something is not there.
+    """
+    try:
+        target = archive.base_archive(busybox)
+        if modules is not None and names:
+            archive.add_modules(target, modules, names)
+        else:
+            target.file("modules/order", b"")
+        _add_python(target, python)
+        for place in _OURS:
+            target.file(f"{_LIBRARY}/nova_hpc/{place}", (_PACKAGE / place).read_bytes())
+        folders = {str(each) for place in _OURS for each in Path(place).parents}
+        for folder in folders:
+            # Without what the packages of a compute node import.
+            target.file(f"{_LIBRARY}/nova_hpc/{folder}/__init__.py".replace("/./", "/"), b"")
+        for name, path in (checks or {}).items():
+            target.file(f"checks/{name}", path.read_bytes(), 0o755)
+        for place, path in (files or {}).items():
+            target.file(place.lstrip("/"), path.read_bytes(), path.stat().st_mode & 0o777)
+        target.file("init", (_HERE / "inside" / "init.sh").read_bytes(), 0o755)
+    except OSError as error:
+        raise ArchiveError(f"{error.filename}: {error.strerror}") from error
+    return target.pack()
+
+
+def _add_python(target: Archive, python: Path) -> None:
+    traced = _output(str(python), "-I", "-S", "-c", _TRACE)
+    files: dict[str, str] = json.loads(traced)
+    real = python.resolve()
+    files[str(real)] = str(real)
+    for program in [str(real), *(each for each in files if ".so" in Path(each).suffixes)]:
+        for library in _libraries(program):
+            files[library] = str(Path(library).resolve())
+    for place, source in sorted(files.items()):
+        target.file(place.lstrip("/"), Path(source).read_bytes(), 0o755)
+    target.file(f"{_LIBRARY}/python", str(real).encode())
+
+
+def _libraries(program: str) -> list[str]:
+    """Those that a program is linked with, and what loads them."""
+    found = []
+    for line in _output("ldd", program).splitlines():
+        words = [each for each in line.split() if each.startswith("/")]
+        found += words[-1:]
+    return found
+
+
+def _output(*argv: str) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ArchiveError(f"cannot run {argv[0]}: {error.strerror}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise ArchiveError(f"{argv[0]} failed: {lines[-1]}")
+    return done.stdout
+
+
+def _pair(text: str) -> tuple[str, Path]:
+    name, mark, path = text.partition("=")
+    if not mark or not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE")
+    return name, Path(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the file; 0, or 2 after one line that says what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m nova_hpc.tenancy.service_vm.build",
+        description="Make the initial RAM file system of service VMs.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="where to write it")
+    parser.add_argument("--busybox", type=Path, default=Path("/bin/busybox"), help="a static one")
+    parser.add_argument("--python", type=Path, default=Path("/usr/bin/python3"))
+    parser.add_argument("--modules", type=Path, metavar="FOLDER", help="/lib/modules/VERSION")
+    parser.add_argument("--module", action="append", default=[], metavar="NAME")
+    parser.add_argument(
+        "--check", action="append", default=[], type=_pair, metavar="NAME=FILE", help="a program"
+    )
+    parser.add_argument(
+        "--add", action="append", default=[], type=_pair, metavar="PATH=FILE", help="any file"
+    )
+    known = parser.parse_args(arguments)
+    if known.module and known.modules is None:
+        parser.error("--module needs --modules")
+    try:
+        made = build(
+            known.busybox,
+            known.python,
+            known.modules,
+            tuple(known.module),
+            dict(known.check),
+            dict(known.add),
+        )
+        known.file.write_bytes(made)
+    except ArchiveError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{parser.prog}: {known.file}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

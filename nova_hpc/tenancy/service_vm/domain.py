@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libvirt domain of a service VM. Pure.
+
+Its memory is ordinary memory of the host (no hugepages: those are the servers'), its
+CPUs are those that no server has for itself. It has no disk, no network, no graphics: a
+kernel, an initial RAM file system, a serial console, and the devices, each behind a root
+port of its own on a known slot, so that what the guest finds there is what was meant.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from lxml import etree
+
+from nova_hpc.topology.cpuset import format_list
+from nova_hpc.topology.model import address_key
+
+#: How the names of its domains begin; Nova's begin otherwise (``instance-``).
+PREFIX: Final = "nova-hpc-clean-"
+NAMESPACE: Final = "https://nova-hpc.org/xmlns/service-vm/1"
+#: Slot of the first root port on bus 0 of the guest.
+FIRST_SLOT: Final = 0x10
+#: Devices of one service VM: as many slots are left.
+MOST_DEVICES: Final = 15
+#: Arguments of the kernel that the check inside reads.
+NONCE: Final = "nova_hpc.nonce"
+CHECKS: Final = "nova_hpc.checks"
+PINS: Final = "nova_hpc.pins"
+#: Characters of a command line that every kernel takes (COMMAND_LINE_SIZE of x86).
+_MOST_WORDS: Final = 2000
+_LINE: Final = "console=ttyS0 panic=-1 quiet loglevel=3"
+
+
+@attrs.frozen
+class Machine:
+    """What a service VM is made of; see the options ``[hpc]clean_vm_*``."""
+
+    kernel: str
+    initrd: str
+    memory_mib: int = 512
+    vcpus: int = 1
+    arguments: str = ""
+    machine: str = "q35"
+    domain_type: str = "kvm"
+    emulator: str = ""
+
+
+def new_uuid() -> str:
+    """Of a domain that Nova does not know."""
+    return str(uuid.uuid4())
+
+
+def name_of(vm: str) -> str:
+    """Its name: for people who see it in ``virsh list``."""
+    return f"{PREFIX}{vm[:8]}"
+
+
+def is_ours(xml: str, vm: str) -> bool:
+    """Whether a domain is a service VM of this project's, and that one."""
+    try:
+        parser = etree.XMLParser(resolve_entities=False, no_network=True)
+        root = etree.fromstring(xml.encode(), parser)
+    except (etree.XMLSyntaxError, ValueError):
+        return False
+    same = (root.findtext("uuid") or "").lower() == vm.lower()
+    return same and root.find(f"metadata/{{{NAMESPACE}}}service-vm") is not None
+
+
+def build(
+    vm: str,
+    machine: Machine,
+    devices: Sequence[str],
+    cpus: Collection[int],
+    nonce: str,
+    checks: Sequence[str],
+    pins: Mapping[str, Mapping[str, Any]] | None = None,
+) -> str:
+    """The domain's XML.
+
+    :param devices: normalised addresses in the host, :data:`MOST_DEVICES` at most.
+    :param cpus: of the host, for everything that it runs.
+    :param checks: their names; each device is put through all.
+    :param pins: number of the device -> what an operator has pinned.
+    :raises ValueError: it is too much for one service VM.
+    """
+    if len(devices) > MOST_DEVICES:
+        raise ValueError(
+            f"{len(devices)} devices share an IOMMU group, and a service VM takes {MOST_DEVICES}"
+        )
+    words = [_LINE, machine.arguments, f"{NONCE}={nonce}", f"{CHECKS}={','.join(checks)}"]
+    if any((pins or {}).values()):
+        packed = base64.urlsafe_b64encode(json.dumps(pins).encode()).decode()
+        words.append(f"{PINS}={packed}")
+    line = " ".join(each for each in words if each)
+    if len(line) > _MOST_WORDS:
+        raise ValueError(f"the kernel's arguments of a service VM are longer than {_MOST_WORDS}")
+    root = etree.Element("domain", type=machine.domain_type)
+    _text(root, "uuid", vm)
+    _text(root, "name", name_of(vm))
+    _text(root, "title", "nova-hpc cleans PCI devices between two servers")
+    etree.SubElement(
+        etree.SubElement(root, "metadata"),
+        f"{{{NAMESPACE}}}service-vm",
+        nsmap={"nova-hpc": NAMESPACE},
+    ).text = " ".join(devices)
+    _text(root, "memory", str(machine.memory_mib), unit="MiB")
+    _text(root, "vcpu", str(machine.vcpus), placement="static", cpuset=format_list(cpus))
+    # QEMU's own threads stay off the CPUs of servers, too.
+    _sub(etree.SubElement(root, "cputune"), "emulatorpin", cpuset=format_list(cpus))
+    os_ = etree.SubElement(root, "os")
+    _text(os_, "type", "hvm", machine=machine.machine)
+    _text(os_, "kernel", machine.kernel)
+    _text(os_, "initrd", machine.initrd)
+    _text(os_, "cmdline", line)
+    features = etree.SubElement(root, "features")
+    for each in ("acpi", "apic"):
+        _sub(features, each)
+    _sub(features, "pvspinlock", state="off")
+    if machine.domain_type == "kvm":
+        _sub(root, "cpu", mode="host-passthrough")
+    for event in ("on_poweroff", "on_reboot", "on_crash"):
+        _text(root, event, "destroy")
+    inside = etree.SubElement(root, "devices")
+    if machine.emulator:
+        _text(inside, "emulator", machine.emulator)
+    _sub(inside, "controller", type="usb", model="none")
+    _sub(inside, "controller", type="pci", index="0", model="pcie-root")
+    for number, address in enumerate(devices):
+        _device(inside, number, address)
+    _sub(etree.SubElement(inside, "serial", type="pty"), "target", port="0")
+    _sub(etree.SubElement(inside, "console", type="pty"), "target", type="serial", port="0")
+    _sub(inside, "memballoon", model="none")
+    return etree.tostring(root, pretty_print=True, encoding="unicode")
+
+
+def _device(inside: etree._Element, number: int, address: str) -> None:
+    bus = number + 1
+    port = etree.SubElement(
+        inside, "controller", type="pci", index=str(bus), model="pcie-root-port"
+    )
+    _sub(port, "target", chassis=str(bus), port=hex(bus))
+    slot = hex(FIRST_SLOT + number)
+    _sub(port, "address", type="pci", domain="0", bus="0", slot=slot, function="0")
+    # It is with vfio-pci already, and stays there.
+    device = etree.SubElement(inside, "hostdev", mode="subsystem", type="pci", managed="no")
+    domain, host_bus, host_slot, function = address_key(address)
+    _sub(
+        etree.SubElement(device, "source"),
+        "address",
+        domain=hex(domain),
+        bus=hex(host_bus),
+        slot=hex(host_slot),
+        function=hex(function),
+    )
+    # No option ROM of a tenant's runs here.
+    _sub(device, "rom", bar="off")
+    _sub(device, "address", type="pci", domain="0", bus=hex(bus), slot="0", function="0")
+
+
+def _text(parent: etree._Element, tag: str, text: str, **attributes: str) -> None:
+    etree.SubElement(parent, tag, attributes).text = text
+
+
+def _sub(parent: etree._Element, tag: str, **attributes: str) -> None:
+    etree.SubElement(parent, tag, attributes)

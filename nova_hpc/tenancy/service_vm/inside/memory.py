@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clean the memory that a PCI function shows in its BARs, and see that it is memory.
+
+Only BARs that are *prefetchable* are written: reading them has no effects, and writes may
+be merged, as of memory. Others are registers. Adapters and controllers of storage have
+registers in prefetchable BARs, too, so they are refused.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nova_hpc.tenancy.hygiene.clean_errors import UnableError, UncleanError
+
+_MEMORY = 0x200  # IORESOURCE_MEM
+_PREFETCH = 0x2000  # IORESOURCE_PREFETCH
+_BARS = 6
+_MIB = 1 << 20
+#: Mapped at once.
+_WINDOW = 256 * _MIB
+#: A BAR up to this size is read back as a whole; of a larger one every so many MiB.
+_WHOLE = 1024 * _MIB
+_STRIDE = 64
+#: Base classes whose prefetchable BARs are registers: storage, network.
+_REGISTERS = ("0x01", "0x02")
+
+
+def bars(text: str) -> dict[int, int]:
+    """Number -> bytes of the prefetchable BARs, from a ``resource`` file of sysfs.
+
+    :raises UnableError: a BAR has no address.
+    """
+    found = {}
+    for number, line in enumerate(text.splitlines()[:_BARS]):
+        words = line.split()
+        if len(words) != 3:
+            raise UnableError("its resource file cannot be read")
+        first, last, flags = (int(each, 16) for each in words)
+        if not flags & _MEMORY or not flags & _PREFETCH:
+            continue
+        if not first:
+            raise UnableError(f"BAR {number} has no address in the service VM")
+        found[number] = last - first + 1
+    return found
+
+
+def pattern(number: int, size: int) -> bytes:
+    """What is written to the MiB of that number: no two are alike."""
+    word = (0x9E3779B97F4A7C15 * (number + 1)) & (2**64 - 1)
+    return (word.to_bytes(8, "little") * (size // 8 + 1))[:size]
+
+
+def clean(device: Path, pins: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a pattern to all memory of a device, read it back, and leave zeros.
+
+    :param device: its folder in sysfs.
+    :param pins: none of them is about memory.
+    :returns: what was cleaned, in bytes.
+    :raises UncleanError: it does not keep what is written.
+    :raises UnableError: it cannot be reached, or is none.
+    """
+    kind = (device / "class").read_text().strip()
+    if kind.startswith(_REGISTERS):
+        raise UnableError(f"a device of class {kind} has registers in its BARs, not memory")
+    found = bars((device / "resource").read_text())
+    if not found:
+        raise UnableError("it has no prefetchable BAR: it shows no memory")
+    (device / "enable").write_text("1")
+    try:
+        for number, size in found.items():
+            path = device / f"resource{number}_wc"
+            if not path.exists():
+                path = device / f"resource{number}"
+            _clean_bar(path, number, size)
+    finally:
+        (device / "enable").write_text("0")
+    return {"bytes": sum(found.values()), "bars": sorted(found)}
+
+
+def _clean_bar(path: Path, number: int, size: int) -> None:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_SYNC)
+    except OSError as error:
+        raise UnableError(f"BAR {number} cannot be opened: {error.strerror}") from error
+    try:
+        for start in range(0, size, _WINDOW):
+            length = min(_WINDOW, size - start)
+            try:
+                window = mmap.mmap(handle, length, offset=start)
+            except (OSError, ValueError) as error:
+                raise UnableError(f"BAR {number} cannot be mapped: {error}") from error
+            with window:
+                _pass(window, start, number, size, blank=False)
+                _pass(window, start, number, size, blank=True)
+    finally:
+        os.close(handle)
+
+
+def _pass(window: mmap.mmap, start: int, number: int, size: int, blank: bool) -> None:
+    """Write all of a window, then read it back."""
+    places = range(0, len(window), _MIB)
+    for place in places:
+        length = min(_MIB, len(window) - place)
+        window[place : place + length] = _wanted(start + place, length, blank)
+    for place in places:
+        if size > _WHOLE and (start + place) // _MIB % _STRIDE:
+            continue
+        length = min(_MIB, len(window) - place)
+        if window[place : place + length] != _wanted(start + place, length, blank):
+            what = "zeros are" if blank else "a pattern is"
+            raise UncleanError(
+                f"BAR {number}, MiB {(start + place) // _MIB}: {what} not read as written"
+            )
+
+
+def _wanted(offset: int, length: int, blank: bool) -> bytes:
+    return bytes(length) if blank else pattern(offset // _MIB, length)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exit document of a check: how it comes out of a service VM, and what it means.
+
+Runs in the service VM, too, so it needs the standard library alone. A serial console
+carries the kernel's lines as well, and loses bytes: the document is said again and again
+on lines of their own, each with the nonce of this very run and a checksum::
+
+    nova-hpc-clean <nonce> <crc32> {"v": 1, "results": {"0": {"ok": true, ...}}}
+
+The nonce keeps apart what an earlier run, or whatever writes to the console, has said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from typing import Any, Final
+
+MARK: Final = "nova-hpc-clean"
+VERSION: Final = 1
+#: Bytes of a console that are looked at; whoever says more is cut off.
+LONGEST: Final = 1 << 20
+_LONGEST_REASON: Final = 300
+_LINE: Final = re.compile(rf"{MARK} ([0-9a-f]{{16,64}}) ([0-9a-f]{{8}}) (\{{.*\}})")
+
+
+class ReportError(Exception):
+    """What a checker said is no answer; the text says why."""
+
+
+def line(nonce: str, results: dict[str, dict[str, Any]]) -> str:
+    """The line that says what was found.
+
+    :param results: number of the device -> ``{"ok": bool, "reason": str, ...}``.
+    """
+    body = json.dumps({"v": VERSION, "results": results}, sort_keys=True)
+    return f"{MARK} {nonce} {zlib.crc32(body.encode()):08x} {body}"
+
+
+def find(text: str, nonce: str) -> dict[str, dict[str, Any]] | None:
+    """The document of this run in the text of a console; None: it is not there (yet).
+
+    :raises ReportError: it is there, whole, and is none.
+    """
+    for number, check, body in reversed(_LINE.findall(text.replace("\r", ""))):
+        if number == nonce and f"{zlib.crc32(body.encode()):08x}" == check:
+            return _parse(body)
+    return None
+
+
+def _parse(body: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(body)
+        if found["v"] != VERSION:
+            raise ReportError(f"it is of version {found['v']!r}, and {VERSION} is known")
+        results = found["results"]
+        return {str(key): {**value, "ok": _bool(value["ok"])} for key, value in results.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ReportError(f"it cannot be read ({type(error).__name__})") from error
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def reason(result: dict[str, Any]) -> str:
+    """Why a device did not pass, in printable words."""
+    text = str(result.get("reason") or "no reason given")
+    return "".join(each if each.isprintable() else " " for each in text)[:_LONGEST_REASON]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a device is looked at: one way for a service VM, one for the host itself."""
+
+from __future__ import annotations
+
+import abc
+import json
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import attrs
+
+from nova_hpc.tenancy.service_vm import domain, process, report, reserve
+from nova_hpc.tenancy.service_vm.domain import Machine
+from nova_hpc.tenancy.service_vm.process import LateError
+from nova_hpc.tenancy.service_vm.reserve import ShortError
+from nova_hpc.topology.cpuset import parse_list
+from nova_hpc.topology.files import FileError, Tree
+
+#: Seconds beyond those of the check itself: for libvirt to end the VM.
+_GRACE: Final = 20.0
+#: Seconds for libvirt to end a VM that was left.
+_END: Final = 60.0
+_ATTEND: Final = "nova_hpc.tenancy.service_vm.attend"
+
+
+class Run(Protocol):
+    """Runs a program; see :func:`nova_hpc.tenancy.service_vm.process.run`."""
+
+    def __call__(
+        self, argv: Sequence[str], timeout: float, more: Mapping[str, str] | None = None
+    ) -> str:
+        """Its output."""
+
+
+@attrs.frozen
+class Outcome:
+    """What came of a stage."""
+
+    #: Address -> why the device did not pass; "": it passed. Every device has one, or
+    #: there is a *problem*.
+    verdicts: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Why nobody knows: it was not looked at, or not to the end; "": it was.
+    problem: str = ""
+    #: The problem is one of the host, and says nothing of the device.
+    host: bool = False
+
+
+class Runner(abc.ABC):
+    """Looks at devices that nobody has, somewhere."""
+
+    @abc.abstractmethod
+    def holder(self) -> str:
+        """The name of what will have the devices, for the ledger."""
+
+    @abc.abstractmethod
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
+        """Look at devices. Never raises.
+
+        :param holder: as :meth:`holder` said.
+        :param devices: address -> role; they can only be given together.
+        """
+
+    @abc.abstractmethod
+    def end(self, holder: str, devices: Sequence[str]) -> str | None:
+        """End what a killed process may have left. Never raises.
+
+        :returns: why something may still have the devices; None: nothing has.
+        """
+
+
+def unable(result: Mapping[str, Any]) -> str | None:
+    """Why a check could not be made; None: it was."""
+    if result.get("ok") is True or result.get("unable") is not True:
+        return None
+    return f"a check could not be made: {report.reason(dict(result))}"
+
+
+@attrs.frozen
+class ServiceVm(Runner):
+    """A throw-away guest domain."""
+
+    uri: str
+    machine: Machine
+    #: Seconds from the start of the VM to its answer.
+    timeout: float
+    #: Role -> names of its checks.
+    checks: Callable[[str | None], Sequence[str]]
+    #: Role -> what an operator has pinned.
+    pins: Callable[[str | None], Mapping[str, Any]] = attrs.field(default=lambda role: {})
+    root: Path = Path("/")
+    dedicated: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
+    execute: Run = process.run
+
+    def holder(self) -> str:
+        """A UUID that Nova does not know."""
+        return domain.new_uuid()
+
+    def run(self, holder: str, devices: Mapping[str, str | None]) -> Outcome:
+        """See :meth:`Runner.run`."""
+        nonce = secrets.token_hex(16)
+        addresses = sorted(devices)
+        checks = list(
+            dict.fromkeys(one for each in addresses for one in self.checks(devices[each]))
+        )
+        pins = {str(number): dict(self.pins(devices[one])) for number, one in enumerate(addresses)}
+        try:
+            self._expect_files()
+            cpus = self._reserve()
+            xml = domain.build(holder, self.machine, addresses, cpus, nonce, checks, pins)
+        except (ShortError, FileError, ValueError) as error:
+            return Outcome(problem=str(error), host=True)
+        asked = {"uri": self.uri, "xml": xml, "nonce": nonce, "seconds": self.timeout}
+        answer = self._ask("run", asked, self.timeout + _GRACE)
+        results = answer.get("results")
+        if not isinstance(results, dict):
+            return Outcome(problem=str(answer.get("problem", "the service VM gave no answer")))
+        found = {}
+        for number, address in enumerate(addresses):
+            result = results.get(str(number))
+            if not isinstance(result, dict):
+                return Outcome(problem=f"the service VM says nothing of {address}")
+            if (why := unable(result)) is not None:
+                return Outcome(problem=why)
+            found[address] = "" if result.get("ok") is True else report.reason(result)
+        return Outcome(found)
+
+    def end(self, holder: str, devices: Sequence[str]) -> str | None:
+        """See :meth:`Runner.end`."""
+        answer = self._ask("end", {"uri": self.uri, "vm": holder}, _END)
+        if answer.get("ended") is True:
+            return None
+        return f"service VM {holder} may still have it: {answer.get('problem', 'no answer')}"
+
+    def _expect_files(self) -> None:
+        for option, path in (
+            ("clean_vm_kernel", self.machine.kernel),
+            ("clean_vm_initrd", self.machine.initrd),
+        ):
+            if not path:
+                raise ShortError(f"[hpc]{option} is not set, and a service VM needs it")
+            if not Path(path).is_file():
+                raise ShortError(f"[hpc]{option}: there is no file {path} on this node")
+
+    def _reserve(self) -> frozenset[int]:
+        tree = Tree(self.root)
+        reserve.check_memory(tree.text("/proc/meminfo") or "", self.machine.memory_mib)
+        online = parse_list(tree.text("/sys/devices/system/cpu/online") or "")
+        return reserve.cpus(online, self.dedicated, self.shared)
+
+    def _ask(self, what: str, asked: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        argv = [sys.executable, "-s", "-m", _ATTEND, what, json.dumps(asked)]
+        try:
+            answer = json.loads(self.execute(argv, timeout))
+        except LateError as error:
+            return {"problem": f"the process that has the service VM failed: {error}"}
+        except ValueError:
+            return {"problem": "the process that has the service VM gave no answer"}
+        return answer if isinstance(answer, dict) else {"problem": "its answer is no object"}

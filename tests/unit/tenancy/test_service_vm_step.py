@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage between two servers: nobody gets a device unclean, whoever is killed whenever."""
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nova_hpc.tenancy.service_vm import stage
+from nova_hpc.tenancy.service_vm.runner import Outcome
+from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen, Stage
+from nova_hpc.wire.ledger import SOMEBODY, State
+from tests.unit.tenancy.hygiene_node import GPU, OTHER
+from tests.unit.tenancy.service_vm_world import DEVICES, Killed, Service, killed_after, world
+
+ONE, TWO = "server-1", "server-2"
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch):
+    """The disk is not what is tested here."""
+    monkeypatch.setattr("nova_hpc.tenancy.ledger.os.fsync", lambda handle: None)
+
+
+@pytest.fixture
+def found(tmp_path):
+    return world(tmp_path / "node")
+
+
+def _entry(found, address=GPU):
+    return stage.loads(found.node.ledger.device(address).stage)
+
+
+def test_the_ordinary_life(found):
+    service = Service(found)
+    assert service.update() == {}
+    assert service.start(ONE, GPU)
+    assert _entry(found) == Stage(Phase.DUE, ONE, since=found.node.now[0])
+    assert service.update() == {}
+    service.end(ONE)
+    # Before the next update, too: it is on the disk that nobody may have it.
+    assert found.node.ledger.staged == {GPU}
+    assert not service.start(TWO, GPU)
+    assert service.update() == {GPU: "it waits to be cleaned between two servers"}
+    assert found.traces == {GPU: ONE}
+    service.attend()
+    assert (found.traces, found.vms, len(found.seen)) == ({}, {}, 1)
+    entry, device = _entry(found), found.node.ledger.device(GPU)
+    assert entry.phase is Phase.CLEAN
+    assert entry.seconds is not None
+    assert (device.server, device.last_server, device.unreported) == (None, ONE, True)
+    assert service.update() == {}
+    assert service.start(TWO, GPU)
+    assert _entry(found).seconds == entry.seconds
+
+
+def test_a_stage_waits_until_nova_has_freed_the_device(found):
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.hygiene.after_end(ONE, service.view, found.owners())
+    service.stage.after_end(ONE, service.view, found.owners())
+    assert service.attend() is True
+    assert found.seen == []
+    service.free(ONE)
+    assert service.attend() is False
+    assert len(found.seen) == 1
+
+
+def test_a_restart_keeps_the_devices(found):
+    """And a server from before the option was set makes its devices due."""
+    before = Service(found, modes={})
+    before.update()
+    assert before.start(ONE, GPU)
+    assert found.node.ledger.staged == frozenset()
+    service = Service(found)
+    service.update()
+    assert found.node.ledger.staged == {GPU}
+    service.end(ONE)
+    assert service.update() == {GPU: "it waits to be cleaned between two servers"}
+    service.settle()
+    assert found.traces == {}
+
+
+def test_a_device_that_is_claimed_during_an_update_is_not_made_due(found):
+    """Its start would be refused for nothing: only the first update looks for old servers."""
+    service = Service(found)
+    service.update()
+    found.claimed[GPU] = TWO
+    service.update()
+    assert found.node.ledger.staged == frozenset()
+    del found.claimed[GPU]
+
+
+def test_an_option_that_is_taken_back(found):
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    after = Service(found, modes={})
+    assert after.update() == {}
+    after.attend()
+    assert found.node.ledger.staged == frozenset()
+    assert after.update() == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "words"),
+    [
+        (Outcome({GPU: "MIG is on"}), State.QUARANTINED, "MIG is on"),
+        (Outcome(problem="the service VM gave no answer"), State.SUSPECT, "no answer"),
+        (Outcome(problem="the node has 3 MiB", host=True), State.SUSPECT, "3 MiB"),
+        (Outcome({}), State.SUSPECT, "says nothing"),
+    ],
+)
+def test_a_stage_that_does_not_pass(found, outcome, state, words):
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    assert service.start(TWO, OTHER)
+    service.end(ONE)
+    found.outcomes = [outcome]
+    service.update()
+    service.attend()
+    device = found.node.ledger.device(GPU)
+    assert device.state is state
+    assert words in device.reason
+    assert device.server is None
+    assert words in service.update()[GPU]
+    assert not service.start("server-3", GPU)
+    # Nobody else is harmed.
+    assert found.node.ledger.device(OTHER).state is State.OFFERED
+    assert found.vms == {}
+    found.node.later(1000.0)
+    service.settle()
+    if state is State.QUARANTINED:
+        assert service.update()[GPU]  # an operator has the next word
+        service.hygiene.release(service.view().candidate(GPU), found.owners())
+        assert GPU in service.update(), "an operator's release is no stage"
+        service.settle()
+    assert service.update() == {}
+    assert GPU not in found.traces
+
+
+def test_a_suspect_device_is_not_tried_all_the_time(found):
+    """And however often its stage comes to no answer, it is in no quarantine for it."""
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    found.outcomes = [Outcome(problem="the service VM gave no answer")] * 30
+    for _ in range(60):
+        service.update()
+        service.attend()
+        found.node.later(10.0)
+    tried = 30 - len(found.outcomes)
+    assert 3 <= tried <= 6  # at once, then after 0, 60, 120 and 240 seconds
+    assert found.node.ledger.device(GPU).state is State.SUSPECT
+    found.outcomes.clear()
+    found.node.later(1000.0)
+    service.settle()
+    assert service.update() == {}
+
+
+def test_a_vm_that_cannot_be_ended(found):
+    """It keeps the device, and is ended when libvirt answers again."""
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    found.stuck = True
+    found.outcomes = [Outcome(problem="libvirt does not answer")]
+    service.settle()
+    assert len(found.seen) == 1
+    assert "is being cleaned in service VM" in service.update()[GPU]
+    assert not service.start(TWO, GPU)
+    found.stuck = False
+    service.settle()
+    assert found.vms == {}
+    assert service.update() == {}
+    assert found.traces == {}
+
+
+def test_a_ledger_that_was_lost_leaves_no_vm(found):
+    found.vms["0d6a4f6e-0000-4000-8000-000000000001"] = (GPU,)
+    service = Service(found)
+    assert GPU in service.update()  # libvirt says that somebody has it
+    service.attend()
+    assert found.vms == {}
+
+
+def _life(found):
+    service = Service(found)
+    service.update()
+    service.attend()
+    assert service.start(ONE, *DEVICES)
+    service.update()
+    service.end(ONE)
+    service.update()
+    service.attend()
+    service.update()
+    if service.start(TWO, GPU):
+        service.end(TWO)
+    service.update()
+    service.attend()
+
+
+def test_the_service_is_killed_at_every_step(tmp_path):
+    steps = 0
+    while True:
+        found = world(tmp_path / str(steps))
+        try:
+            with killed_after(found, steps):
+                _life(found)
+        except Killed:
+            pass
+        else:
+            break
+        # A new service: the servers of before go on, or go.
+        service = Service(found)
+        service.update()
+        service.attend()
+        for server in (ONE, TWO):
+            service.free(server)
+        assert service.settle() == {}, f"killed after {steps} steps"
+        assert (found.vms, found.traces) == ({}, {}), f"killed after {steps} steps"
+        assert not found.node.ledger.staged
+        assert service.start("server-3", *DEVICES)
+        steps += 1
+    assert steps > 30
+    print(f"killed at {steps} steps")
+
+
+_STEPS = st.one_of(
+    st.tuples(st.just("start"), st.sampled_from(DEVICES)),
+    st.tuples(st.just("end"), st.sampled_from(DEVICES)),
+    st.tuples(st.just("update"), st.integers(0, 400)),
+    st.tuples(st.just("attend"), st.integers(0, 12)),
+    st.tuples(st.just("outcome"), st.sampled_from(["no", "problem"])),
+    st.tuples(st.just("killed"), st.integers(0, 12)),
+)
+
+
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=st.lists(_STEPS, max_size=25))
+def test_random_histories(tmp_path_factory, steps):
+    """Servers come and go, stages fail, the service is killed: the world's assertions hold."""
+    found = world(tmp_path_factory.mktemp("node") / "node")
+    service = Service(found)
+    service.update()
+    for number, (what, value) in enumerate(steps):
+        try:
+            if what == "start":
+                service.start(f"server-{number}", value)
+            elif what == "end" and value in found.claimed:
+                service.end(found.claimed[value])
+            elif what == "update":
+                found.node.later(float(value))
+                service.update()
+            elif what == "outcome":
+                problem = Outcome(problem="it hung")
+                found.outcomes = [problem if value == "problem" else Outcome({GPU: "bad"})]
+            else:
+                with killed_after(found, value if what == "killed" else None):
+                    service.update()
+                    service.attend()
+        except Killed:
+            service = Service(found)
+            service.update()
+    found.outcomes.clear()
+    for server in set(found.claimed.values()):
+        service.end(server)
+    service.settle(8)
+    assert found.vms == {}
+    held = found.node.ledger.quarantined.keys()
+    assert found.traces.keys() <= held
+    assert service.update().keys() <= held
+
+
+@given(
+    st.builds(
+        Seen,
+        st.one_of(st.none(), st.builds(Stage, st.sampled_from(Phase))),
+        st.sampled_from(Mode),
+        *[st.booleans()] * 4,
+    )
+)
+def test_nothing_begins_on_what_somebody_has(seen):
+    action = stage.decide(seen)
+    if action is Action.BEGIN:
+        assert seen.stage.phase is Phase.DUE
+        assert not any((seen.taken, seen.mine, seen.quarantined, seen.early))
+        assert seen.mode is not Mode.NONE
+    if action is Action.END:
+        assert seen.stage.phase is Phase.BEGUN
+        assert not seen.mine
+    if action is Action.FORGET:
+        assert seen.mode is Mode.NONE
+        assert not seen.taken
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *({"": ""}, {"phase": "gone"}, {"phase": 1}, {"phase": "due", "since": "x"}),
+        *({"phase": []}, {"phase": "clean", "seconds": float("nan")}),
+        {"phase": "due", "holder": 3},
+    ],
+)
+def test_a_damaged_entry_is_due(body):
+    found = stage.loads(body)
+    assert found.phase is Phase.DUE
+    assert stage.refusal(found, ONE) is not None
+
+
+def test_what_is_written_is_read_again():
+    entry = Stage(Phase.BEGUN, ONE, "vm", 12.5, 3.25)
+    assert stage.loads(entry.dumps()) == entry
+    assert stage.loads(None) is None
+    assert attrs.evolve(entry, server=SOMEBODY).pending
