@@ -9,6 +9,7 @@ from pathlib import Path
 from oslo_privsep import capabilities, priv_context
 
 from nova_hpc.tenancy import holders as tenancy_holders
+from nova_hpc.tenancy import never_read
 from nova_hpc.tenancy.holders import Holder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
@@ -70,6 +71,28 @@ def _bind(root: str, address: str, driver: str, timeout: float) -> str | None:
     except BindError as error:
         return str(error)
     return None
+
+
+@default.entrypoint
+def _read_vpd(root: str, address: str) -> tuple[bytes | None, str]:
+    """The VPD, and why it cannot be read."""
+    try:
+        return never_read.read(Path(root), address), ""
+    except FileError as error:
+        return None, str(error)
+
+
+def read_vpd(root: Path, address: str) -> bytes | None:
+    """As :func:`nova_hpc.tenancy.never_read.read`."""
+    try:
+        data, why = _read_vpd(str(root), address)
+    except Exception as error:  # the daemon has ended, or does not start
+        text = f"the privileged helper of nova-compute does not answer ({type(error).__name__})"
+        raise FileError(text) from error
+    if why:
+        raise FileError(why)
+    found: bytes | None = data
+    return found
 
 
 def bind(root: Path, address: str, driver: str, timeout: float) -> None:

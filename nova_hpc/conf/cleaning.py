@@ -11,6 +11,16 @@ from oslo_config import cfg, types
 MODES: Final = ("none", "service-vm", "host")
 
 OPTS: Final[list[cfg.Opt]] = [
+    cfg.ListOpt(
+        "offer_anyway",
+        default=[],
+        help="""
+Devices that this project would never offer, and that may be given all the same: PCI
+addresses, or ``vendor:product``. It is about functions by which NVSwitches are managed, or
+whose vital product data cannot be read, and about models that are known not to come back
+from their reset; the reason in nova-compute's log says so.
+""",
+    ),
     cfg.Opt(
         "clean_stage",
         type=types.Dict(value_type=types.String(choices=list(MODES))),

@@ -37,6 +37,9 @@ BIND_ARGUMENT: Final = "=IIiI"
 _BLOCK: Final = "/sys/class/block"
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 _UP: Final = 1  # IFF_UP
+_INFINIBAND: Final = "32"  # ARPHRD_INFINIBAND
+#: NVMe disks of several controllers are below none of them.
+_SUBSYSTEMS: Final = "/sys/class/nvme-subsystem"
 #: How links of an interface to what it is part of begin: a bond, a bridge, a VLAN on it.
 _ABOVE: Final = ("upper_", "master")
 _ROUTES: Final = "/proc/net/route"
@@ -214,12 +217,23 @@ class _Looker:
                     f"the host uses its network interface {name}, which is up and {how}; take it "
                     f"down (ip link set {name} down), or offer it with managed=no"
                 )
-        for name, place in self._blocks().items():
-            if f"/{address}/" in place:
-                holder = self._disk(name)
-                if holder is not None:
-                    return holder
+        for name in self._disks_of(address):
+            holder = self._disk(name)
+            if holder is not None:
+                return holder
         return None
+
+    def _disks_of(self, address: str) -> list[str]:
+        """The block devices that a function makes."""
+        mine = f"/{address}/"
+        found = [name for name, place in self._blocks().items() if mine in place]
+        for subsystem in self._tree.names(_SUBSYSTEMS):
+            folder = f"{_SUBSYSTEMS}/{subsystem}"
+            names = self._tree.names(folder)
+            places = (self._tree.resolve(f"{folder}/{each}") or "" for each in names)
+            if any(mine in f"{place}/" for place in places):
+                found += [each for each in names if each in self._blocks()]
+        return list(dict.fromkeys(found))
 
     def _network(self, path: str, name: str) -> str | None:
         """How the host uses an interface; None: it does not.
@@ -228,6 +242,9 @@ class _Looker:
         """
         if not self._number(f"{path}/flags") & _UP:
             return None
+        if self._text(f"{path}/type") == _INFINIBAND:
+            # The host speaks InfiniBand by it, to storage for one, without any address.
+            return "an InfiniBand interface"
         above = [each for each in self._tree.names(path) if each.startswith(_ABOVE)]
         if above:
             return "part of another interface"

@@ -12,7 +12,10 @@ from typing import Any, Final
 from nova.virt import hardware
 from oslo_log import log as logging
 
+from nova_hpc.tenancy import never_read
 from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.never import Never
 from nova_hpc.tenancy.service_vm import binding
 from nova_hpc.tenancy.service_vm.domain import Machine
 from nova_hpc.tenancy.service_vm.host import OnHost
@@ -28,6 +31,15 @@ _URI: Final = "qemu:///system"
 
 class OptionError(Exception):
     """An option of the stage cannot be used; the text names it and the cure."""
+
+
+def expect_none(conf: Any) -> None:
+    """Refuse a stage on a node that does not clean at all.
+
+    :raises OptionError: a role has one.
+    """
+    if any(word != Mode.NONE.value for word in conf.hpc.clean_stage.values()):
+        raise OptionError("[hpc]clean_stage needs [hpc]clean_devices, which is off")
 
 
 def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
@@ -87,6 +99,18 @@ def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
         modes=modes,
         runners={Mode.SERVICE_VM: service, Mode.HOST: host},
         at_once=hpc.clean_vm_at_once,
+    )
+
+
+def never(conf: Any, ledger: LedgerFile) -> Never:
+    """What is never offered."""
+    root = Path(conf.hpc.sysfs_root)
+    read = never_read.read if os.geteuid() == 0 else privileged.read_vpd
+    return Never(
+        root=root,
+        read=lambda address: read(root, address),
+        cache=ledger.path.with_name(f".{ledger.path.name}.vpd"),
+        anyway=frozenset(each.strip().lower() for each in conf.hpc.offer_anyway),
     )
 
 

@@ -277,17 +277,17 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
     :raises nova.exception.InvalidConfiguration: one of them cannot be used.
     """
     root = os.geteuid() == 0
-    if conf.hpc.clean_devices:
-        hygiene = _hygiene(conf, source.ledger, root)
-        try:
+    yield cleaning.never(conf, source.ledger)
+    try:
+        if conf.hpc.clean_devices:
+            hygiene = _hygiene(conf, source.ledger, root)
             stage = cleaning.stage_of(conf, hygiene)
-        except cleaning.OptionError as error:
-            raise exception.InvalidConfiguration(str(error)) from error
-        if stage is not None:
-            yield stage
-        yield hygiene
-    else:
-        LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
+            yield from (each for each in (stage, hygiene) if each is not None)
+        else:
+            cleaning.expect_none(conf)
+            LOG.warning("[hpc]clean_devices is off: PCI devices are not cleaned between servers")
+    except cleaning.OptionError as error:
+        raise exception.InvalidConfiguration(str(error)) from error
     try:
         links = Links.from_options(conf.hpc, source.ledger, SWITCH_ROLE)
     except BackendError as error:

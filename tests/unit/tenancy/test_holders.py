@@ -335,3 +335,36 @@ def test_disks(node, monkeypatch):
     assert look(node)[GPU] == Holder(
         "the host uses its disk nvme0n1: it is mounted, or part of another"
     )
+
+
+def test_an_infiniband_interface_that_is_up(node):
+    """The host needs no address to speak InfiniBand by it."""
+    node.bind(GPU, "mlx5_core")
+    net = node.devices / GPU / "net/ib0"
+    net.mkdir(parents=True)
+    (net / "type").write_text("32\n")
+    (net / "flags").write_text("0x1002\n")
+    assert look(node) == {}
+    (net / "flags").write_text("0x1003\n")
+    assert "up and an InfiniBand interface" in look(node)[GPU].text
+
+
+def test_a_disk_of_several_controllers_is_used(node):
+    """Below none of them: the kernel's own multipath of NVMe."""
+    node.bind(GPU, "nvme")
+    controller = node.devices / GPU / "nvme/nvme0"
+    controller.mkdir(parents=True)
+    subsystem = node.root / "sys/devices/virtual/nvme-subsystem/nvme-subsys0"
+    disk = subsystem / "nvme0n1"
+    disk.mkdir(parents=True)
+    (subsystem / "nvme0").symlink_to(os.path.relpath(controller, subsystem))
+    for kind, name, place in (
+        ("nvme-subsystem", "nvme-subsys0", subsystem),
+        ("block", "nvme0n1", disk),
+    ):
+        folder = node.root / "sys/class" / kind
+        folder.mkdir(parents=True)
+        (folder / name).symlink_to(os.path.relpath(place, folder))
+    assert "/dev/nvme0n1 cannot be opened" in look(node)[GPU].text
+    (node.root / "dev/nvme0n1").touch()
+    assert look(node) == {}

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that no server may ever get, whatever the configuration offers: the step.
+
+* ConnectX functions by which NVSwitches are managed (HGX B200 and B300): whoever has one
+  rules the NVLinks of all servers of the node. They are told by their VPD alone. It is read
+  once a boot, by a process with a deadline, and what came of it is kept beside the ledger.
+* Devices of which it is known that they do not come back from being given
+  (:data:`KNOWN`), for operators who have not said that theirs do
+  (``[hpc]offer_anyway``).
+
+What the host itself uses is found elsewhere (:mod:`nova_hpc.tenancy.holders`): that can end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ClassVar, Final
+
+import attrs
+
+from nova_hpc.tenancy.health import Finding, Kind
+from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
+from nova_hpc.topology import vpd
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Function
+
+#: Who makes the adapters that manage NVSwitches.
+_MELLANOX: Final = "15b3"
+_CURE: Final = "if that is wrong, name it in [hpc]offer_anyway"
+
+#: vendor:product -> why it is not given.
+KNOWN: Final = {
+    "1002:74a1": (
+        "an MI300X as a whole: its reset by VFIO is known to hang until the host is booted; "
+        "offer its virtual functions instead"
+    ),
+}
+
+#: The VPD of the function at an address; None: it has none.
+Read = Callable[[str], bytes | None]
+
+
+@attrs.frozen
+class Never(Step):
+    """Withholds them."""
+
+    name: ClassVar[str] = "never"
+
+    root: Path
+    #: Reads VPD, within its deadline; raises FileError.
+    read: Read
+    #: Where what was found is kept.
+    cache: Path
+    #: Addresses, and ``vendor:product``, of which an operator says that they may be given.
+    anyway: frozenset[str] = frozenset()
+    _known: dict[str, str] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+
+    def begin(self, view: View) -> tuple[str, ...]:
+        """Read VPD where it was not read since the boot."""
+        self._load()
+        return tuple(
+            f"PCI device {each} is never offered: {why}"
+            for each, why in self.reasons(view, view.roles).items()
+        )
+
+    def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """Refuse them: the configuration may have changed since the last look."""
+        refused = self.reasons(view, tenant.devices)
+        if refused:
+            raise RefusedError(
+                f"Of the {len(tenant.devices)} PCI devices that were claimed for the server, "
+                f"{len(refused)} are never given to any.",
+                [
+                    f"PCI device {each} must not be given to the server: {why}"
+                    for each, why in refused.items()
+                ],
+            )
+        return ()
+
+    def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
+        """A server that has one keeps it; the log says so."""
+        return tuple(
+            f"A server has PCI device {each}, which should never be given: {why}"
+            for each, why in self.reasons(view, tenant.devices).items()
+        )
+
+    def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
+        """Nothing: they are withheld."""
+        return ()
+
+    def withhold(self, view: View, owners: Owners) -> Withheld:
+        """What of the offered is never given."""
+        found = self.reasons(view, view.roles)
+        return Withheld({each: Finding(Kind.HYGIENE, why) for each, why in found.items()})
+
+    def reasons(self, view: View, addresses: Iterable[str]) -> dict[str, str]:
+        """Address -> why it is never given. A virtual function is as its physical function."""
+        found = {}
+        for address in addresses:
+            function = view.node.function(address)
+            if function is None:
+                continue
+            parent = view.node.function(function.physical_function or "")
+            why = self._why(function, view) or (parent and self._why(parent, view, address))
+            if why:
+                found[address] = f"{why}; {_CURE}"
+        return found
+
+    def _why(self, function: Function, view: View, of: str | None = None) -> str | None:
+        model = f"{function.vendor_id}:{function.product_id}"
+        if self.anyway & {model, function.address, of}:
+            return None
+        if of is None and model in KNOWN:
+            return KNOWN[model]
+        if function.vendor_id != _MELLANOX or function.physical_function is not None:
+            return None
+        said = self._known.get(function.address)
+        if said is None:
+            said = self._look(function.address)
+            self._known[function.address] = said
+            self._save()
+        return said or None
+
+    def _look(self, address: str) -> str:
+        """Why a function is never given, by its VPD; "": it may be."""
+        try:
+            data = self.read(address)
+            if data is None:
+                return ""
+            if vpd.manages_switches(data):
+                return "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)"
+        except FileError as error:
+            return f"nobody knows whether NVSwitches are managed by it: {error}"
+        except vpd.VpdError as error:
+            return f"nobody knows whether NVSwitches are managed by it: its VPD is broken: {error}"
+        return ""
+
+    # -- once a boot ----------------------------------------------------------------
+
+    def _load(self) -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, KeyError):
+            body = json.loads(self.cache.read_text())
+            boot = baseline.boot_of(Tree(self.root))
+            if boot is not None and body["boot"] == boot:
+                known = body["known"].items()
+                self._known.update({str(each): str(why) for each, why in known})
+
+    def _save(self) -> None:
+        """What could not be read is not kept: the next start of the service tries again."""
+        sure = {each: why for each, why in self._known.items() if not why.startswith("nobody")}
+        body = {"boot": baseline.boot_of(Tree(self.root)), "known": sure}
+        beside = self.cache.with_name(f"{self.cache.name}.new")
+        with contextlib.suppress(OSError):
+            beside.write_text(json.dumps(body))
+            os.replace(beside, self.cache)  # noqa: PTH105

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the VPD of a function, and never wait for it for ever.
+
+The kernel asks the device word by word while it handles the read; a device that does not
+answer holds the reader. So a process of its own reads it, and is killed or left behind when
+its time is up.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.tenancy.hygiene import reset
+from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.topology import vpd
+from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import normalise_address
+
+#: Seconds for one function.
+PATIENCE: Final = 10.0
+#: It reads no more than the read-only part, since what is behind it may not answer: so it
+#: goes by the lengths, as far as it has read.
+_READER: Final = f"""\
+import base64, os, sys
+handle = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+data, wanted = b"", 3
+while len(data) < min(wanted, {vpd.LONGEST}):
+    piece = os.pread(handle, min(wanted, {vpd.LONGEST}) - len(data), len(data))
+    if not piece:
+        break
+    data += piece
+    if len(data) < wanted:
+        continue
+    place = 0
+    while place + 3 <= len(data) and data[place] & 0x80:
+        end = place + 3 + int.from_bytes(data[place + 1 : place + 3], "little")
+        wanted, tag, place = end, data[place], end
+    if place == len(data) and tag != 0x90:
+        wanted = place + 3
+sys.stdout.write(base64.b64encode(data).decode())
+"""
+
+
+def read(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
+    """The VPD of a function up to the end of its read-only part; None: it has none.
+
+    :param root: where ``sys`` is.
+    :param timeout: seconds.
+    :raises FileError: it has one, and it cannot be read in time.
+    """
+    tree = Tree(root)
+    path = tree.resolve(f"{DEVICES}/{normalise_address(address)}/vpd")
+    if path is None:
+        return None
+    real = f"{os.path.realpath(root).rstrip('/')}{path}"
+    try:
+        status, text = reset.run([sys.executable, "-I", "-S", "-c", _READER, real], timeout)
+        if status:
+            words = text.strip().splitlines() or [f"status {status}"]
+            raise FileError(f"its VPD cannot be read: {words[-1][:160]}")
+        return base64.b64decode(text, validate=True)
+    except ResetError as error:
+        raise FileError(f"its VPD cannot be read: {error}") from error
+    except binascii.Error as error:
+        raise FileError("its VPD cannot be read: the reader said nonsense") from error

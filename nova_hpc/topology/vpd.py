@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vital product data (VPD) of a PCI function: PCI Local Bus 3.0, appendix I. Pure.
+
+A device answers for its VPD word by word through a register, slowly, and some never do:
+so reading it is left to whoever has a deadline for it; here are bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: No VPD is longer: its address has 15 bits.
+LONGEST: Final = 1 << 15
+#: ConnectX functions by which NVSwitches are managed say so (HGX B200 and B300).
+MODEL: Final = "SMDL"
+SWITCH_MANAGER: Final = "SW_MNG"
+
+_READ_ONLY: Final = 0x90
+_LARGE: Final = 0x80
+_END: Final = 0x78
+
+
+class VpdError(Exception):
+    """It is no vital product data."""
+
+
+def keywords(data: bytes) -> dict[str, str]:
+    """The keywords of the read-only part.
+
+    :raises VpdError: it begins as none, or ends before its own length says so.
+    """
+    offset = 0
+    while offset < len(data):
+        tag = data[offset]
+        if tag == _END:
+            break
+        if not tag & _LARGE:
+            # A small resource has its length in the tag.
+            if offset == 0:
+                raise VpdError(f"it begins with {tag:#04x}")
+            offset += 1 + (tag & 7)
+            continue
+        if offset + 3 > len(data):
+            raise VpdError("it is cut off")
+        start = offset + 3
+        end = start + int.from_bytes(data[offset + 1 : start], "little")
+        if end > len(data):
+            raise VpdError("it is cut off")
+        if tag == _READ_ONLY:
+            return _fields(data[start:end])
+        offset = end
+    return {}
+
+
+def _fields(data: bytes) -> dict[str, str]:
+    found: dict[str, str] = {}
+    place = 0
+    while place + 3 <= len(data):
+        word = data[place : place + 2].decode("ascii", "replace")
+        size = data[place + 2]
+        value = data[place + 3 : place + 3 + size]
+        # "RV" is a checksum and what is reserved: nothing follows.
+        if word == "RV":
+            break
+        found.setdefault(word, value.decode("ascii", "replace").strip("\0 "))
+        place += 3 + size
+    return found
+
+
+def manages_switches(data: bytes) -> bool:
+    """Whether a function is one by which NVSwitches are managed.
+
+    :raises VpdError: see :func:`keywords`.
+    """
+    wanted = f"{MODEL}={SWITCH_MANAGER}"
+    for word, value in keywords(data).items():
+        if (word, value) == (MODEL[:2], SWITCH_MANAGER) or wanted in value.replace(" ", ""):
+            return True
+    return False
