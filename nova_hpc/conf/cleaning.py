@@ -48,13 +48,13 @@ Related options:
         default={},
         help="""
 Which checks the devices of a role are put through in their stage, as ``role:check+check``
-separated by commas. For a role that is not named it is ``memory``.
+separated by commas. Every role that has a stage needs one.
 
-* ``memory``: writes a pattern to all memory that the device's BARs show, reads it back, and
-  leaves zeros.
+* ``memory``: writes a pattern to all memory that the device's prefetchable BARs show, reads it
+  back, and leaves zeros. Not for devices that have registers there.
 * ``nvidia``: NVIDIA's management library, by nvidia-ml-py: MIG off, ECC on, no memory row to
   be remapped, versions as ``[hpc]clean_pins`` says.
-* ``amd``: AMD's ``amd-smi``: ECC errors and versions.
+* ``amd``: what amdgpu shows: uncorrected errors, partitions, VBIOS.
 * ``nic``: firmware of an adapter as ``[hpc]clean_pins`` says.
 
 In a service VM any other name is that of a program of the operator's in its initial RAM file

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stage between two servers, on Nova's own stack: withheld before Nova frees, offered after."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from pathlib import Path
+
+import attrs
+from nova import exception
+from nova.virt.libvirt.driver import LibvirtDriver
+
+from nova_hpc.tenancy.service_vm import process, stage
+from nova_hpc.tenancy.service_vm.stage import Mode, Phase
+from nova_hpc.tenancy.service_vm.step import Cleansing
+from nova_hpc.wire.ledger import State
+from tests.functional import fixtures
+from tests.functional.driver_base import DriverTest
+
+GPU = {"pci_passthrough:alias": "gpu:1"}
+FIRST = "0000:40:00.0"
+ONE = fixtures.Shape((fixtures.Switch(gpus=1),))
+_FAKE = Path(__file__).parents[1] / "unit/tenancy/fake_libvirt"
+
+
+class CleaningTest(DriverTest):
+    """The process that has the service VM is the real one; its libvirt is a folder."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.folder = Path(self.useFixture(fixtures.fixtures.TempDir()).path)
+        (self.folder / "image").write_text("")
+        self.does("pass")
+        self.stage_of("gpu:service-vm")
+
+    def does(self, what: str) -> None:
+        (self.folder / "does").write_text(what)
+
+    def stage_of(self, text: str) -> None:
+        modes = dict([text.split(":")]) if text else {}
+        self.flags(
+            clean_stage=modes,
+            clean_checks={"gpu": "memory"},
+            clean_vm_kernel=str(self.folder / "image"),
+            clean_vm_initrd=str(self.folder / "image"),
+            clean_vm_memory=64,
+            clean_timeout=20.0,
+            group="hpc",
+        )
+
+    def stage(self, name: str) -> Cleansing:
+        """The step, which attends when a test says so."""
+        found = self.computes[name].driver.hpc_node.tenancy.step("stage")
+        assert isinstance(found, Cleansing)
+        return found
+
+    def begin(self, name: str = "alpha") -> None:
+        """Start a host whose service VMs are those of the folder."""
+
+        def meminfo(tree: object) -> None:
+            path = tree.root / "proc/meminfo"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("MemAvailable: 4000000 kB\n")
+
+        self.useFixture(
+            fixtures.fixtures.MockPatch(
+                "nova_hpc.tenancy.service_vm.step._spawn", lambda attend: None
+            )
+        )
+        self.host(name, ONE, before=meminfo)
+        node = self.computes[name].driver.hpc_node
+        self.fake(node)
+
+    def fake(self, node: object) -> None:
+        step = node.tenancy.step("stage")
+        paths = os.pathsep.join([str(_FAKE), *(each for each in sys.path if each)])
+        service = attrs.evolve(
+            step.runners[Mode.SERVICE_VM],
+            uri=f"fake://{self.folder}",
+            execute=functools.partial(process.run, more={"PYTHONPATH": paths}),
+        )
+        runners = {**step.runners, Mode.SERVICE_VM: service}
+        fake = attrs.evolve(step, runners=runners, spawn=lambda attend: None)
+        fake._work.view, fake._work.owners = step._work.view, step._work.owners
+        steps = tuple(fake if each is step else each for each in node.tenancy.steps)
+        node.__dict__["tenancy"] = attrs.evolve(node.tenancy, steps=steps)
+
+    def entry(self) -> stage.Stage:
+        found = stage.loads(self.ledger("alpha").device(FIRST).stage)
+        assert found is not None
+        return found
+
+    def reason(self) -> str:
+        return self.stats_of("alpha").withheld.get(FIRST, "")
+
+    def vms(self) -> list[Path]:
+        return list(self.folder.glob("*.domain"))
+
+    # -- the ordinary life ------------------------------------------------------------
+
+    def test_a_device_is_withheld_before_nova_frees_it(self) -> None:
+        self.begin()
+        server = self.boot(self.make_flavor(GPU))
+        self.assertIs(Phase.DUE, self.entry().phase)
+        self.update("alpha")
+        self.assertEqual({FIRST: "allocated"}, self.tracked("alpha"))
+        seen = []
+        client = self.computes["alpha"].manager.reportclient
+        plain = client.delete_allocation_for_instance
+
+        def delete(*args: object, **keywords: object) -> object:
+            # Its inventory is reserved while its allocation is still there.
+            seen.append(self.reserved_in_placement("alpha"))
+            return plain(*args, **keywords)
+
+        client.delete_allocation_for_instance = delete
+        self._delete_server(server)
+        self.assertEqual([{FIRST: 1}], seen)
+        self.assertEqual([], self.vms())  # delete has waited for nothing
+        self.assertEqual({}, self.given_by_placement("alpha"))
+        refused = self.boot(self.make_flavor(GPU), "ERROR")
+        self._delete_server(refused)
+        self.update("alpha")
+        self.assertNotIn(FIRST, self.tracked("alpha"))
+        self.assertIn("waits to be cleaned", self.reason())
+        self.assertIn(FIRST, self.in_placement("alpha"))
+        # The stage, in a VM that Nova knows nothing of.
+        self.stage("alpha").attend()
+        self.assertIs(Phase.CLEAN, self.entry().phase)
+        self.assertEqual([], self.vms())
+        self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+        self.assertEqual({FIRST: 1}, self.given_by_placement("alpha"))
+        self.assertEqual("", self.reason())
+        device = self.ledger("alpha").device(FIRST)
+        self.assertEqual((server["id"], None), (device.last_server, device.server))
+        print(f"RESULT: cleaned in {self.entry().seconds} s")
+        self.boot(self.make_flavor(GPU))
+
+    def test_a_restart_is_no_end(self) -> None:
+        self.begin()
+        server = self.boot(self.make_flavor(GPU))
+        self._reboot_server(server, hard=True)
+        self._stop_server(server)
+        self._start_server(server)
+        self.update("alpha")
+        self.stage("alpha").attend()
+        self.assertEqual(server["id"], self.entry().server)
+        self.assertIs(Phase.DUE, self.entry().phase)
+
+    # -- what can go wrong --------------------------------------------------------------
+
+    def _ended(self) -> None:
+        self.begin()
+        server = self.boot(self.make_flavor(GPU))
+        self._delete_server(server)
+        self.update("alpha")
+
+    def test_a_device_that_does_not_pass(self) -> None:
+        self._ended()
+        self.does("refuse")
+        self.stage("alpha").attend()
+        self.update("alpha")
+        self.assertIs(State.QUARANTINED, self.ledger("alpha").device(FIRST).state)
+        self.assertIn("zeros are not read as written", self.reason())
+        self.assertEqual({}, self.given_by_placement("alpha"))
+
+    def test_a_vm_that_gives_no_answer(self) -> None:
+        for what, words in (
+            ("die", "has ended without an answer"),
+            ("fail", "Cannot access kernel"),
+            ("unable", "check foo cannot be run"),
+        ):
+            with self.subTest(what):
+                if not self.computes:
+                    self._ended()
+                self.does(what)
+                self.stage("alpha").attend()
+                self.update("alpha")
+                self.assertIs(State.SUSPECT, self.ledger("alpha").device(FIRST).state)
+                self.assertIn(words, self.reason())
+                self.assertEqual([], self.vms())
+                # An hour later.
+                self.ledger_file("alpha").change(
+                    lambda now: now.put({FIRST: attrs.evolve(now.device(FIRST), trial=None)})
+                )
+        self.does("pass")
+        self.stage("alpha").attend()
+        self.update("alpha")
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+
+    def test_a_node_out_of_its_reserve(self) -> None:
+        self._ended()
+        (self.sysfs["alpha"].root / "proc/meminfo").write_text("MemAvailable: 1000 kB\n")
+        self.stage("alpha").attend()
+        self.update("alpha")
+        self.assertIn("[DEFAULT]reserved_host_memory_mb", self.reason())
+        self.assertIs(State.SUSPECT, self.ledger("alpha").device(FIRST).state)
+
+    def test_a_service_that_was_killed(self) -> None:
+        """The VM is of another life: it is ended, and the device cleaned anew."""
+        self._ended()
+        vm = "0d6a4f6e-1111-4222-8333-444455556666"
+        xml = (
+            f"<domain><uuid>{vm}</uuid><metadata><x:service-vm "
+            "xmlns:x='https://nova-hpc.org/xmlns/service-vm/1'/></metadata></domain>"
+        )
+        (self.folder / f"{vm}.domain").write_text(f"0\n{xml}")
+        self.ledger_file("alpha").change(
+            lambda now: now.put(
+                {
+                    FIRST: attrs.evolve(
+                        now.device(FIRST),
+                        server=vm,
+                        stage=stage.begun(self.entry(), vm, 0.0).dumps(),
+                    )
+                }
+            )
+        )
+        self.restart_compute_service("alpha")
+        self.fake(self.computes["alpha"].driver.hpc_node)
+        self.update("alpha")
+        self.assertIn(f"is being cleaned in service VM {vm}", self.reason())
+        self.stage("alpha").attend()
+        self.assertEqual([], self.vms())
+        self.stage("alpha").attend()
+        self.update("alpha")
+        self.assertIs(Phase.CLEAN, self.entry().phase)
+        self.assertEqual({FIRST: "available"}, self.tracked("alpha"))
+
+    def test_a_child_that_is_killed(self) -> None:
+        self._ended()
+        step = self.stage("alpha")
+        service = step.runners[Mode.SERVICE_VM]
+
+        def execute(argv: list[str], timeout: float, more: object = None) -> str:
+            return process.run(["/bin/sh", "-c", f"kill -{signal.SIGKILL} $$"], timeout)
+
+        step.runners[Mode.SERVICE_VM] = attrs.evolve(service, execute=execute)
+        step.attend()
+        # Nobody can say whether the VM is gone: the next look asks again.
+        self.assertIs(Phase.BEGUN, self.entry().phase)
+        step.runners[Mode.SERVICE_VM] = service
+        step.attend()
+        step.attend()
+        self.assertIs(Phase.CLEAN, self.entry().phase)
+
+    # -- options ------------------------------------------------------------------------
+
+    def test_options_that_cannot_be_used(self) -> None:
+        self.begin()
+        node = self.computes["alpha"].driver.hpc_node
+        for options, words in (
+            ({"clean_checks": {}}, "clean_checks names no check for role gpu"),
+            ({"clean_vm_kernel": ""}, "clean_vm_kernel"),
+            ({"clean_devices": False}, "needs [hpc]clean_devices"),
+            ({"clean_pins": ["{"]}, "clean_pins"),
+            ({"clean_pins": ['{"role": "a"}', '{"role": "a"}']}, "given twice"),
+        ):
+            with self.subTest(words):
+                self.flags(group="hpc", **options)
+                del node.__dict__["tenancy"]
+                error = self.assertRaises(exception.InvalidConfiguration, lambda: node.tenancy)
+                self.assertIn(words, str(error))
+                for name in options:
+                    self.flags(group="hpc", **{name: _DEFAULTS.get(name, [])})
+                self.stage_of("gpu:service-vm")
+                _ = node.tenancy
+
+    def test_without_the_option_nothing_changes(self) -> None:
+        self.stage_of("")
+        self.host("alpha", ONE)
+        self.assertIsNone(self.computes["alpha"].driver.hpc_node.tenancy.step("stage"))
+        self.assertTrue(issubclass(type(self.computes["alpha"].driver), LibvirtDriver))
+        server = self.boot(self.make_flavor(GPU))
+        self._delete_server(server)
+        self.assertIsNone(self.ledger("alpha").device(FIRST).stage)
+
+
+_DEFAULTS = {"clean_devices": True, "clean_pins": [], "clean_checks": {}, "clean_vm_kernel": ""}
