@@ -35,13 +35,16 @@ _LIBRARY: Final = "lib/nova-hpc"
 #: Says which files of Python are needed. Compiled modules go where the sources are:
 #: Python takes them there as well, and compiling takes its time in a service VM.
 _TRACE: Final = """
-import base64, binascii, json, mmap, os, pathlib, re, struct, subprocess, sys, time, zlib
-import importlib.util, linecache, runpy, traceback
-import encodings.ascii, encodings.latin_1, encodings.utf_8
+import importlib.util, os, sys
+sys.path.insert(0, sys.argv[1])
+# An error while it runs needs them, too.
+import encodings.ascii, encodings.latin_1, encodings.utf_8, json, linecache, runpy, traceback
+for name in sys.argv[2:]:
+    importlib.import_module(name)
 files = {}
 for module in list(sys.modules.values()):
     source, compiled = getattr(module, "__file__", None), getattr(module, "__cached__", None)
-    if source and os.path.exists(source):
+    if source and os.path.exists(source) and not source.startswith(sys.argv[1]):
         if source.endswith(".py") and compiled and os.path.exists(compiled):
             files[source + "c"] = compiled
         else:
@@ -92,7 +95,10 @@ def build(
 
 
 def _add_python(target: Archive, python: Path) -> None:
-    traced = _output(str(python), "-I", "-S", "-c", _TRACE)
+    modules = [f"nova_hpc.{each.removesuffix('.py').replace('/', '.')}" for each in _OURS]
+    # Without what is installed: in the service VM there is the standard library alone.
+    argv = [str(python), "-I", "-S", "-B", "-c", _TRACE, str(_PACKAGE.parent), *modules]
+    traced = _output(*argv)
     files: dict[str, str] = json.loads(traced)
     real = python.resolve()
     files[str(real)] = str(real)
