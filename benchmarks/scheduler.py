@@ -21,6 +21,7 @@ from benchmarks import measure, nova_hosts
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova import pools
+from nova_hpc.from_nova.patches import numa_fit
 from nova_hpc.offer import settings as plugin
 from scheduler_filters import choice, fit, hpc_packing_weigher, hpc_topology_filter
 
@@ -153,7 +154,10 @@ def forget() -> None:
         choice._ANSWERS,
         choice._TURNED,
         choice._JUDGED,
+        choice._PLACES,
         fit._FITS,
+        fit._ROOMS,
+        numa_fit._TIERS,
     ):
         known.clear()
 

@@ -84,7 +84,7 @@ def _beside(call: Call) -> Any:
     if choices is None:
         return call()
     # Nova writes into the guest's cells, also where they do not fit.
-    pristine = _Values.of(guest)
+    pristine = Values.of(guest)
     for number, choice in enumerate(choices):
         part = only(host, choice, call.given["limits"])
         fresh = pristine.guest() if number else guest
@@ -95,14 +95,15 @@ def _beside(call: Call) -> Any:
 
 
 @attrs.frozen
-class _Values:
+class Values:
     """A guest's topology as it was; a clone of Nova's costs ten times as much."""
 
     own: Mapping[str, Any]
     cells: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, guest: objects.InstanceNUMATopology) -> _Values:
+    def of(cls, guest: objects.InstanceNUMATopology) -> Values:
+        """The values of Nova's object at this moment."""
         own = _values(guest)
         del own["cells"]
         return cls(own, tuple(_values(cell) for cell in guest.cells))

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 from nova import objects
 from nova.pci import stats
+from nova.scheduler.filters.numa_topology_filter import NUMATopologyFilter
 from oslo_config import cfg
 from oslo_utils.fixture import uuidsentinel as uuids
 
@@ -212,3 +214,60 @@ class LightTest(HostStates):
         before = host.pci_stats
         fit.lighten(host)
         self.assertIs(before, host.pci_stats)
+
+
+class LightRequestTest(HostStates):
+    """Nova's NUMA filter copies the request for each host; of ours only what it changes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        hpc_conf.register(CONF)
+        scheduler.install()
+
+    def asked(self, **keywords: object) -> objects.RequestSpec:
+        image = objects.ImageMeta.from_dict({})
+        return spec(image=image, numa_topology=guest_cell(), **keywords)
+
+    def test_the_request_is_not_changed(self) -> None:
+        asked = self.asked()
+        before, changed = asked.obj_to_primitive(), asked.obj_what_changed()
+        numa = NUMATopologyFilter()
+        for provider, fits in ((uuids.gpu1, True), (uuids.gpu2, True), (uuids.gpu1, False)):
+            host = self.host(pool(1), pool(2, numa=1))
+            self.offered(host, provider)
+            if not fits:
+                for cell in host.numa_topology.cells:
+                    cell.pinned_cpus = set(cell.pcpuset)
+            self.assertEqual(fits, numa.host_passes(host, asked))
+            self.assertEqual(fits, "numa_topology" in host.limits)
+        self.assertEqual(before, asked.obj_to_primitive())
+        self.assertEqual(changed, asked.obj_what_changed())
+
+    def test_a_clone_is_the_same(self) -> None:
+        """But for the guest's topology, which is its own."""
+        asked = self.asked()
+        light = scheduler._Light.of(asked)
+        clone = light.obj_clone()
+        for name in asked.fields:
+            self.assertEqual(name in asked, name in clone, name)
+            if name in asked and name != "numa_topology":
+                self.assertIs(getattr(asked, name), getattr(clone, name), name)
+        self.assertEqual(
+            asked.numa_topology.obj_to_primitive(), clone.numa_topology.obj_to_primitive()
+        )
+        clone.numa_topology.cells[0].id = 7
+        clone.numa_topology.cells[0].pin_vcpus((0, 8), (1, 9))
+        clone.instance_uuid = uuids.other
+        self.assertEqual(0, asked.numa_topology.cells[0].id)
+        self.assertFalse(asked.numa_topology.cells[0].cpu_pinning)
+        self.assertEqual(uuids.instance, asked.instance_uuid)
+        self.assertIs(type(asked), objects.RequestSpec)
+
+    def test_flavors_of_others_are_copied_as_ever(self) -> None:
+        asked = self.asked()
+        asked.flavor.extra_specs = {}
+        host = self.host(pool(1))
+        self.offered(host, uuids.gpu1)
+        with mock.patch.object(scheduler._Light, "of") as light:
+            self.assertTrue(NUMATopologyFilter().host_passes(host, asked))
+        light.assert_not_called()
