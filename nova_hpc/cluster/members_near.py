@@ -192,3 +192,43 @@ def _branches(domains: Sequence[Domain], indent: str, lines: list[str]) -> None:
         for place, seat in enumerate(domain.seats):
             mark = "└─ " if place + 1 == len(domain.seats) else "├─ "
             lines.append(f"{below}{mark}{seat.member.name}")
+
+
+def as_slurm(cluster: Cluster) -> str:
+    """The tree for Slurm's ``topology.conf``: leaves, and above them what is known.
+
+    Members of which no leaf is known are below one switch of their own.
+    """
+    lines: list[str] = []
+    tops = _switches(cluster, 0, seats(cluster), lines)
+    if len(tops) > 1:
+        lines.append(f"SwitchName={cluster.name}-all Switches={','.join(tops)}")
+    return "\n".join(lines) + "\n"
+
+
+#: Levels that are switches to Slurm, the widest first, by their place in a path.
+_SWITCHES: Final = tuple(PATH.index(level) for level in ("spine", "block", "leaf"))
+
+
+def _switches(cluster: Cluster, depth: int, some: Sequence[Seat], lines: list[str]) -> list[str]:
+    """Write the switches over *some*; the names of the uppermost."""
+    at = _SWITCHES[depth]
+    last = depth + 1 == len(_SWITCHES)
+    groups: dict[str, list[Seat]] = {}
+    for seat in some:
+        groups.setdefault(seat.path[at], []).append(seat)
+    tops: list[str] = []
+    for domain, inside in groups.items():
+        below = [] if last else _switches(cluster, depth + 1, inside, lines)
+        # A level that nobody knows is no switch, but a node has to be below one.
+        if domain == UNKNOWN and not last:
+            tops += below
+            continue
+        first = min(seat.number for seat in inside)
+        name = f"{cluster.name}-{domain or f'unknown-{first}'}"
+        what = f"Switches={','.join(below)}"
+        if last:
+            what = f"Nodes={','.join(seat.member.name for seat in inside)}"
+        lines.append(f"SwitchName={name} {what}")
+        tops.append(name)
+    return tops

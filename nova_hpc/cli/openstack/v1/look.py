@@ -196,8 +196,8 @@ class ListHosts(_WithTexts):
 class ShowTopology(_WithTexts):
     """Show which members of a virtual cluster are beside each other
 
-    Formats beside the usual ones: tree (the default), matrix, svg. Names of hosts and
-    domains are the project's own: they say who shares one, and nothing else.
+    Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).
+    Names of hosts and domains are the project's own: they say who shares one, and nothing else.
     """
 
     @property
@@ -210,6 +210,7 @@ class ShowTopology(_WithTexts):
         return {
             "tree": lambda: members_near.as_tree(self._cluster),
             "matrix": lambda: members_near.as_matrix(self._cluster),
+            "slurm": lambda: members_near.as_slurm(self._cluster),
             "svg": lambda: members_picture.draw(self._cluster),
         }
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# A gang of four near each other, with OpenTofu (or Terraform). Servers are created one by
+# one, so each says the server group and how many will come.
+
+terraform {
+  required_providers {
+    openstack = {
+      source  = "terraform-provider-openstack/openstack"
+      version = ">= 2.0.0"
+    }
+  }
+}
+
+variable "members" {
+  type    = number
+  default = 4
+}
+
+variable "network_id" {
+  type = string
+}
+
+resource "openstack_compute_servergroup_v2" "train" {
+  name     = "train"
+  policies = ["soft-anti-affinity"]
+}
+
+# A port for each member, made before it: of type direct, on an InfiniBand network.
+resource "openstack_networking_port_v2" "train" {
+  count      = var.members
+  name       = "train-${count.index + 1}"
+  network_id = var.network_id
+
+  binding {
+    vnic_type = "direct"
+  }
+}
+
+resource "openstack_compute_instance_v2" "train" {
+  count       = var.members
+  name        = "train-${count.index + 1}"
+  image_name  = "debian-12"
+  flavor_name = "hpc.gpu4.leaf"
+  key_pair    = "alice"
+
+  network {
+    port = openstack_networking_port_v2.train[count.index].id
+  }
+
+  scheduler_hints {
+    group = openstack_compute_servergroup_v2.train.id
+    additional_properties = {
+      hpc_members = tostring(var.members)
+    }
+  }
+
+  lifecycle {
+    # A gang that grows keeps the members that it has.
+    ignore_changes = [scheduler_hints]
+  }
+}

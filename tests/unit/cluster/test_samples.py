@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The samples of the user guide: their syntax, and what the programs for Slurm call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import hcl2
+import pytest
+import yaml
+
+from nova_hpc.cluster import members_near
+from nova_hpc.cluster import wish as wishes
+from tests.unit.cluster.test_members import TWO_LEAVES, cluster, member
+
+SAMPLES = Path(__file__).resolve().parents[3] / "docs/source/user/samples"
+SLURM = SAMPLES / "slurm"
+
+_SCONTROL = r"""#!/bin/bash
+echo "scontrol $*" >>"$CALLS"
+[ "$1 $2" = "show hostnames" ] || exit 0
+python3 - "$3" <<'END'
+import re, sys
+prefix, inner = re.fullmatch(r"(.*?)-\[?([0-9,-]+)\]?", sys.argv[1]).groups()
+for part in inner.split(","):
+    low, _, high = part.partition("-")
+    for each in range(int(low), int(high or low) + 1):
+        print(f"{prefix}-{each}")
+END
+"""
+_OPENSTACK = r"""#!/bin/bash
+echo "openstack $*" >>"$CALLS"
+case "$3" in
+show) [ -n "$WANTED" ] && echo "$WANTED" || exit 1 ;;
+hosts) printf 'train-1 10.0.0.1\ntrain-2 10.0.0.2\n' ;;
+topology) [ "$6" = slurm ] && echo "SwitchName=x Nodes=train-[1-2]" ||
+    printf 'train-1 l-a\ntrain-2 \n' ;;
+create | scale) exit "${FAILS:-0}" ;;
+esac
+"""
+
+
+def call(tmp_path: Path, program: str, nodes: str, **settings: str) -> tuple[int, list[str]]:
+    """Run a program beside a scontrol and an openstack that write down how they are called."""
+    for name, text in (("scontrol", _SCONTROL), ("openstack", _OPENSTACK)):
+        path = tmp_path / name
+        path.write_text(text)
+        path.chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.write_text("")
+    env = tmp_path / "hpc.env"
+    options = {"HPC_CREATE": '"--flavor f --image i"', "HPC_LOCKS": str(tmp_path)}
+    options["HPC_TOPOLOGY_FILE"] = str(tmp_path / "topology.conf")
+    options |= {key: value for key, value in settings.items() if key.startswith("HPC")}
+    env.write_text("".join(f"{key}={value}\n" for key, value in options.items()))
+    ended = subprocess.run(
+        [SLURM / program, nodes],
+        env={
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "HPC_ENV": str(env),
+            "WANTED": "",
+            **settings,
+        },
+        check=False,
+    )
+    said = calls.read_text().splitlines()
+    return ended.returncode, [each for each in said if "show" not in each.split()[:4]]
+
+
+def test_nodes_of_a_job_become_one_cluster(tmp_path: Path) -> None:
+    status, said = call(tmp_path, "hpc-resume", "train-[1-2]")
+    assert status == 0
+    assert said == [
+        "openstack hpc cluster create train --numbers 1,2 --flavor f --image i",
+        "openstack hpc cluster hosts train -f value -c Name -c Address",
+        "scontrol update NodeName=train-1 NodeAddr=10.0.0.1 NodeHostName=train-1",
+        "scontrol update NodeName=train-2 NodeAddr=10.0.0.2 NodeHostName=train-2",
+    ]
+
+
+def test_further_nodes_join_it(tmp_path: Path) -> None:
+    status, said = call(tmp_path, "hpc-resume", "train-[4-5]", WANTED="1-3")
+    assert (status, said[0]) == (0, "openstack hpc cluster scale train --add 4,5")
+
+
+def test_where_slurm_is_told_the_topology(tmp_path: Path) -> None:
+    _, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="dynamic")
+    assert [each for each in said if "topology=" in each] == [
+        "scontrol update NodeName=train-1 topology=default:l-a"
+    ]
+    _, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="file")
+    assert said[-1] == "scontrol reconfigure"
+    assert (tmp_path / "topology.conf").read_text() == "SwitchName=x Nodes=train-[1-2]\n"
+
+
+def test_nodes_for_which_there_is_no_room_go_back_to_slurm(tmp_path: Path) -> None:
+    status, said = call(tmp_path, "hpc-resume", "train-[1-2]", FAILS="1")
+    assert status == 1
+    assert said[1:] == [
+        "scontrol update NodeName=train-[1,2] State=DOWN Reason=no room in the cloud",
+        "scontrol update NodeName=train-[1,2] State=POWER_DOWN_FORCE",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("1-5", ["openstack hpc cluster scale train --remove 2,3"]),
+        ("2-3", ["openstack hpc cluster delete train"]),
+        ("2", ["openstack hpc cluster delete train"]),
+        ("", []),
+    ],
+)
+def test_nodes_that_go(tmp_path: Path, wanted: str, said: list[str]) -> None:
+    assert call(tmp_path, "hpc-suspend", "train-[2-3]", WANTED=wanted) == (0, said)
+
+
+def _values(tree: Any, name: str) -> list[Any]:
+    if isinstance(tree, list):
+        return [found for each in tree for found in _values(each, name)]
+    if not isinstance(tree, dict):
+        return []
+    found = [value for key, value in tree.items() if key.strip('"') == name]
+    return found + [each for value in tree.values() for each in _values(value, name)]
+
+
+def test_opentofu_says_group_and_members() -> None:
+    found: Any = hcl2.loads((SAMPLES / "cluster.tf").read_text())
+    (policies,) = _values(found["resource"], "policies")
+    assert policies[0].strip('"') in wishes.POLICIES
+    (hints,) = _values(found["resource"], "scheduler_hints")
+    hints = hints[0] if isinstance(hints, list) else hints
+    assert "openstack_compute_servergroup_v2.train.id" in hints["group"]
+    assert {key.strip('"') for key in hints["additional_properties"]} == {wishes.HINT}
+
+
+def test_cluster_api_says_group_and_members() -> None:
+    template, deployment = yaml.safe_load_all((SAMPLES / "cluster-api.yaml").read_text())
+    spec = template["spec"]["template"]["spec"]
+    (hint,) = spec["schedulerHintAdditionalProperties"]
+    assert hint["name"] == wishes.HINT
+    assert hint["value"] == {"type": "String", "string": str(deployment["spec"]["replicas"])}
+    assert spec["serverGroup"]["filter"]["name"] == "workers"
+    infrastructure = deployment["spec"]["template"]["spec"]["infrastructureRef"]
+    assert infrastructure["name"] == template["metadata"]["name"]
+
+
+def tree_of(text: str) -> dict[str, dict[str, list[str]]]:
+    """Switches of a topology.conf by their name."""
+    found = {}
+    for line in text.splitlines():
+        words = dict(word.split("=") for word in line.split())
+        found[words.pop("SwitchName")] = {key: each.split(",") for key, each in words.items()}
+    return found
+
+
+def test_the_tree_for_slurm() -> None:
+    assert members_near.as_slurm(TWO_LEAVES) == (
+        "SwitchName=t-l-b Nodes=t-2,t-5,t-3\n"
+        "SwitchName=t-l-a Nodes=t-1,t-4\n"
+        "SwitchName=t-b-1 Switches=t-l-b,t-l-a\n"
+    )
+    mixed = cluster(
+        member(1, "l-a", "h1"), member(2, "", "h2"), member(3, "l-b", "h3"), member(4, "", "")
+    )
+    found = tree_of(members_near.as_slurm(mixed))
+    nodes = [each for switch in found.values() for each in switch.get("Nodes", ())]
+    below = [each for switch in found.values() for each in switch.get("Switches", ())]
+    assert sorted(nodes) == ["t-1", "t-2", "t-3", "t-4"]
+    # One root, and each other switch below exactly one.
+    assert len(below) == len(set(below))
+    assert len(found.keys() - set(below)) == 1
+    assert set(below) < found.keys()
