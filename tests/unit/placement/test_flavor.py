@@ -96,6 +96,39 @@ def test_a_flavor_of_others() -> None:
     assert flavor.has_hpc_keys({"hpc:affinty": "numa"})
 
 
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ({}, None),
+        ({"hpc:affinity": "numa"}, None),
+        ({"hpc:fabric": "leaf"}, flavor.Fabric("leaf", Policy.REQUIRED)),
+        (
+            {"hpc:fabric": "nvlink_domain", "hpc:fabric_policy": "preferred"},
+            flavor.Fabric("nvlink_domain", Policy.PREFERRED),
+        ),
+    ],
+)
+def test_the_fabric_of_a_flavor(specs, expected):
+    assert flavor.read_fabric(specs) == expected
+    assert flavor.has_fabric_keys(specs) == (expected is not None)
+    # It is about no device.
+    assert flavor.has_hpc_keys(specs) == ("hpc:affinity" in specs)
+
+
+@pytest.mark.parametrize(
+    ("specs", "text"),
+    [
+        ({"hpc:fabric": "rack"}, "hpc:fabric is 'rack'; it must be one of nvlink_domain, leaf"),
+        ({"hpc:fabric_policy": "preferred"}, "hpc:fabric_policy is set without hpc:fabric"),
+        ({"hpc:fabric": "leaf", "hpc:fabric_policy": "soft"}, "hpc:fabric_policy is 'soft'"),
+    ],
+)
+def test_a_fabric_that_is_refused(specs, text):
+    assert flavor.has_fabric_keys(specs)
+    with pytest.raises(flavor.FlavorError, match=text):
+        flavor.read_fabric(specs)
+
+
 @pytest.mark.parametrize("level", ["switch", "root", "numa", "socket", "host"])
 @pytest.mark.parametrize("policy", ["required", "preferred"])
 @pytest.mark.parametrize("numa", [None, "legacy", "required", "preferred", "socket"])
