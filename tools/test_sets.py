@@ -111,6 +111,12 @@ JOBS: Final[tuple[Job, ...]] = (
         *(20, FULL),
         alone=True,
     ),
+    _job(
+        *("group-races", "functional-34"),
+        ("python", "-m", "tests.functional.group_races", "--rounds", "3", "--kill", "12"),
+        *(10, FULL),
+        alone=True,
+    ),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     _job("lab-all", "lab", ("tests/lab",), 45, FULL, alone=True),
 )

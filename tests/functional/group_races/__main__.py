@@ -168,8 +168,9 @@ def race(
     for _, word, text, _ in seen.values():
         if word not in ("placed", "refused"):
             print(text)
-    refused = words["refused"] if sum(sizes) <= cloud.leaves * cloud.hosts else 0
-    # Where there is room for all, refusing is wrong; dead schedulers' rooms are swept.
+    # Where there is room for all, refusing is wrong. Groups of unlike sizes can leave gaps.
+    roomy = len(set(sizes)) == 1 and len(sizes) <= cloud.leaves * (cloud.hosts // sizes[0])
+    refused = words["refused"] if roomy else 0
     return split + over + twice + missing + len(left) + refused + words["broken"]
 
 
