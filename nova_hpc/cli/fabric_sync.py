@@ -119,6 +119,13 @@ class Sync(List):
                     f"{number} of {len(steps)} steps are done; the next one, {_line(step)}, "
                     f"failed: {error}; run it again to go on"
                 )
+            except KeyboardInterrupt:
+                print(
+                    f"{self._name}: {number} of {len(steps)} steps are done, and maybe the next one, "
+                    f"{_line(step)}; run it again to go on",
+                    file=sys.stderr,
+                )
+                raise
             self.say(f"done: {_line(step)}")
         return len(steps), None
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import colorsys
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
@@ -12,6 +11,7 @@ from xml.sax.saxutils import escape, quoteattr
 import attrs
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, Switch
+from nova_hpc.fabric.writers.text import summary
 
 _HOST: Final = 14
 _GAP: Final = 4
@@ -22,7 +22,9 @@ _PAD: Final = 8
 _LETTER: Final = 6.6
 #: Between the switches of a domain and what is below: room for the lines.
 _ROOM: Final = 70
-_WIDEST: Final = 1100
+_WIDEST: Final = 1240
+#: Part of the circle of colours from one NVLink domain to the next.
+_GOLDEN: Final = 0.618
 _FILLS: Final = {
     FabricLevel.LEAF: "#f4f6fb",
     FabricLevel.BLOCK: "#eaeef7",
@@ -44,6 +46,16 @@ class _Box:
     height: float = 0
 
 
+@attrs.frozen
+class _Paint:
+    """How hosts look."""
+
+    #: Host -> how many members are on it.
+    members: Mapping[str, int]
+    #: NVLink domain -> colour of its hosts' edges.
+    nvlink: Mapping[str, str]
+
+
 def draw(fabric: FabricMap, members: Mapping[str, int] | None = None, title: str = "") -> str:
     """The SVG text.
 
@@ -54,19 +66,20 @@ def draw(fabric: FabricMap, members: Mapping[str, int] | None = None, title: str
     for box in boxes:
         _measure(box)
     rows = _flow(boxes, _WIDEST)
+    paint = _Paint(members or {}, _colours(fabric))
     lines: list[str] = []
     chips: dict[str, tuple[float, float]] = {}
-    y = 2.0 * _LINE
+    y = 1.5 * _LINE
     width = 400.0
     for row in rows:
         x = float(_PAD)
         for box in row:
-            lines += _draw(box, x, y, members or {}, chips)
+            lines += _draw(box, x, y, paint, chips)
             x += box.width + _PAD
         width = max(width, x)
         y += max(box.height for box in row) + _PAD
     cables = list(_cables(fabric, chips))
-    heading = title or f"fabric {fabric.name}: {len(fabric.places)} hosts"
+    heading = title or f"fabric {fabric.name}: {', '.join(summary(fabric))}"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
@@ -143,7 +156,7 @@ def _flow(boxes: list[_Box], widest: float) -> list[list[_Box]]:
 
 
 def _draw(
-    box: _Box, x: float, y: float, members: Mapping[str, int], chips: dict[str, tuple[float, float]]
+    box: _Box, x: float, y: float, paint: _Paint, chips: dict[str, tuple[float, float]]
 ) -> Iterator[str]:
     fill = _FILLS[box.level] if box.level else "#fff4f0"
     word = f"{box.level.word} " if box.level else ""
@@ -173,20 +186,20 @@ def _draw(
         for row in _flow(box.below, _WIDEST - 2 * _PAD):
             left = x + _PAD
             for each in row:
-                yield from _draw(each, left, top, members, chips)
+                yield from _draw(each, left, top, paint, chips)
                 left += each.width + _PAD
             top += max(each.height for each in row) + _PAD
     columns = max(1, min(_COLUMNS, len(box.hosts)))
     for number, place in enumerate(box.hosts):
         left = x + _PAD + number % columns * (_HOST + _GAP)
-        yield _host(place, left, top + _GAP + number // columns * (_HOST + _GAP), members)
+        yield _host(place, left, top + _GAP + number // columns * (_HOST + _GAP), paint)
 
 
-def _host(place: Place, x: float, y: float, members: Mapping[str, int]) -> str:
-    count = members.get(place.host, 0)
+def _host(place: Place, x: float, y: float, paint: _Paint) -> str:
+    count = paint.members.get(place.host, 0)
     said = place.host + (f", NVLink domain {place.nvlink_domain}" if place.nvlink_domain else "")
     said += f", {count} members" if count else ""
-    edge = _colour(place.nvlink_domain) if place.nvlink_domain else "#7b869c"
+    edge = paint.nvlink.get(place.nvlink_domain or "", "#7b869c")
     number = (
         f'<text x="{x + _HOST / 2:.0f}" y="{y + _HOST - 4:.0f}" font-size="9" fill="white" '
         f'text-anchor="middle">{count}</text>'
@@ -219,7 +232,11 @@ def _cables(fabric: FabricMap, chips: Mapping[str, tuple[float, float]]) -> Iter
         )
 
 
-def _colour(name: str) -> str:
-    hue = zlib.crc32(name.encode()) % 360 / 360
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, 0.42, 0.7))
-    return f"#{red:02x}{green:02x}{blue:02x}"
+def _colours(fabric: FabricMap) -> dict[str, str]:
+    """NVLink domain -> its colour; neighbours in the order of the names are far apart."""
+    found = {}
+    for number, name in enumerate(fabric.domains(FabricLevel.NVLINK_DOMAIN)):
+        parts = colorsys.hls_to_rgb(number * _GOLDEN % 1, 0.42, 0.7)
+        red, green, blue = (round(255 * part) for part in parts)
+        found[name] = f"#{red:02x}{green:02x}{blue:02x}"
+    return found

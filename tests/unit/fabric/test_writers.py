@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 import pytest
 from hypothesis import given
@@ -147,3 +149,11 @@ def test_a_map_is_a_tree_for_people():
         "cables missing: l1 - s1: 1 of 2",
         "slow cable: l1 - s1: 1xNDR",
     ]
+
+
+def test_the_picture_in_the_operator_guide_is_what_is_drawn(captures):
+    name = "ibnetdiscover-ndr.out"
+    content = (captures / "fabric" / name).read_text(encoding="utf-8")
+    drawn = svg.draw(readers.read(content, name, Options()).fabric)
+    guide = Path(__file__).parents[3] / "docs/source/admin/pictures/fabric-ndr.svg"
+    assert guide.read_text(encoding="utf-8") == drawn
