@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--os-cloud",
         metavar="NAME",
-        help="name in clouds.yaml (default: OS_CLOUD, or the other OS_ variables of the "
+        help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
         "environment); its user needs the admin role, as for openstack aggregate",
     )
     group.add_argument(

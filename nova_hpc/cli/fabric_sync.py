@@ -121,8 +121,8 @@ class Sync(List):
                 )
             except KeyboardInterrupt:
                 print(
-                    f"{self._name}: {number} of {len(steps)} steps are done, and maybe the next one, "
-                    f"{_line(step)}; run it again to go on",
+                    f"{self._name}: {number} of {len(steps)} steps are done, and maybe the next "
+                    f"one, {_line(step)}; run it again to go on",
                     file=sys.stderr,
                 )
                 raise

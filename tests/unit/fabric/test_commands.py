@@ -143,6 +143,37 @@ def test_without_openstacksdk_it_says_what_to_install(ask, tree, monkeypatch):
     assert "pip install 'nova-hpc[client]'" in err
 
 
+class Interrupted:
+    """A cloud whose operator loses patience at the third step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def aggregates(self):
+        return []
+
+    def hosts(self):
+        return [f"n{number}" for number in range(1, 9)]
+
+    def clusters(self):
+        return {}
+
+    def apply(self, step):
+        if len(self.steps) == 2:
+            raise KeyboardInterrupt
+        self.steps.append(step)
+
+
+def test_ctrl_c_says_how_far_it_came(ask, tree, monkeypatch):
+    cloud = Interrupted()
+    monkeypatch.setattr(fabric_cloud, "connect", lambda args: cloud)
+    status, out, err = ask("sync", tree, "--yes")
+    assert status == 130
+    assert len(cloud.steps) == out.count("done: ") == 2
+    assert "2 of 12 steps are done, and maybe the next one, create" in err
+    assert "run it again to go on" in err
+
+
 def test_a_later_map_is_refused_and_left(ask, tree, tmp_path):
     path = tmp_path / "map.json"
     path.write_text(
