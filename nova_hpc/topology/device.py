@@ -8,6 +8,7 @@ unknown.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable
@@ -312,7 +313,21 @@ class _Device(_Attributes):
     def _rdma(self) -> tuple[RdmaDevice, ...]:
         if self.lacks("infiniband"):
             return ()
-        return self.attempt(lambda: _rdma_devices(self.tree, self.path("infiniband")), ())
+        folder = self.path("infiniband")
+        try:
+            return _rdma_devices(self.tree, folder)
+        except FileError as error:
+            self.reason(str(error))
+        # A record of this reading has to know what names the hardware, wherever it is written.
+        for name in self.names("infiniband"):
+            with contextlib.suppress(FileError):
+                self.tree.text(f"{folder}/{name}/node_guid")
+            with contextlib.suppress(FileError):
+                ports = self.tree.names(f"{folder}/{name}/ports")
+                for path in (f"{folder}/{name}/ports/{port}/gids/0" for port in ports):
+                    with contextlib.suppress(FileError):
+                        self.tree.text(path)
+        return ()
 
     def _reset_methods(self) -> tuple[str, ...] | None:
         text = self.text("reset_method")

@@ -256,6 +256,22 @@ def test_a_guid_that_the_kernel_would_not_write_is_told_by_none(tmp_path):
     assert read(tmp_path / "node.tar.xz").function("0000:17:00.0").unknown is not None
 
 
+def test_a_guid_is_known_though_another_file_of_its_port_is_broken(tmp_path):
+    """Written down elsewhere, too: it is told by none."""
+    guid, other = bytes.fromhex("d442d0274fdce288"), bytes.fromhex("0a4a363dcee82989")
+    digits = [":".join(each.hex()[at : at + 4] for at in range(0, 16, 4)) for each in (guid, other)]
+    card = dataclasses.replace(adapter(0, 0x17), rdma=Rdma("mlx5_0", digits[0]))
+    roots = (Root(0, 0x16, 0, (port("01.0", 0x17, card),)),)
+    numa = (Numa(0, "0-3", 4, 0, (10,)),)
+    root = write(Machine("g00000", numa, roots, Processor({})), tmp_path / "root")
+    device = root / "sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
+    (device / "infiniband/mlx5_0/ports/1/state").write_bytes(b"\0\1\xda\n")
+    (device / "infiniband/mlx5_0/node_guid").write_text(f"{digits[1]}\n")
+    (device / "numa_node").write_bytes(guid.hex(" ").upper().encode() + b"\n")
+    (device / "class").write_bytes(other.hex().encode() + b"\n")
+    names_none(save(root, tmp_path / "node.tar.xz"), {guid, other})
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["two-socket", "ours"])
 def test_a_broken_node_is_saved_as_it_is(name, seed, synthetic, capture_of_ours, tmp_path):
