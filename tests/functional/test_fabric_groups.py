@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from nova import objects
+from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client
 
 from tests.functional.fabric_base import FabricTest
@@ -16,8 +17,23 @@ from tests.functional.fabric_base import FabricTest
 class CreateTest(FabricTest):
     """Members that are made one by one, or together."""
 
+    def count(self, manager: Any, asked: list[int]) -> None:
+        """Note each request that a scheduler decides."""
+        plain = manager._select_destinations
+
+        def noted(*arguments: Any, **keywords: Any) -> Any:
+            asked.append(id(manager))
+            return plain(*arguments, **keywords)
+
+        manager._select_destinations = noted
+
     def test_interleaved_single_creates(self) -> None:
-        """As many groups as leaves, and each gets one for itself."""
+        """As many groups as leaves, and each gets one for itself; two schedulers."""
+        # Nova's start_service() allows one alone.
+        second = self.useFixture(nova_fixtures.ServiceFixture("scheduler", "second")).service
+        asked: list[int] = []
+        for service in (self.scheduler_service, second):
+            self.count(service.manager, asked)
         flavor = self.make_flavor(fabric="leaf")
         groups = [self.make_group() for _ in range(self.LEAVES)]
         made: dict[str, list[Mapping[str, Any]]] = {group: [] for group in groups}
@@ -31,6 +47,7 @@ class CreateTest(FabricTest):
         self.assertEqual(
             [self.HOSTS] * self.LEAVES, [len(room.record.tickets) for room in self.rooms()]
         )
+        self.assertEqual(2, len(set(asked)))
 
     def test_multi_create(self) -> None:
         flavor = self.make_flavor(fabric="leaf")
