@@ -325,6 +325,7 @@ class Show(_One):
             "Since": place.since(address),
             "Last server": known["Last server"],
             "Hardware": known["Hardware"],
+            "Stage": known["Stage"],
         }
         return Answer(tuple(values), tuple(values.values()))
 

@@ -10,6 +10,7 @@ import pytest
 from nova_hpc.cli import device, fleet
 from nova_hpc.cli.main import NovaHpc
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
+from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.wire.reservation import Provider
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
@@ -52,6 +53,30 @@ def listed(ask):
     status, out, _ = ask("list", "--format", "json")
     assert status == 0
     return {row["Address"]: row for row in json.loads(out)}
+
+
+def test_how_far_the_stage_of_a_device_is(node, ask):
+    def put(entry):
+        node.file.change(
+            lambda now: now.put({GPU: attrs.evolve(now.device(GPU), stage=entry.dumps())})
+        )
+        _, out, _ = ask("show", GPU, "--format", "json")
+        row = listed(ask)[GPU]
+        return row["State"], row["Reason"], row["Cleaned in s"], json.loads(out)["Stage"]
+
+    due = stage.owed(None, SERVER, 1.0)
+    assert put(due) == ("cleaning", "it waits to be cleaned between two servers", "", "due")
+    begun = stage.begun(due, "vm-1", 2.0)
+    state, why, _, text = put(begun)
+    assert (state, text) == ("cleaning", "begun by vm-1")
+    assert "in service VM vm-1" in why
+    passed = stage.passed(begun, 41.23, 3.0)
+    assert put(passed) == ("free", "", "41.2", "passed in 41.2 s")
+    again = stage.owed(passed, SERVER, 4.0)
+    assert put(again)[2:] == ("41.2", "due, took 41.2 s the last time")
+    # A server that has it has it, whatever is due afterwards.
+    node.step().give(SERVER, node.candidates(GPU))
+    assert listed(ask)[GPU]["State"] == "in use"
 
 
 def test_the_life_of_a_quarantine(node, ask):
