@@ -206,7 +206,7 @@ class CleaningTest(DriverTest):
         vm = "0d6a4f6e-1111-4222-8333-444455556666"
         xml = (
             f"<domain><uuid>{vm}</uuid><metadata><x:service-vm "
-            "xmlns:x='https://nova-hpc.org/xmlns/service-vm/1'/></metadata></domain>"
+            "xmlns:x='urn:nova-hpc:service-vm:1'/></metadata></domain>"
         )
         (self.folder / f"{vm}.domain").write_text(f"0\n{xml}")
         self.ledger_file("alpha").change(

@@ -23,7 +23,7 @@ from nova_hpc.topology.model import address_key
 
 #: How the names of its domains begin; Nova's begin otherwise (``instance-``).
 PREFIX: Final = "nova-hpc-clean-"
-NAMESPACE: Final = "https://nova-hpc.org/xmlns/service-vm/1"
+NAMESPACE: Final = "urn:nova-hpc:service-vm:1"
 #: Slot of the first root port on bus 0 of the guest.
 FIRST_SLOT: Final = 0x10
 #: Devices of one service VM: as many slots are left.
