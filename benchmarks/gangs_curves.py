@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what ``python -m benchmarks --only gangs --json FILE`` has measured.
+
+::
+
+    python -m benchmarks.gangs_curves FILE PICTURE.svg
+
+Left the processor time of one plan over the size of the fabric, for gangs of a tenth of
+the hosts; right what the planner has less or more of each figure of quality, as a share of
+the others' median, with the interval of the paired seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+_TIME: Final = re.compile(r"(?P<side>[^:]+): (?P<members>\d+) members, (?P<hosts>\d+) hosts")
+_NOTE: Final = re.compile(r"planner (?P<mean>\S+) \(95 %: (?P<low>\S+) to (?P<high>\S+)\)")
+_COLORS: Final = {"planner": "#1f6f8b", "first fit": "#b5651d", "Kueue": "#6a7f2a"}
+
+
+def curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Side -> hosts and median seconds, for gangs of a tenth of the hosts."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        match = _TIME.match(row["what"])
+        if match and int(match["members"]) * 10 == int(match["hosts"]):
+            found.setdefault(match["side"], []).append((int(match["hosts"]), row["median"]))
+    return found
+
+
+def differences(rows: list[dict[str, Any]]) -> list[tuple[str, str, float, float, float]]:
+    """What is compared, with whom, and the difference in per cent with its interval."""
+    found = []
+    for row in rows:
+        match = _NOTE.match(row["note"])
+        if match and row["median"]:
+            what, _, side = row["what"].rpartition(": ")
+            policy = row["part"].rpartition(", ")[2]
+            numbers = (100 * float(match[key]) / row["median"] for key in ("mean", "low", "high"))
+            found.append((f"{what} ({policy})", side, *numbers))
+    return found
+
+
+def draw(rows: list[dict[str, Any]], picture: Path) -> None:
+    """Write the picture."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # The same numbers give the same file.
+    matplotlib.rcParams["svg.hashsalt"] = "gangs"
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(11, 4.2), gridspec_kw={"width_ratios": [2, 3]}
+    )
+    for side, points in curves(rows).items():
+        left.loglog(*zip(*sorted(points), strict=True), "o-", color=_COLORS[side], label=side)
+    left.axhline(1, color="#999", linewidth=0.8, linestyle="--")
+    left.set_xlabel("hosts; the gang has a tenth as many members")
+    left.set_ylabel("processor time of a plan [s]")
+    left.legend()
+    left.grid(True, alpha=0.3)
+    shown = differences(rows)
+    names = list(dict.fromkeys(what for what, *_ in shown))
+    for what, side, mean, low, high in shown:
+        height = len(names) - names.index(what) + (0.15 if side == "Kueue" else -0.15)
+        right.errorbar(
+            mean, height, xerr=[[mean - low], [high - mean]], fmt="o", color=_COLORS[side],
+            capsize=3, label=f"against {side}" if what == names[0] else None,
+        )  # fmt: skip
+    right.axvline(0, color="#999", linewidth=0.8)
+    right.set_yticks([len(names) - index for index in range(len(names))], names, fontsize=8)
+    right.set_xlabel("the planner's difference [%], 95 % interval of paired seeds")
+    right.legend()
+    figure.tight_layout()
+    figure.savefig(picture, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("picture", type=Path)
+    options = parser.parse_args()
+    draw(json.loads(options.rows.read_text())["rows"], options.picture)
+
+
+if __name__ == "__main__":
+    main()
