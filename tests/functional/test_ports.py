@@ -69,6 +69,7 @@ class PlacedTest(PortsTest):
         self.assertIn("0 functions of adapters free", self.fault(server))
         self.assertEqual(0, self.start_attempts())
 
+    @pytest.mark.slow
     def test_preferred_takes_the_nearest_that_is_left(self) -> None:
         shape = Shape((RAIL, RAIL, RAIL))
         self.rails("alpha", shape, {1: "physnet4", 2: "other"}, gpus=[0])
@@ -115,6 +116,7 @@ class PlacedTest(PortsTest):
         server = self.boot(flavor, networks=self.ports(*["physnet4"] * 4))
         self.assertLessEqual(self.level_of(server), Level.NUMA)
 
+    @pytest.mark.slow
     def test_sixty_four_ports_are_refused_or_served(self) -> None:
         """More than the host has: no service is held up by the search."""
         self.rails("alpha", EIGHT)
@@ -171,12 +173,14 @@ class RailsTest(PortsTest):
         self.rails("alpha", EIGHT, rails)
         self.eight(rails[::-1], {**PAIRS, "hpc:group": "gpu:1"})
 
+    @pytest.mark.slow
     def test_by_the_role_of_the_networks(self) -> None:
         self.flags(port_roles=["rail:ib*"], group="hpc")
         rails = [f"ib{n}" for n in range(8)]
         self.rails("alpha", EIGHT, rails)
         self.eight(rails, {**PAIRS, "hpc:group": "gpu:1,rail:1"})
 
+    @pytest.mark.slow
     def test_more_ports_than_the_flavor_takes(self) -> None:
         self.rails("alpha", EIGHT)
         server = self.boot(
@@ -217,7 +221,7 @@ class RailsTest(PortsTest):
         self.assert_given_once()
 
     def test_fragmented_hosts(self) -> None:
-        self.fragmented(12)
+        self.fragmented(6)
 
     @pytest.mark.slow
     def test_fragmented_hosts_a_hundred_times(self) -> None:

@@ -10,7 +10,6 @@ from nova.objects import fields
 from nova.virt.libvirt import host as libvirt_host
 
 from nova_hpc.topology.level import Distance
-from tests.functional import base
 from tests.functional.fixtures import Shape
 from tests.functional.ports_base import ONE, RAIL, PortsTest
 
@@ -100,12 +99,3 @@ class WrongPortsTest(PortsTest):
             server = self.boot(self.flavor, state="ERROR", networks=[wanted])
         self.assertIn("its network could not be set up", self.fault(server))
         self.assert_as_before(server)
-
-    def test_of_another_server(self) -> None:
-        """Refused by the API, before anything is asked of the scheduler."""
-        (wanted,) = self.ports("physnet4")
-        self.neutron._ports[wanted["port"]]["device_id"] = "of another server"
-        with self.assertRaises(base.client.OpenStackApiException) as caught:
-            self._create_server(flavor_id=self.flavor, networks=[wanted])
-        self.assertEqual(409, caught.exception.response.status_code)
-        self.assert_all_free("alpha")

@@ -174,6 +174,27 @@ class LifecycleTest(DriverTest):
         self._confirm_resize(server)
         self.assert_given_once()
 
+    def test_resize_and_evacuation_on_an_unknown_nova(self) -> None:
+        """As on a known one: the devices are under one switch wherever the server goes."""
+        server = self.boot(self.flavor)
+        for name in ("beta", "gamma"):
+            self.host(name, Shape((Switch(gpus=2), Switch(gpus=2), Switch(gpus=3))))
+        self.useFixture(
+            fixtures.fixtures.MonkeyPatch("nova.version.version_string", lambda: "35.0.0")
+        )
+        larger = self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:3"})
+        self._resize_server(server, larger)
+        self._confirm_resize(server)
+        first = self.host_of(server)
+        self.assert_together(server, first, 3)
+        (other,) = {"beta", "gamma"} - {first}
+        self.stop_host(first)
+        server = self._evacuate_server(
+            server, expected_host=other, expected_migration_status="done"
+        )
+        self.assert_together(server, other, 3)
+        self.assertEqual(2, len(self.log_lines("moves without a promise")))
+
     def test_evacuation_is_aligned(self) -> None:
         server = self.boot(self.flavor)
         self.host("beta", ONE_PAIR)

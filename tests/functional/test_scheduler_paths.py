@@ -169,6 +169,22 @@ class WeigherTest(base.HpcServersTest):
         large = self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:3"})
         self.assertEqual(["loose", "loose"], self.in_group("soft-affinity", large, flavor))
 
+    def test_a_group_that_is_deleted_meanwhile(self) -> None:
+        """While the filter works, and before the node looks: the server is as if without it."""
+        flavor = self.make_flavor(PAIR)
+        plain = self.topology_filter().filter_all
+        for policy in ("soft-anti-affinity", "affinity"):
+
+            def delete(hosts, spec):
+                for group in self.api.get_server_groups():
+                    self.api.delete_server_group(group["id"])
+                return plain(hosts, spec)
+
+            with mock.patch.object(self.topology_filter(), "filter_all", delete):
+                self.assertEqual(["tight"], self.in_group(policy, flavor))
+            self.assertEqual([], self.api.get_server_groups())
+        self.assertEqual([], self.log_lines("Traceback|failed; the server is refused"))
+
     def test_spreading_does_not_turn_the_wish_round(self) -> None:
         self.flags(packing_weight_multiplier=-10000.0, group="hpc")
         flavor = self.make_flavor(PAIR)
