@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import yaml
 
@@ -90,22 +92,19 @@ class ClusterTest(base.ClusterClientTest):
         self.assert_nothing_left()
 
     def test_a_refusal_half_way_undoes_all(self) -> None:
-        # Somebody else took what the quota had left in between. The request is refused, and
-        # not the server that it became.
-        self.flags(recheck_quota=False, group="quota")
-        self.front.arm()
-        count = self.front.requests.count
-        app = self.front._nova
+        # The quota is changed after it was asked for, and requests come one after the other.
+        app, turn = self.front._nova, threading.Lock()
 
         def nova(environ, start):
-            if count("POST /v2.1/servers") >= 3 and environ["REQUEST_METHOD"] == "POST":
-                self.flags(instances=2, group="quota")
-            return app(environ, start)
+            if (environ["REQUEST_METHOD"], environ["PATH_INFO"]) != ("POST", "/v2.1/servers"):
+                return app(environ, start)
+            with turn:
+                self.flags(server_group_members=2, group="quota")
+                return list(app(environ, start))
 
         self.front._nova = nova
         said = self.create("q", 4, "--one-by-one", status=1)
-        self.assertIn("Quota exceeded for instances", said.err)
-        self.assertIn("(HTTP 403)", said.err)
+        self.assertIn("too many servers in group (HTTP 403)", said.err)
         self.assertIn("nothing is left of the cluster", said.err)
         self.assert_nothing_left()
 
