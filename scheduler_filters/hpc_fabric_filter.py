@@ -109,7 +109,9 @@ class HpcFabricFilter(filters.BaseHostFilter):
         view = fabric.look(hosts, spec)
         fabric.remember(view)
         task = _Task(spec, wish, view, fabric_records.groups(spec._context))
-        strange = contract.unknown() or ([self._unknown] if self._unknown else [])
+        strange = [*contract.unknown(), *fabric_records.unknown()]
+        if self._unknown:
+            strange.append(self._unknown)
         if strange and task.new:
             LOG.error("New servers with hpc:fabric are refused: %s", "; ".join(strange))
             return _refuse(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -99,6 +100,22 @@ class Servers:
             leaving = "queued_for_delete" in each and each.queued_for_delete
             found[each.instance_uuid] = State.LEAVING if leaving else State.THERE
         return found
+
+
+def unknown() -> list[str]:
+    """What of this Nova is not what this module relies on; [] if all is well."""
+    wanted: dict[str, tuple[Any, set[str]]] = {
+        "InstanceMappingList.get_by_instance_uuids": (objects.InstanceMappingList, {"uuids"}),
+        "SchedulerReportClient.get": (report.SchedulerReportClient, {"url", "version"}),
+        "SchedulerReportClient.post": (report.SchedulerReportClient, {"url", "data", "version"}),
+        "SchedulerReportClient.delete": (report.SchedulerReportClient, {"url", "version"}),
+    }
+    found = []
+    for name, (owner, parameters) in wanted.items():
+        function = getattr(owner, name.rpartition(".")[2], None)
+        if function is None or not parameters <= set(inspect.signature(function).parameters):
+            found.append(f"{name} of this Nova is not what this release of nova-hpc relies on")
+    return found
 
 
 def records(context: Any) -> Records:

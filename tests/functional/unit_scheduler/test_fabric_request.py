@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fabric filter reads from Nova's objects, without services."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from nova import objects
+
+from nova_hpc.cluster.group_domain import Size
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.from_nova import fabric, fabric_fit, fabric_near, fabric_records
+from nova_hpc.placement.flavor import Fabric
+from nova_hpc.placement.model import Policy
+
+LEAF = {
+    "hpc_fabric:version": "1",
+    "hpc_fabric:map": "ib",
+    "hpc_fabric:kind": "leaf",
+    "hpc_fabric:leaf": "leaf1",
+    "hpc_fabric:block": "b",
+}
+
+
+def spec(hint: object = None, **group: object) -> objects.RequestSpec:
+    return objects.RequestSpec(
+        scheduler_hints={} if hint is None else {"hpc_members": hint},
+        instance_group=objects.InstanceGroup(**group) if group else None,
+    )
+
+
+def host(name: str, *metadata: object, free: int = 2, used: int = 0) -> SimpleNamespace:
+    """Takes *free* servers, and *used* more were there before."""
+    return SimpleNamespace(
+        host=name,
+        nodename=name,
+        uuid=f"uuid-{name}",
+        aggregates=[SimpleNamespace(metadata=each) for each in metadata],
+        instances={},
+        allocation_candidates=[{"allocations": {f"uuid-{name}": {"resources": {"VCPU": 4}}}}],
+        summary={
+            f"uuid-{name}": {
+                "root_provider_uuid": f"uuid-{name}",
+                "resources": {"VCPU": {"capacity": 4 * (free + used), "used": 4 * used}},
+            }
+        },
+    )
+
+
+def seen(request: objects.RequestSpec, *hosts: SimpleNamespace) -> fabric.View:
+    fabric_fit.keep(request, {key: value for each in hosts for key, value in each.summary.items()})
+    return fabric.look(hosts, request)
+
+
+def test_this_nova_is_known() -> None:
+    assert fabric_records.unknown() == []
+
+
+@pytest.mark.parametrize(("hint", "expected"), [(None, None), (["4"], 4), ([7], 7)])
+def test_a_number_of_members(hint: object, expected: int | None) -> None:
+    """Nova's object holds nothing but lists of strings."""
+    assert fabric.announced(spec(hint)) == expected
+
+
+_WRONG = ["-3", "0", "4097", str(10**9), "9" * 5000, "four", "", " 4", "1.5", "1_0", "\u0663", True]
+
+
+@pytest.mark.parametrize("hint", [*([each] for each in _WRONG), [], ["2", "3"]])
+def test_what_is_no_number_of_members(hint: object) -> None:
+    with pytest.raises(fabric.HintError, match="hpc_members must be one number from 1 to 4096"):
+        fabric.announced(spec(hint))
+
+
+def test_where_hosts_are_and_what_fits() -> None:
+    request = spec()
+    view = seen(request, host("a", LEAF, used=1), host("b", LEAF, free=3), host("c"))
+    assert view.size.per_host == 3
+    (domain,) = view.free(FabricLevel.LEAF)
+    assert str(domain) == "leaf ib/leaf1"
+    assert view.free(FabricLevel.LEAF) == {domain: 5}
+    assert [spot.host.host for spot in view.within(domain.uuid)] == ["a", "b"]
+    offer = view.offer(Fabric("leaf", Policy.PREFERRED))
+    assert [len(each) for each in offer.ladder] == [1, 1, 0, 0, 1]
+    assert offer.hosts[domain.uuid] == 2
+    assert len(view.offer(Fabric("leaf")).ladder) == 1
+
+
+def test_servers_of_one_size_have_one_key() -> None:
+    one = seen(spec(), host("a", LEAF)).size
+    assert seen(spec(), host("b", LEAF, free=5, used=1)).size == Size(one.key, 6)
+    strict = spec(policy="anti-affinity", rules={}, members=[])
+    assert seen(strict, host("a", LEAF)).size.per_host == 1
+    assert seen(strict, host("a", LEAF)).spots[0].fit == 1
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        {"hpc_fabric:version": "9"},
+        LEAF | {"hpc_fabric:leaf": " "},
+        {"hpc_fabric:leaf": "x"},
+        5,
+    ],
+)
+def test_aggregates_that_make_no_sense(metadata: object) -> None:
+    """The host is nowhere, and nothing is raised."""
+    view = seen(spec(), host("a", metadata), host("b", LEAF))
+    assert [len(spot.domains) for spot in view.spots] == [0, 2]
+
+
+def test_without_what_placement_said_one_fits() -> None:
+    view = fabric.look([host("a", LEAF, free=7)], spec())
+    assert view.spots[0].fit == 1
+
+
+def test_members_beside_each_other_come_first() -> None:
+    other = LEAF | {"hpc_fabric:leaf": "leaf2"}
+    hosts = [host("a", LEAF, free=1), host("b", other, free=3)]
+    request = spec(policy="soft-affinity", hosts=["a"])
+    view = seen(request, *hosts)
+    fabric.remember(view)
+    block = view.spots[0].domains[FabricLevel.BLOCK].uuid
+    fabric_near.rank(request, view.spots, block, 2)
+    near, far = fabric_near.scores_of(request, hosts)
+    assert near > far
+    request.instance_group.hosts = []
+    fabric_near.rank(request, view.spots, block, 2)
+    near, far = fabric_near.scores_of(request, hosts)
+    assert near < far
+    fabric_near.forget(request)
+    assert fabric_near.scores_of(request, hosts) == [0.0, 0.0]
