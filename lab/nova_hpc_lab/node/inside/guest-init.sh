@@ -21,6 +21,21 @@ check() {
 command=/usr/local/bin/nova-hpc-guest
 [ -e $command ] && check $command >/tmp/check
 
+# What the stand-ins for GPUs still know of whoever had them before: some words of
+# their memory, which then get this server's own.
+memory() {
+    for device in /sys/bus/pci/devices/*; do
+        [ "$(cat "$device/vendor" "$device/device" | tr -d '\n')" = 0x12340x1111 ] || continue
+        read -r first last flags <"$device/resource"
+        echo 1 >"$device/enable"
+        for place in $((first)) $(((first + last + 1) / 2)) $((last - 3)); do
+            echo "memory ${device##*/} $((place - first)) $(devmem $place 32)"
+            devmem $place 32 0x5EC2E75A
+        done
+    done
+}
+memory >/tmp/memory 2>&1
+
 report() {
     echo "=== nova-hpc guest report $1 begin ==="
     echo "kernel $(uname -r)"
@@ -52,6 +67,7 @@ report() {
             [ -r "$net/address" ] && echo "mac $address $(cat "$net/address")"
         done
     done
+    cat /tmp/memory
     [ -e /tmp/check ] && cat /tmp/check
     echo "=== nova-hpc guest report $1 end ==="
 }
