@@ -188,3 +188,13 @@ def test_the_search_has_an_end_and_says_when_it_met_it(monkeypatch: pytest.Monke
 def test_numbers_that_make_no_sense_are_named(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value!r}; it must be a number from"):
         Gang(**{"members": 1, field: value})
+
+
+def test_of_equal_leaves_that_one_is_not_used_up_with_which_fewer_hosts_do() -> None:
+    places = [Place(f"a{number}", leaf="a", block="b") for number in range(2)]
+    places += [Place(f"b{number}", leaf="b", block="b") for number in range(4)]
+    capacity = {place.host: 2 if place.leaf == "a" else 1 for place in places}
+    answer = plan(FabricMap(places=tuple(places)), capacity, Gang(members=6, level=BLOCK))
+    assert isinstance(answer, Plan)
+    # Two places of b stay free: of a they would cost one more host.
+    assert dict(answer.leaves) == {"a": 4, "b": 2}
