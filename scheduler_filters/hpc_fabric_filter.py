@@ -2,7 +2,7 @@
 """HpcFabricFilter: the members of a server group near each other on the fabric.
 
 Which domain a group has is decided once for all schedulers, and kept in Placement
-(:mod:`nova_hpc.cluster.group_domain`); this filter leaves the hosts of that domain. It stands
+(:mod:`nova_hpc.cluster.group_domain.model`); this filter leaves the hosts of that domain. It stands
 behind all other filters, so that what it counts are hosts that can take the server.
 """
 
@@ -19,9 +19,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain import EVERYWHERE
-from nova_hpc.cluster.group_domain_join import Ask, Groups, Joined, Refused
-from nova_hpc.cluster.group_domain_records import NoAnswerError
+from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Refused
+from nova_hpc.cluster.group_domain.model import EVERYWHERE
+from nova_hpc.cluster.group_domain.records import NoAnswerError
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import contract, fabric, fabric_near, fabric_records, newness
 from nova_hpc.from_nova.patches import answers

@@ -10,7 +10,7 @@ import attrs
 from nova_hpc.cli import base, node_config, snapshot
 from nova_hpc.cli.base import Answer
 from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cluster.group_domain_fleet import GroupLine
+from nova_hpc.cluster.group_domain.fleet import GroupLine
 
 #: Exit status where something is below a domain that is not known here.
 _STRANGE = 1

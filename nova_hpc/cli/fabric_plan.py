@@ -25,9 +25,9 @@ _COLUMNS: Final = ("Host", "Members", "Leaf")
 class FabricPlan(List):
     """Plan where the members of a gang would go, and say why.
 
-    Reads where hosts are and how many members fit on each from two files, and
-    asks the planner that the scheduler asks. The exit status is 0 if all members
-    have a place, 1 if not, and 2 if the question cannot be answered.
+    Reads where hosts are and how many members fit on each from two files. The
+    exit status is 0 if all members have a place, 1 if not, and 2 if the question
+    cannot be answered.
     """
 
     errors = (FabricError, CapacityError)

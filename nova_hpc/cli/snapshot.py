@@ -17,7 +17,7 @@ from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.cluster.group_domain_fleet import GroupLine, Reaped
+from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
 
 READERS: Final = "nova_hpc.readers"
 

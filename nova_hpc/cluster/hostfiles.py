@@ -12,8 +12,8 @@ from typing import Final
 import attrs
 import yaml
 
-from nova_hpc.cluster.members import Cluster, Member
-from nova_hpc.cluster.members_near import SHORT, seats
+from nova_hpc.cluster.members.model import Cluster, Member
+from nova_hpc.cluster.members.near import SHORT, seats
 
 
 class HostError(ValueError):

@@ -13,8 +13,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain import EVERYWHERE, Domain, Size
-from nova_hpc.cluster.group_domain_join import Offer
+from nova_hpc.cluster.group_domain.join import Offer
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain, Size
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, Place
 from nova_hpc.from_nova import fabric_fit

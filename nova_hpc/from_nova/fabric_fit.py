@@ -16,7 +16,7 @@ from typing import Any, Final
 from nova import objects
 from oslo_log import log as logging
 
-from nova_hpc.cluster.group_domain import Size
+from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.from_nova.said import SAID, more
 
 LOG = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cluster.group_domain_fleet import Fleet, GroupLine, Reaped, lines, reap
-from nova_hpc.cluster.group_domain_records import NoAnswerError, State
+from nova_hpc.cluster.group_domain.fleet import Fleet, GroupLine, Reaped, lines, reap
+from nova_hpc.cluster.group_domain.records import NoAnswerError, State
 from nova_hpc.from_nova import fabric_records, snapshot
 
 

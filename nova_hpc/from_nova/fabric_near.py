@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from nova import objects
 
-from nova_hpc.cluster.group_domain import Domain
-from nova_hpc.cluster.group_domain_near import part_order, scores
+from nova_hpc.cluster.group_domain.model import Domain
+from nova_hpc.cluster.group_domain.near import part_order, scores
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import fabric
 

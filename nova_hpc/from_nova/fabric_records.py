@@ -17,8 +17,8 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain_join import Groups
-from nova_hpc.cluster.group_domain_records import (
+from nova_hpc.cluster.group_domain.join import Groups
+from nova_hpc.cluster.group_domain.records import (
     MICROVERSION,
     Answer,
     NoAnswerError,
@@ -81,7 +81,7 @@ class Servers:
         when the API takes a DELETE, which a host may not have heard of yet
         (compute/api.py, _update_queued_for_deletion).
 
-        :raises nova_hpc.cluster.group_domain_records.NoAnswerError: the database does not
+        :raises nova_hpc.cluster.group_domain.records.NoAnswerError: the database does not
             answer.
         """
         found = dict.fromkeys(uuids, State.GONE)

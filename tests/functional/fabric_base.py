@@ -12,8 +12,8 @@ from nova.tests.functional import integrated_helpers
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster import group_domain
-from nova_hpc.cluster.group_domain import Provider, Tree
+from nova_hpc.cluster.group_domain import model as group_domain
+from nova_hpc.cluster.group_domain.model import Provider, Tree
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.from_nova import fabric, fabric_records, said

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from nova import objects
 
-from nova_hpc.cluster.group_domain_records import State, Swept
+from nova_hpc.cluster.group_domain.records import State, Swept
 from nova_hpc.from_nova import fabric_groups, fabric_records
 from tests.functional.fabric_base import FabricTest
 

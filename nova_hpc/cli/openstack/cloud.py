@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nova_hpc.cli.openstack.rest import GoneError, Rest
-from nova_hpc.cluster import life_cycle_quota as quotas
-from nova_hpc.cluster import members
 from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle_run import CloudError, ClusterError
-from nova_hpc.cluster.members import Cluster
+from nova_hpc.cluster.life_cycle import quota as quotas
+from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError
+from nova_hpc.cluster.members import model as members
+from nova_hpc.cluster.members.model import Cluster
 from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import Wish

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle_quota import Need
-from nova_hpc.cluster.life_cycle_run import ClusterError
+from nova_hpc.cluster.life_cycle.quota import Need
+from nova_hpc.cluster.life_cycle.run import ClusterError
 from nova_hpc.cluster.wish import Secrets, WishError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import Nic, Wish

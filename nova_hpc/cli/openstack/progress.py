@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nova_hpc.cluster.members import Cluster
+from nova_hpc.cluster.members.model import Cluster
 
 
 @contextlib.contextmanager

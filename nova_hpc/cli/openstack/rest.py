@@ -15,7 +15,7 @@ from typing import Any, Final
 from keystoneauth1 import exceptions as keystone
 from openstack import exceptions as sdk
 
-from nova_hpc.cluster.life_cycle_run import CloudError, LostError
+from nova_hpc.cluster.life_cycle.run import CloudError, LostError
 from nova_hpc.cluster.wish import MICROVERSION
 
 _NOT_FOUND: Final = 404

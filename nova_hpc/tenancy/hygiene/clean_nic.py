@@ -4,7 +4,7 @@
 A virtual function has the firmware of its physical function, which stays with the host's
 driver; so this is the check for virtual functions, in mode ``host``, too. Settings in the
 adapter's NVRAM are not shown by any driver: an operator's program asks mstconfig. Written
-after captured roots; it has **not been tried on hardware**.
+after the drivers' documentation; it has **not been tried on hardware**.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 Needs NVIDIA's driver on the GPU and the module ``pynvml`` of nvidia-ml-py, in a service VM or
 on the host. What a GPU does not know (ECC on a board without it) is not judged, but for what
-an operator has pinned. Written after NVML's reference and recorded answers of it in the
+an operator has pinned. Written after NVML's reference, as are the answers in the
 tests; it has **not been tried on hardware**. NVML cannot overwrite a GPU's memory: that is an
 operator's program, for example one that allocates and fills all of it.
 """

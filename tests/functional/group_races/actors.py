@@ -20,10 +20,10 @@ from typing import Any
 import attrs
 import pymysql
 
-from nova_hpc.cluster.group_domain import Domain, Size
-from nova_hpc.cluster.group_domain_fleet import reap
-from nova_hpc.cluster.group_domain_join import Ask, Groups, Joined, Offer
-from nova_hpc.cluster.group_domain_records import Answer, NoAnswerError, Records, State
+from nova_hpc.cluster.group_domain.fleet import reap
+from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer
+from nova_hpc.cluster.group_domain.model import Domain, Size
+from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, Records, State
 
 PROJECT = "7c4d6a52-0000-4000-8000-000000000001"
 

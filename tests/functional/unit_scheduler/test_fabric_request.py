@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from nova import objects
 
-from nova_hpc.cluster.group_domain import Size
+from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import fabric, fabric_fit, fabric_near, fabric_records
 from nova_hpc.placement.flavor import Fabric

@@ -9,8 +9,8 @@ import pytest
 
 from nova_hpc.cli import main, snapshot
 from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cluster.group_domain_fleet import GroupLine, Reaped
-from nova_hpc.cluster.group_domain_records import Swept
+from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
+from nova_hpc.cluster.group_domain.records import Swept
 
 LINES = (
     GroupLine("g1", "leaf", "ib/leaf1", 4, 3, 1, "decided"),

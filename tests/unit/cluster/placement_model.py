@@ -17,8 +17,8 @@ from urllib import parse
 
 import attrs
 
-from nova_hpc.cluster.group_domain import RECORD_PREFIX, TICKET_PREFIX, Provider, Tree
-from nova_hpc.cluster.group_domain_records import Answer, Records, State
+from nova_hpc.cluster.group_domain.model import RECORD_PREFIX, TICKET_PREFIX, Provider, Tree
+from nova_hpc.cluster.group_domain.records import Answer, Records, State
 
 
 class KilledError(BaseException):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.group_domain import (
+from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     Domain,
     Provider,

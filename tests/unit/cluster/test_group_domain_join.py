@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import group_domain_join
-from nova_hpc.cluster.group_domain import (
+from nova_hpc.cluster.group_domain import join as joining
+from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer, Refused
+from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     RECORD_PREFIX,
     ROOM_PREFIX,
     TICKET_PREFIX,
     Domain,
 )
-from nova_hpc.cluster.group_domain_join import Ask, Groups, Joined, Offer, Refused
-from nova_hpc.cluster.group_domain_records import Answer, NoAnswerError, State, Swept, sweep
+from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, State, Swept, sweep
 from tests.unit.cluster.placement_model import Client, Turns, World, records
 
 LEAVES = [Domain("leaf", f"leaf{number}") for number in range(4)]
@@ -29,7 +29,7 @@ LEAVES = [Domain("leaf", f"leaf{number}") for number in range(4)]
 @pytest.fixture(autouse=True)
 def _as_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lock that processes do not share."""
-    monkeypatch.setattr(group_domain_join, "_LOCKS", (contextlib.nullcontext(),))
+    monkeypatch.setattr(joining, "_LOCKS", (contextlib.nullcontext(),))
 
 
 def offer(*fits: int, **keywords: object) -> Offer:

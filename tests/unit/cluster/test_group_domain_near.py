@@ -8,16 +8,16 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.group_domain import (
+from nova_hpc.cluster.group_domain.fleet import Fleet, GroupLine, lines, reap
+from nova_hpc.cluster.group_domain.model import (
     RECORD_PREFIX,
     ROOM_PREFIX,
     TICKET_PREFIX,
     Domain,
     room_name,
 )
-from nova_hpc.cluster.group_domain_fleet import Fleet, GroupLine, lines, reap
-from nova_hpc.cluster.group_domain_near import part_order, scores
-from nova_hpc.cluster.group_domain_records import Swept
+from nova_hpc.cluster.group_domain.near import part_order, scores
+from nova_hpc.cluster.group_domain.records import Swept
 from tests.unit.cluster.placement_model import Client, World, records
 
 LEAF = Domain("leaf", "ib/leaf1")

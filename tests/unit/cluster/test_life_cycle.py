@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import life_cycle, life_cycle_commands, life_cycle_run
-from nova_hpc.cluster.life_cycle_commands import Nearness
-from nova_hpc.cluster.life_cycle_run import ClusterError, Pace
-from nova_hpc.cluster.members import Cluster, State
+from nova_hpc.cluster.life_cycle import commands, decide
+from nova_hpc.cluster.life_cycle import run as life_cycle_run
+from nova_hpc.cluster.life_cycle.commands import Nearness
+from nova_hpc.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc.cluster.members.model import Cluster, State
 from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
@@ -35,7 +36,7 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def create(cloud: ModelCloud, wish: Wish) -> Cluster:
-    return life_cycle_commands.create(cloud, wish, Secrets(), Nearness(), "a77e", PACE)
+    return commands.create(cloud, wish, Secrets(), Nearness(), "a77e", PACE)
 
 
 def strangers(cloud: ModelCloud) -> None:
@@ -104,7 +105,7 @@ def test_create_and_delete(wish: Wish) -> None:
     assert cluster.state is State.ACTIVE
     complete(cloud, wish, {1, 2, 3})
     assert cloud.log.count("servers") == (1 if wish == PLAIN else 3)
-    life_cycle_commands.delete(cloud, cluster, PACE)
+    commands.delete(cloud, cluster, PACE)
     nothing_left(cloud)
 
 
@@ -142,13 +143,13 @@ def test_whatever_happens_somebody_finishes_or_ends_it(
         if resumes and len(left) == 1:
             cloud.fates = []
             try:
-                made = life_cycle_commands.resume(cloud, each, None, Secrets(), PACE)
+                made = commands.resume(cloud, each, None, Secrets(), PACE)
             except ClusterError as error:
                 pytest.fail(f"resume: {error}")
             assert made.state is State.ACTIVE
             complete(cloud, wish, {1, 2, 3})
             continue
-        life_cycle_commands.delete(cloud, each, PACE)
+        commands.delete(cloud, each, PACE)
     if not (resumes and len(left) == 1):
         nothing_left(cloud)
 
@@ -178,10 +179,10 @@ def test_a_cluster_that_changes(
         before, after = wanted, numbers if command == "scale" else wanted
         with contextlib.suppress(Killed, ClusterError):
             if command == "scale":
-                life_cycle_commands.scale(cloud, cluster, numbers, Secrets(), PACE)
+                commands.scale(cloud, cluster, numbers, Secrets(), PACE)
             else:
                 some = sorted(numbers & wanted)
-                life_cycle_commands.replace(cloud, cluster, some, Secrets(), PACE)
+                commands.replace(cloud, cluster, some, Secrets(), PACE)
         cloud.revive()
         cloud.fates = []
         all_is_listed(cloud)
@@ -189,13 +190,13 @@ def test_a_cluster_that_changes(
         wanted = set(cluster.wanted)
         assert wanted in (before, after)
         ran = {id for id, each in cloud.servers.items() if each.get("OS-SRV-USG:launched_at")}
-        life_cycle_commands.resume(cloud, cluster, None, Secrets(), PACE)
+        commands.resume(cloud, cluster, None, Secrets(), PACE)
         complete(cloud, wish, wanted)
         # What ran and is still wanted was not made anew to make the cluster whole.
         kept = {cloud.servers[id]["name"] for id in ran & cloud.servers.keys()}
         assert len(kept) == len(ran & cloud.servers.keys())
     (cluster,) = cloud.clusters()
-    life_cycle_commands.delete(cloud, cluster, PACE)
+    commands.delete(cloud, cluster, PACE)
     nothing_left(cloud)
 
 
@@ -205,11 +206,11 @@ def test_delete_that_is_killed_is_deleted_again(order: list[int], at: int, kind:
     cluster = create(cloud, PORTS)
     cloud.calls, cloud.faults = 0, {at: kind}
     with contextlib.suppress(Killed):
-        life_cycle_commands.delete(cloud, cluster, PACE)
+        commands.delete(cloud, cluster, PACE)
     cloud.revive()
     all_is_listed(cloud)
     for each in cloud.clusters():
-        life_cycle_commands.delete(cloud, each, PACE)
+        commands.delete(cloud, each, PACE)
     nothing_left(cloud)
 
 
@@ -219,10 +220,10 @@ def test_a_group_that_somebody_deleted_leaves_a_cluster_that_delete_ends() -> No
     del cloud.groups[cluster.id]
     (found,) = cloud.clusters()
     assert (found.name, found.state) == ("train", State.NO_GROUP)
-    assert life_cycle.finishes(found) == "openstack hpc cluster delete train"
+    assert decide.finishes(found) == "openstack hpc cluster delete train"
     with pytest.raises(ClusterError, match="can only be deleted"):
-        life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
-    life_cycle_commands.delete(cloud, found, PACE)
+        commands.resume(cloud, found, None, Secrets(), PACE)
+    commands.delete(cloud, found, PACE)
     nothing_left(cloud)
 
 
@@ -239,11 +240,11 @@ def test_two_clients_that_resume_at_once_leave_one_of_each() -> None:
         found = look(group)
         if once:
             once.clear()
-            life_cycle_commands.resume(cloud, left, None, Secrets(), PACE)
+            commands.resume(cloud, left, None, Secrets(), PACE)
         return found
 
     cloud.look = meanwhile  # type: ignore[method-assign]
-    life_cycle_commands.resume(cloud, left, None, Secrets(), PACE)
+    commands.resume(cloud, left, None, Secrets(), PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -251,7 +252,7 @@ def test_that_members_go_is_written_down_first() -> None:
     cloud = start([], {})
     cluster = create(cloud, PLAIN)
     cloud.log.clear()
-    life_cycle_commands.scale(cloud, cluster, {1, 2}, Secrets(), PACE)
+    commands.scale(cloud, cluster, {1, 2}, Secrets(), PACE)
     assert cloud.log == ["wish", "wish", "delete server"]
 
 
@@ -261,7 +262,7 @@ def test_a_server_that_is_not_ours_stops_delete() -> None:
     cloud.groups[cluster.id]["members"].append("s")
     (found,) = cloud.clusters()
     with pytest.raises(ClusterError, match="not the cluster's: train-1; delete them first"):
-        life_cycle_commands.delete(cloud, found, PACE)
+        commands.delete(cloud, found, PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -271,7 +272,7 @@ def test_a_renamed_member_stays_a_member() -> None:
     cloud.servers[cluster.members[1].id]["name"] = "login"
     (found,) = cloud.clusters()
     assert found.state is State.ACTIVE
-    life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
+    commands.resume(cloud, found, None, Secrets(), PACE)
     assert sorted(each["name"] for each in cloud.servers.values()) == [
         *("login", "train-1", "train-1", "train-3")
     ]
@@ -280,11 +281,11 @@ def test_a_renamed_member_stays_a_member() -> None:
 def test_all_members_are_replaced_only_where_the_group_knows_them() -> None:
     cloud = start([], {})
     cluster = create(cloud, PLAIN)
-    made = life_cycle_commands.replace(cloud, cluster, [1, 2, 3], Secrets(), PACE)
+    made = commands.replace(cloud, cluster, [1, 2, 3], Secrets(), PACE)
     assert not {each.id for each in made.members} & {each.id for each in cluster.members}
-    smaller = life_cycle_commands.scale(cloud, made, {2}, Secrets(), PACE)
+    smaller = commands.scale(cloud, made, {2}, Secrets(), PACE)
     with pytest.raises(ClusterError, match="these are all members"):
-        life_cycle_commands.replace(cloud, smaller, [2], Secrets(), PACE)
+        commands.replace(cloud, smaller, [2], Secrets(), PACE)
     complete(cloud, PLAIN, {2})
 
 
@@ -295,10 +296,10 @@ def test_a_failed_member_that_ran_is_not_made_anew_by_resume() -> None:
     server |= {"status": "ERROR", "fault": {"message": "the node died"}}
     (found,) = cloud.clusters()
     assert (found.state, found.reason) == (State.ERROR, "train-1: the node died")
-    assert life_cycle.finishes(found) == "openstack hpc cluster replace train train-1"
+    assert decide.finishes(found) == "openstack hpc cluster replace train train-1"
     with pytest.raises(ClusterError, match="train-1 failed: the node died"):
-        life_cycle_commands.resume(cloud, found, None, Secrets(), PACE)
-    life_cycle_commands.replace(cloud, found, [1], Secrets(), PACE)
+        commands.resume(cloud, found, None, Secrets(), PACE)
+    commands.replace(cloud, found, [1], Secrets(), PACE)
     complete(cloud, PLAIN, {1, 2, 3})
 
 
@@ -318,7 +319,7 @@ def test_guests_that_check_themselves() -> None:
 
     says("x\n[ 3.1] As promised: 2 devices, 1 NUMA nodes, topology mirror.\nlogin:")
     assert create(cloud, wish).state is State.ACTIVE
-    life_cycle_commands.delete(cloud, cloud.clusters()[0], PACE)
+    commands.delete(cloud, cloud.clusters()[0], PACE)
     says("sh: WRONG device: gpu 1: it is not there\n")
     with pytest.raises(ClusterError, match=r"train-\d is not as promised: gpu 1: it is not there"):
         create(cloud, wish)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import life_cycle_check
-from nova_hpc.cluster import life_cycle_quota as quotas
 from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle_quota import Need, Quota
+from nova_hpc.cluster.life_cycle import checks as life_cycle_checks
+from nova_hpc.cluster.life_cycle import quota as quotas
+from nova_hpc.cluster.life_cycle.quota import Need, Quota
 from nova_hpc.cluster.wish import Secrets, WishError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import Nic, Wish
@@ -227,4 +227,4 @@ def test_limits_of_nova() -> None:
     ],
 )
 def test_what_a_guest_says(console: str, found: object) -> None:
-    assert life_cycle_check.verdict(console) == found
+    assert life_cycle_checks.verdict(console) == found

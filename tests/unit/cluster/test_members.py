@@ -11,10 +11,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import hostfiles, members_leave, members_near, members_picture
+from nova_hpc.cluster import hostfiles
 from nova_hpc.cluster.hostfiles import HostError
-from nova_hpc.cluster.members import Cluster, Group, Member
-from nova_hpc.cluster.members_leave import Place
+from nova_hpc.cluster.members import leave, near, picture
+from nova_hpc.cluster.members.leave import Place
+from nova_hpc.cluster.members.model import Cluster, Group, Member
 from nova_hpc.wire.cluster_wish import Wish
 from nova_hpc.wire.position import Position
 
@@ -80,7 +81,7 @@ def cost(places: dict[int, Place], stay: tuple[int, ...]) -> tuple[int, ...]:
 def test_those_stay_that_are_nearest(some: list[Place], data: st.DataObject) -> None:
     places = dict(enumerate(some, 1))
     keep = data.draw(st.integers(1, len(some)))
-    goes = members_leave.choose(places, keep)
+    goes = leave.choose(places, keep)
     assert len(goes) == len(some) - keep
     stay = tuple(sorted(set(places) - goes))
     best = min(cost(places, each) for each in itertools.combinations(places, keep))
@@ -89,7 +90,7 @@ def test_those_stay_that_are_nearest(some: list[Place], data: st.DataObject) -> 
 
 def test_of_a_thousand_members_half_can_go() -> None:
     places = {n: Place((f"b{n % 4}", f"l{n % 40}", f"h{n % 500}")) for n in range(1, 1001)}
-    goes = members_leave.choose(places, 500)
+    goes = leave.choose(places, 500)
     stay = [places[each].path for each in places if each not in goes]
     assert (len(stay), len({path[0] for path in stay}), len({path[1] for path in stay})) == (
         *(500, 2, 20),
@@ -99,20 +100,20 @@ def test_of_a_thousand_members_half_can_go() -> None:
 def test_nobody_can_stay_that_is_not_there() -> None:
     for keep in (0, 2):
         with pytest.raises(ValueError, match=f"{keep} of 1 members cannot stay"):
-            members_leave.choose({1: Place(("a",))}, keep)
+            leave.choose({1: Place(("a",))}, keep)
 
 
 # -- who is beside whom -------------------------------------------------------------------
 
 
 def test_neighbours_follow_each_other() -> None:
-    order = [seat.number for seat in members_near.seats(TWO_LEAVES)]
+    order = [seat.number for seat in near.seats(TWO_LEAVES)]
     assert order == [2, 5, 3, 1, 4]
-    assert members_near.spans(TWO_LEAVES) == {"block": 1, "leaf": 2, "host": 4}
+    assert near.spans(TWO_LEAVES) == {"block": 1, "leaf": 2, "host": 4}
 
 
 def test_the_tree() -> None:
-    assert members_near.as_tree(TWO_LEAVES) == (
+    assert near.as_tree(TWO_LEAVES) == (
         "t: 1 block, 2 leaves, 4 hosts\n"
         "└─ block b-1\n"
         "   ├─ leaf l-b\n"
@@ -130,7 +131,7 @@ def test_the_tree() -> None:
 
 
 def test_the_matrix() -> None:
-    rows = members_near.as_matrix(TWO_LEAVES).splitlines()
+    rows = near.as_matrix(TWO_LEAVES).splitlines()
     assert [row.split() for row in rows[:6]] == [
         ["t-2", "t-5", "t-3", "t-1", "t-4"],
         ["t-2", "X", "HOST", "LEAF", "BLK", "BLK"],
@@ -143,10 +144,10 @@ def test_the_matrix() -> None:
 
 def test_without_positions_hosts_are_known() -> None:
     some = cluster(member(1, "", "h1"), member(2, "", "h2"), member(3, "", "h1"))
-    assert members_near.spans(some) == {"host": 2}
-    assert members_near.as_tree(some).splitlines()[0] == "t: 2 hosts"
-    assert members_leave.choose(members_near.places(some), 2) == {2}
-    assert "nothing is known" in members_near.as_tree(cluster(member(1, "", "")))
+    assert near.spans(some) == {"host": 2}
+    assert near.as_tree(some).splitlines()[0] == "t: 2 hosts"
+    assert leave.choose(near.places(some), 2) == {2}
+    assert "nothing is known" in near.as_tree(cluster(member(1, "", "")))
 
 
 def test_the_picture_has_every_member_and_is_xml() -> None:
@@ -154,7 +155,7 @@ def test_the_picture_has_every_member_and_is_xml() -> None:
         *(member(n, f"l-{n % 7}", f"h{n % 50}") for n in range(1, 120)),
         member(200, "l-1", "<h&1>", status="ERROR"),
     )
-    text = members_picture.draw(some)
+    text = picture.draw(some)
     root = ElementTree.fromstring(text)
     shown = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {f"t-{n}" for n in range(1, 120)} <= set(shown)

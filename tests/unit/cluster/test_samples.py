@@ -12,8 +12,8 @@ import hcl2
 import pytest
 import yaml
 
-from nova_hpc.cluster import members_near
 from nova_hpc.cluster import wish as wishes
+from nova_hpc.cluster.members import near
 from tests.unit.cluster.test_members import TWO_LEAVES, cluster, member
 
 SAMPLES = Path(__file__).resolve().parents[3] / "docs/source/user/samples"
@@ -160,7 +160,7 @@ def tree_of(text: str) -> dict[str, dict[str, list[str]]]:
 
 
 def test_the_tree_for_slurm() -> None:
-    assert members_near.as_slurm(TWO_LEAVES) == (
+    assert near.as_slurm(TWO_LEAVES) == (
         "SwitchName=t-l-b Nodes=t-2,t-5,t-3\n"
         "SwitchName=t-l-a Nodes=t-1,t-4\n"
         "SwitchName=t-b-1 Switches=t-l-b,t-l-a\n"
@@ -168,7 +168,7 @@ def test_the_tree_for_slurm() -> None:
     mixed = cluster(
         member(1, "l-a", "h1"), member(2, "", "h2"), member(3, "l-b", "h3"), member(4, "", "")
     )
-    found = tree_of(members_near.as_slurm(mixed))
+    found = tree_of(near.as_slurm(mixed))
     nodes = [each for switch in found.values() for each in switch.get("Nodes", ())]
     below = [each for switch in found.values() for each in switch.get("Switches", ())]
     assert sorted(nodes) == ["t-1", "t-2", "t-3", "t-4"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of a stage: memory on files, vendors' parts on recorded answers, the host's."""
+"""The checks of a stage: memory on files, vendors' parts on made answers, the host's."""
 
 import gzip
 import json
@@ -176,7 +176,7 @@ def test_an_image_that_cannot_be_made(tmp_path, capsys):
         build.main([str(tmp_path / "i"), "--module", "virtio"])
 
 
-# -- NVIDIA, by recorded answers of NVML ------------------------------------------------------
+# -- NVIDIA, by answers made after NVML's reference ----------------------------------------
 
 
 class Nvml:

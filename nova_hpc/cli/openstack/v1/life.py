@@ -18,10 +18,11 @@ from nova_hpc.cli.openstack import options, progress
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
 from nova_hpc.cli.openstack.v1 import look
-from nova_hpc.cluster import life_cycle, life_cycle_commands, members_leave, members_near
-from nova_hpc.cluster.life_cycle_commands import Nearness
-from nova_hpc.cluster.life_cycle_run import CloudError, ClusterError, Pace
-from nova_hpc.cluster.members import Cluster, number
+from nova_hpc.cluster.life_cycle import commands, decide
+from nova_hpc.cluster.life_cycle.commands import Nearness
+from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError, Pace
+from nova_hpc.cluster.members import leave, near
+from nova_hpc.cluster.members.model import Cluster, number
 from nova_hpc.wire import numbers
 from nova_hpc.wire.cluster_wish import NAME
 from nova_hpc.wire.version import WireError
@@ -118,7 +119,7 @@ class CreateCluster(_Changes, command.ShowOne):
             )
         cloud.check_quotas(need)
         with self.at_work(args, args.name, len(wish.members)) as pace:
-            return life_cycle_commands.create(
+            return commands.create(
                 cloud,
                 wish,
                 given,
@@ -138,7 +139,7 @@ class CreateCluster(_Changes, command.ShowOne):
             args.numbers = cluster.wanted
             said, _ = options.wish(cloud, args, given)
         with self.at_work(args, cluster.id, len(cluster.wanted)) as pace:
-            return life_cycle_commands.resume(cloud, cluster, said, given, pace)
+            return commands.resume(cloud, cluster, said, given, pace)
 
 
 class DeleteCluster(_Changes, command.Command):
@@ -159,7 +160,7 @@ class DeleteCluster(_Changes, command.Command):
                 cloud = self.cloud
                 cluster = cloud.find(name)
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
-                    life_cycle_commands.delete(cloud, cluster, pace)
+                    commands.delete(cloud, cluster, pace)
             except (ClusterError, CloudError) as error:
                 wrong.append(str(error))
         if wrong:
@@ -213,10 +214,10 @@ class ScaleCluster(_Changes, command.ShowOne):
                 cloud.check_quotas(
                     options.need(cluster.wish, flavor, len(comes), len(wanted), group=False)
                 )
-            life_cycle_commands.refuse_half(cluster)
+            commands.refuse_half(cluster)
             _drain(parsed_args.drain, cluster, goes)
             with self.at_work(parsed_args, cluster.id, len(wanted)) as pace:
-                made = life_cycle_commands.scale(cloud, cluster, wanted, given, pace)
+                made = commands.scale(cloud, cluster, wanted, given, pace)
         return look.record(made)
 
 
@@ -247,7 +248,7 @@ class ReplaceMember(_Changes, command.ShowOne):
                 if not which:
                     raise ClusterError(f"no member of cluster {cluster.name} has failed: name one")
             with self.at_work(parsed_args, cluster.id, len(cluster.wanted)) as pace:
-                made = life_cycle_commands.replace(
+                made = commands.replace(
                     cloud, cluster, sorted(set(which)), options.secrets(parsed_args), pace
                 )
         return look.record(made)
@@ -268,9 +269,9 @@ def _chosen(cluster: Cluster, args: argparse.Namespace) -> frozenset[int]:
     if args.members >= len(wanted):
         if cluster.wish is None:
             return wanted
-        return life_cycle.grown(cluster.wish, args.members)
-    life_cycle_commands.refuse_half(cluster)
-    return wanted - members_leave.choose(members_near.places(cluster), args.members)
+        return decide.grown(cluster.wish, args.members)
+    commands.refuse_half(cluster)
+    return wanted - leave.choose(near.places(cluster), args.members)
 
 
 def _numbered(cluster: Cluster, text: str) -> frozenset[int]:

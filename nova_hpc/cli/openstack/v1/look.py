@@ -16,10 +16,12 @@ from osc_lib.command import command
 
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
-from nova_hpc.cluster import hostfiles, life_cycle, members_near, members_picture
+from nova_hpc.cluster import hostfiles
 from nova_hpc.cluster.hostfiles import HostError
-from nova_hpc.cluster.life_cycle_run import CloudError, ClusterError
-from nova_hpc.cluster.members import Cluster, number
+from nova_hpc.cluster.life_cycle import decide
+from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError
+from nova_hpc.cluster.members import near, picture
+from nova_hpc.cluster.members.model import Cluster, number
 from nova_hpc.wire import numbers
 
 
@@ -49,7 +51,7 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "id": cluster.id,
         "state": cluster.state.value,
         "reason": cluster.reason,
-        "next": life_cycle.finishes(cluster),
+        "next": decide.finishes(cluster),
         "wanted": numbers.write(cluster.wanted),
         "members": format_columns.ListColumn([member.name for member in found.by_number.values()]),
         "surplus": format_columns.ListColumn([member.name for member in found.surplus]),
@@ -61,7 +63,7 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
         "image": wish.image if wish else "",
         "networks": format_columns.ListColumn(networks),
         "availability_zone": wish.zone if wish else "",
-        "spans": format_columns.DictColumn(members_near.spans(cluster)),
+        "spans": format_columns.DictColumn(near.spans(cluster)),
     }
     return tuple(values), tuple(values.values())
 
@@ -98,7 +100,7 @@ def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
     ]
     if long:
         policy = cluster.group.policy if cluster.group else ""
-        row += [policy, cluster.reason, life_cycle.finishes(cluster)]
+        row += [policy, cluster.reason, decide.finishes(cluster)]
     return row
 
 
@@ -208,10 +210,10 @@ class ShowTopology(_WithTexts):
     def texts(self) -> Mapping[str, Callable[[], str]]:
         """Pictures."""
         return {
-            "tree": lambda: members_near.as_tree(self._cluster),
-            "matrix": lambda: members_near.as_matrix(self._cluster),
-            "slurm": lambda: members_near.as_slurm(self._cluster),
-            "svg": lambda: members_picture.draw(self._cluster),
+            "tree": lambda: near.as_tree(self._cluster),
+            "matrix": lambda: near.as_matrix(self._cluster),
+            "slurm": lambda: near.as_slurm(self._cluster),
+            "svg": lambda: picture.draw(self._cluster),
         }
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -224,10 +226,8 @@ class ShowTopology(_WithTexts):
         """One row a member."""
         with told():
             self._cluster = cloud_of(self.app).find(parsed_args.cluster)
-        columns = ("Name", *(_TITLES[level] for level in members_near.PATH))
-        return columns, [
-            (seat.member.name, *seat.path) for seat in members_near.seats(self._cluster)
-        ]
+        columns = ("Name", *(_TITLES[level] for level in near.PATH))
+        return columns, [(seat.member.name, *seat.path) for seat in near.seats(self._cluster)]
 
 
 _TITLES: Final = {

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from nova_hpc.cluster.life_cycle import Done, Move, Stuck, Wait
-from nova_hpc.cluster.members import Member
+from nova_hpc.cluster.life_cycle.decide import Done, Move, Stuck, Wait
+from nova_hpc.cluster.members.model import Member
 
 #: Lines of ``nova-hpc-guest check``; a console may put a time or a name before them.
 _GOOD: Final = re.compile(r"\bAs promised: \d+ devices")

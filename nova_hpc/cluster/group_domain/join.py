@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.group_domain import (
+from nova_hpc.cluster.group_domain.model import (
     ANY_SIZE,
     RECORD_PREFIX,
     TICKET_PREFIX,
@@ -29,7 +29,7 @@ from nova_hpc.cluster.group_domain import (
     order,
     room_name,
 )
-from nova_hpc.cluster.group_domain_records import (
+from nova_hpc.cluster.group_domain.records import (
     Made,
     NoAnswerError,
     Records,

@@ -17,7 +17,7 @@ from collections.abc import Collection
 import attrs
 
 from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.members import Cluster, Member, Numbered, Port, State, number
+from nova_hpc.cluster.members.model import Cluster, Member, Numbered, Port, State, number
 from nova_hpc.wire.cluster_wish import Wish
 
 

@@ -14,9 +14,10 @@ from typing import Final, Protocol
 
 import attrs
 
-from nova_hpc.cluster import life_cycle, life_cycle_check
-from nova_hpc.cluster.life_cycle import Act, Done, Move, Step, Stuck, Terms, Wait
-from nova_hpc.cluster.members import Cluster, Member
+from nova_hpc.cluster.life_cycle import checks as life_cycle_checks
+from nova_hpc.cluster.life_cycle import decide
+from nova_hpc.cluster.life_cycle.decide import Act, Done, Move, Step, Stuck, Terms, Wait
+from nova_hpc.cluster.members.model import Cluster, Member
 from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire.cluster_wish import Wish
 
@@ -103,10 +104,10 @@ def fulfil(
     :param until_active: False: it is enough that every member was accepted.
     :raises ClusterError: with the reason; what there is then stays as it is.
     """
-    checks = life_cycle_check.Checks()
+    checks = life_cycle_checks.Checks()
 
     def plan(cluster: Cluster) -> Move:
-        move = life_cycle.towards(wish, cluster, terms)
+        move = decide.towards(wish, cluster, terms)
         if isinstance(move, Wait) and not until_active and _accepted(wish, cluster):
             return Done()
         if isinstance(move, Done) and wish.check and until_active:
@@ -124,7 +125,7 @@ def end(cloud: Cloud, group: str, pace: Pace, keep_group: bool = False) -> None:
     :raises ClusterError: something cannot be deleted; the text says what and why.
     """
     wish = Wish("unused", frozenset({1}), "")
-    plan = lambda cluster: life_cycle.away(cluster, keep_group)  # noqa: E731
+    plan = lambda cluster: decide.away(cluster, keep_group)  # noqa: E731
     for _ in range(2):
         _loop(cloud, group, wish, Secrets(), pace, plan)
 
@@ -140,7 +141,7 @@ def remove(cloud: Cloud, group: str, members: Sequence[Member], pace: Pace) -> N
         left = [member for member in cluster.members if member.id in ids]
         living = [member for member in left if not member.going]
         if living:
-            return Act(tuple(life_cycle.DeleteServer(each.id, each.name) for each in living))
+            return Act(tuple(decide.DeleteServer(each.id, each.name) for each in living))
         return Wait(f"{len(left)} servers are being deleted") if left else Done()
 
     _loop(cloud, group, Wish("unused", frozenset({1}), ""), Secrets(), pace, plan)
@@ -186,7 +187,7 @@ def _loop(
             if missed and lost > _LOST_ROUNDS:
                 raise ClusterError(f"the cloud does not answer: {missed}")
             interval = _SOON
-            if missed or any(isinstance(each, life_cycle.DeleteServer) for each in move.steps):
+            if missed or any(isinstance(each, decide.DeleteServer) for each in move.steps):
                 pace.sleep(interval)
             continue
         pace.said(cluster, move.what)
@@ -198,12 +199,12 @@ def _loop(
 
 def _doing(steps: Sequence[Step]) -> str:
     words = {
-        life_cycle.MakePort: "making ports",
-        life_cycle.MakeServers: "creating members",
-        life_cycle.SetWish: "writing down what the cluster is to be",
-        life_cycle.DeleteServer: "deleting members",
-        life_cycle.DeletePort: "deleting ports",
-        life_cycle.DeleteGroup: "deleting the server group",
+        decide.MakePort: "making ports",
+        decide.MakeServers: "creating members",
+        decide.SetWish: "writing down what the cluster is to be",
+        decide.DeleteServer: "deleting members",
+        decide.DeletePort: "deleting ports",
+        decide.DeleteGroup: "deleting the server group",
     }
     return words[type(steps[0])]
 
@@ -235,15 +236,15 @@ def _act(
 
 
 def _do(cloud: Cloud, group: str, wish: Wish, secrets: Secrets, step: Step) -> None:
-    if isinstance(step, life_cycle.MakePort):
+    if isinstance(step, decide.MakePort):
         cloud.make_port(wish, group, step.number, step.place)
-    elif isinstance(step, life_cycle.MakeServers):
+    elif isinstance(step, decide.MakeServers):
         cloud.make_servers(wish, group, step.numbers, step.ports, secrets)
-    elif isinstance(step, life_cycle.SetWish):
+    elif isinstance(step, decide.SetWish):
         cloud.set_wish(wish, group, step.server)
-    elif isinstance(step, life_cycle.DeleteServer):
+    elif isinstance(step, decide.DeleteServer):
         cloud.delete_server(step.server)
-    elif isinstance(step, life_cycle.DeletePort):
+    elif isinstance(step, decide.DeletePort):
         cloud.delete_port(step.port)
     else:
         cloud.delete_group(group)

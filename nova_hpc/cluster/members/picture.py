@@ -9,8 +9,8 @@ from xml.sax import saxutils
 
 import attrs
 
-from nova_hpc.cluster.members import Cluster
-from nova_hpc.cluster.members_near import Domain, tree
+from nova_hpc.cluster.members.model import Cluster
+from nova_hpc.cluster.members.near import Domain, tree
 
 _SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
 #: Width at which a row of domains goes on in the next line.

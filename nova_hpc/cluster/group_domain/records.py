@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The providers of :mod:`nova_hpc.cluster.group_domain` in a real Placement.
+"""The providers of :mod:`nova_hpc.cluster.group_domain.model` in a real Placement.
 
 An answer that is lost or a 5xx says nothing: the write may have taken effect. It is settled by
 reading, and what was not there is written again with the same UUID.
@@ -16,7 +16,7 @@ from urllib import parse
 
 import attrs
 
-from nova_hpc.cluster.group_domain import (
+from nova_hpc.cluster.group_domain.model import (
     RECORD_PREFIX,
     TICKET_PREFIX,
     Domain,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
-from nova_hpc.cluster.group_domain import Provider, Tree, domain_of
-from nova_hpc.cluster.group_domain_records import Records, Servers, State, Swept, sweep
+from nova_hpc.cluster.group_domain.model import Provider, Tree, domain_of
+from nova_hpc.cluster.group_domain.records import Records, Servers, State, Swept, sweep
 
 
 @attrs.frozen
@@ -95,7 +95,7 @@ def reap(records: Callable[[], Records], servers: Servers) -> Reaped:
     """Take away what nobody has any more, in all domains; safe at any time.
 
     :param records: new ones for each domain, so that each has its time.
-    :raises nova_hpc.cluster.group_domain_records.NoAnswerError: Placement or Nova's
+    :raises nova_hpc.cluster.group_domain.records.NoAnswerError: Placement or Nova's
         database does not answer; what was done stays done.
     """
     fleet = Fleet.of(records().providers())

@@ -13,17 +13,18 @@ from typing import Final, Protocol
 
 import attrs
 
-from nova_hpc.cluster import life_cycle, life_cycle_run
 from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle import Terms
-from nova_hpc.cluster.life_cycle_run import (
+from nova_hpc.cluster.life_cycle import decide
+from nova_hpc.cluster.life_cycle import run as life_cycle_run
+from nova_hpc.cluster.life_cycle.decide import Terms
+from nova_hpc.cluster.life_cycle.run import (
     Cloud,
     CloudError,
     ClusterError,
     LostError,
     Pace,
 )
-from nova_hpc.cluster.members import Cluster, State, number
+from nova_hpc.cluster.members.model import Cluster, State, number
 from nova_hpc.cluster.wish import Secrets, WishError
 from nova_hpc.wire.cluster_wish import Wish
 
@@ -117,9 +118,9 @@ def resume(
         wishes.same(wish, secrets)
     except WishError as error:
         # Nothing but a member that is missing needs them.
-        if wish.members - number(cluster).by_number.keys() or life_cycle.remakable(cluster):
+        if wish.members - number(cluster).by_number.keys() or decide.remakable(cluster):
             raise ClusterError(str(error)) from error
-    terms = Terms(remake=life_cycle.remakable(cluster))
+    terms = Terms(remake=decide.remakable(cluster))
     return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, terms)
 
 
@@ -161,7 +162,7 @@ def scale(
     :raises ClusterError: nothing has changed, or the text says what is left.
     """
     before = refuse_half(cluster)
-    wish = life_cycle.changed(before, members)
+    wish = decide.changed(before, members)
     more = wish.members - before.members
     if more and before.members - wish.members:
         raise ClusterError("a cluster grows or shrinks, not both at once")
@@ -255,7 +256,7 @@ def refuse_half(cluster: Cluster) -> Wish:
     if cluster.wish is None or cluster.state in (State.INCOMPLETE, State.BUILDING):
         raise ClusterError(
             f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; first "
-            f"{life_cycle.finishes(cluster)}"
+            f"{decide.finishes(cluster)}"
         )
     return cluster.wish
 

@@ -12,8 +12,8 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.members import Cluster, Member, number
-from nova_hpc.cluster.members_leave import UNKNOWN, Place
+from nova_hpc.cluster.members.leave import UNKNOWN, Place
+from nova_hpc.cluster.members.model import Cluster, Member, number
 from nova_hpc.wire.position import LEVELS
 
 #: Kinds of domains, the widest first.
