@@ -28,6 +28,8 @@ class Override(Patch):
 
 
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
+_FABRIC_FILTER: Final = "scheduler_filters.hpc_fabric_filter:HpcFabricFilter"
+_FABRIC_WEIGHER: Final = "scheduler_filters.hpc_fabric_weigher:HpcFabricWeigher"
 _FILTER: Final = "scheduler_filters.hpc_topology_filter:HpcTopologyFilter"
 _HOSTS: Final = "nova_hpc.from_nova.snapshot:_Hosts"
 _VALIDATOR: Final = "scheduler_filters.validators:HpcExtraSpecValidator"
@@ -192,6 +194,34 @@ SCHEDULER: Final[tuple[Override, ...]] = (
         lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
         why="Nova asks for it; the ranks are those of weigh_objects.",
         ours=_WEIGHER,
+    ),
+    Override(
+        "nova.filters:BaseFilter.filter_all",
+        parameters=("filter_obj_list", "spec_obj"),
+        lines={32: (36, 45), 33: (36, 45), 34: (36, 45)},
+        why="The domain of a server group is decided among all hosts that are left.",
+        ours=_FABRIC_FILTER,
+    ),
+    Override(
+        "nova.weights:BaseWeigher.weight_multiplier",
+        parameters=("host_state",),
+        lines={32: (82, 94), 33: (82, 94), 34: (82, 94)},
+        why="Its weight is an option of this project's.",
+        ours=_FABRIC_WEIGHER,
+    ),
+    Override(
+        "nova.weights:BaseWeigher.weigh_objects",
+        parameters=("weighed_obj_list", "weight_properties"),
+        lines={32: (100, 120), 33: (100, 120), 34: (100, 120)},
+        why="Hosts are near the other members or not; that is known for all at once.",
+        ours=_FABRIC_WEIGHER,
+    ),
+    Override(
+        "nova.weights:BaseWeigher._weigh_object",
+        parameters=("obj", "weight_properties"),
+        lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
+        why="Nova asks for it; the scores are those of weigh_objects.",
+        ours=_FABRIC_WEIGHER,
     ),
     Override(
         "nova.scheduler.host_manager:HostManager.__init__",
