@@ -721,7 +721,8 @@ class History:
         world.update_all()
         world.update_all()
         notes = [note for name in HOSTS for note in world.stats_of(name).notes]
-        for consumer, providers in left.items():
+        # What a failed move has left behind the node has removed by then.
+        for consumer, providers in world.allocations().items():
             devices = [each for each in providers if "_" in each]
             if devices and not any(consumer in note for note in notes):
                 raise HistoryError(f"{consumer} has {devices} for ever, and nobody says so")
