@@ -71,8 +71,10 @@ class _Domain:
 
 
 def kueue(fabric: FabricMap, free: Mapping[str, int], gang: Gang) -> Hosts | None:
-    """Kueue's BestFit."""
+    """Kueue's BestFit; None, too, where the map does not have the level that is asked for."""
     levels = [level for level in LEVELS if fabric.domains(level)]
+    if gang.level not in levels:
+        return None
     rows = _tree(fabric, free, levels)
     row = levels.index(gang.level)
     chosen: list[_Domain] = []

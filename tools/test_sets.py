@@ -73,6 +73,8 @@ _NOT_SLOW: Final = ("-m", "not slow")
 #: Of the functional tests: what a release of Nova can break.
 _MEETS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or start or reader or paths")
 _SCHEDULER: Final = "scheduler or explain or configure"
+_NODE: Final = f"driver and not ({_SCHEDULER})"
+_OTHERS: Final = f"not (driver or {_SCHEDULER})"
 _HISTORIES: Final = ("tests/functional/test_histories.py", "-k", "two_hundred")
 _KILLS: Final = ("python", "-m", "tests.functional.kills")
 _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
@@ -82,9 +84,8 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("unit", "py311", (), 6, QUICK, STANDARD),
     _job("docs", "docs", (), 1, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
-    _job(
-        "node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", f"not ({_SCHEDULER})"), 16, STANDARD
-    ),
+    _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),
+    _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
     _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 13, STANDARD),
     _job("functional-33", "functional-33", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
     _job("functional-32", "functional-32", (*_OURS, *_MEETS_NOVA), 5, STANDARD),

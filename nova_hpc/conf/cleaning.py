@@ -93,7 +93,10 @@ is suspect and tried again.
     cfg.StrOpt(
         "clean_vm_kernel",
         default="",
-        help="The file of the kernel that a service VM boots, on the compute node.",
+        help="""
+The file of the kernel that a service VM boots, on the compute node. nova-compute has to be
+able to read it; the kernel of the node itself will do.
+""",
     ),
     cfg.StrOpt(
         "clean_vm_initrd",
@@ -106,7 +109,10 @@ The file of the initial RAM file system that a service VM boots, on the compute 
     cfg.StrOpt(
         "clean_vm_arguments",
         default="",
-        help="More arguments for the kernel of a service VM.",
+        help="""
+More arguments for the kernel of a service VM, after those that this project gives: for
+example what a device's driver needs to be told.
+""",
     ),
     cfg.IntOpt(
         "clean_vm_memory",
@@ -123,11 +129,17 @@ the VM, and the device waits.
         default=1,
         min=1,
         max=16,
-        help="How many service VMs a node runs at once, each for the devices of one IOMMU group.",
+        help="""
+How many service VMs a node runs at once, each for the devices of one IOMMU group. Each takes
+``[hpc]clean_vm_memory`` of what the node keeps for itself.
+""",
     ),
     cfg.StrOpt(
         "clean_vm_machine",
         default="q35",
-        help="The machine type of a service VM.",
+        help="""
+The machine type of a service VM, as libvirt and QEMU call it. The stage was tried with q35;
+another type must have PCI Express ports.
+""",
     ),
 ]

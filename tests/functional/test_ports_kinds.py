@@ -72,8 +72,9 @@ class WrongPortsTest(PortsTest):
         self.flavor = self.make_flavor(ONE)
 
     def assert_as_before(self, server: dict) -> None:
-        """Nothing is taken, and the next server gets it."""
+        """Nothing is taken, and the next server gets it once the node has cleaned it."""
         self.assertEqual([], self.devices_of(server))
+        self.update("alpha")
         self.assert_all_free("alpha")
         next_one = self.boot(self.flavor, networks=self.ports("physnet4"))
         self.assertEqual([Distance.PIX], self.pairs_of(next_one))

@@ -194,7 +194,8 @@ def machines(draw):
             prefix=draw(st.sampled_from(["fe80:0000:0000:0000", "fec0:dead:beef:1234"])),
         ),
     )
-    host = draw(st.from_regex(r"[g-z][a-z0-9]{5,9}(-[0-9]{1,3})?(\.in\.org)?", fullmatch=True))
+    # Never x: the kernel writes 0x00000 in files that are kept.
+    host = draw(st.from_regex(r"[g-wyz][a-z0-9]{5,9}(-[0-9]{1,3})?(\.in\.org)?", fullmatch=True))
     machine = Machine(
         host,
         (Numa(0, "0-3", 4, 0, (10,)),),
