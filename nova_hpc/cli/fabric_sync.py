@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from typing import Final
 
@@ -12,7 +13,7 @@ from nova_hpc.cli import fabric_cloud, fabric_source
 from nova_hpc.cli.base import Answer, List
 from nova_hpc.cli.fabric import difference_lines, refuse_problems
 from nova_hpc.cli.fabric_cloud import Cloud, CloudError
-from nova_hpc.fabric import difference, sync
+from nova_hpc.fabric import aggregates, difference, sync
 from nova_hpc.fabric.hostlist import compress
 from nova_hpc.fabric.model import FabricMap
 from nova_hpc.fabric.problems import FabricError
@@ -55,9 +56,9 @@ class Sync(List):
         fabric_source.tell(reading, args)
         refuse_problems(len(reading.problems), args)
         cloud = self.cloud(args)
-        aggregates, hosts = cloud.aggregates(), cloud.hosts()
-        plan = sync.plan(reading.fabric, aggregates, hosts)
-        old, problems = sync.cloud_map(aggregates, reading.fabric.name)
+        found_there, hosts = cloud.aggregates(), cloud.hosts()
+        plan = sync.plan(reading.fabric, found_there, hosts, salt=secrets.token_hex(16))
+        old, problems = sync.cloud_map(found_there, reading.fabric.name)
         new = sync.as_in_nova(reading.fabric, hosts)
         for text in (*problems, *plan.notes):
             print(f"note: {text}", file=sys.stderr)
@@ -154,11 +155,15 @@ def _look_again(cloud: Cloud, fabric: FabricMap) -> str | None:
 def said(step: Step) -> str:
     """What a step does to its aggregate, in words."""
     if step.kind == sync.METADATA:
-        return ", ".join(
-            f"{key}={value}" if value is not None else f"{key} goes"
-            for key, value in step.metadata.items()
-        )
+        return ", ".join(_item(key, value) for key, value in step.metadata.items())
     return step.value or ""
+
+
+def _item(key: str, value: str | None) -> str:
+    if value is None:
+        return f"{key} goes"
+    # What is shown may be kept in a ticket.
+    return f"{key}={'(secret)' if key == aggregates.SALT_KEY else value}"
 
 
 def _line(step: Step) -> str:

@@ -17,6 +17,7 @@ Nova's images cannot have (it logs that, as for every key). There is never an av
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -38,6 +39,10 @@ MAP_KEY: Final = f"{PREFIX}map"
 KIND_KEY: Final = f"{PREFIX}kind"
 #: Key of the names of the rails that more than half of the leaf's hosts have.
 RAILS_KEY: Final = f"{PREFIX}rails"
+#: Key of the map's secret, from which the names are made that owners of servers read
+#: (:mod:`nova_hpc.fabric.pseudonym`): 32 hexadecimal digits, the same in all aggregates of
+#: a map. Nova tells the metadata of aggregates to operators alone.
+SALT_KEY: Final = f"{PREFIX}salt"
 #: Longest value of a metadata item (nova/objects/aggregate.py), in characters.
 _LONGEST_VALUE: Final = 255
 
@@ -69,6 +74,10 @@ class Reading:
     place: Place
     #: What makes no sense in them; the domains concerned are unknown.
     problems: tuple[str, ...] = ()
+    #: Name of the map that they are of; "" where there is none, or more than one.
+    map: str = ""
+    #: The map's secret; "" where they say none.
+    salt: str = ""
 
 
 def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
@@ -113,6 +122,18 @@ def place_of(host: str, metadata: Iterable[Mapping[str, str]]) -> Place:
     return read_place(host, metadata).place
 
 
+def salt_of(metadata: Iterable[Mapping[str, str]]) -> str:
+    """The secret of a map, by the metadata of its aggregates; "" where none says it.
+
+    Of several, which two first runs at once may leave for a moment, everybody takes the same.
+    """
+    found = [each.get(SALT_KEY, "") for each in metadata]
+    return min((each for each in found if _SALT.fullmatch(each)), default="")
+
+
+_SALT: Final = re.compile("[0-9a-f]{32}", re.ASCII)
+
+
 def read_place(host: str, metadata: Iterable[Mapping[str, str]]) -> Reading:
     """As :func:`place_of`, with what makes no sense."""
     problems: list[str] = []
@@ -137,7 +158,12 @@ def read_place(host: str, metadata: Iterable[Mapping[str, str]]) -> Reading:
     if "leaf" in domains:
         said = next((each[RAILS_KEY] for each in sound if each.get(RAILS_KEY)), "")
         rails = tuple(Rail(name) for name in said.split(",") if not wrong_name(name))
-    return Reading(Place(host, rails=rails, **domains), tuple(problems))
+    return Reading(
+        place=Place(host, rails=rails, **domains),
+        problems=tuple(problems),
+        map=maps[0] if maps else "",
+        salt=salt_of(sound),
+    )
 
 
 def _sound(metadata: Mapping[str, str], problems: list[str]) -> bool:

@@ -118,10 +118,14 @@ def cloud_map(aggregates: Iterable[CloudAggregate], name: str) -> tuple[FabricMa
     return FabricMap(places, name=name, source="Nova's aggregates"), tuple(dict.fromkeys(problems))
 
 
-def plan(fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str]) -> Plan:
+def plan(
+    fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str], salt: str = ""
+) -> Plan:
     """The steps from *aggregates* to what *fabric* says.
 
     :param hosts: those that Nova has, as its compute services are called.
+    :param salt: the map's secret (:data:`nova_hpc.fabric.aggregates.SALT_KEY`) where it has
+        none yet: another one would give all domains other names. "": it gets none now.
     """
     nova = sorted(set(hosts))
     names = names_in_nova(fabric, nova)
@@ -129,6 +133,8 @@ def plan(fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterabl
     wanted = {each.name: each for each in ours.aggregates_of(there)}
     found = _Found.of(fabric.name, aggregates, wanted)
     refusals = [*found.refusals, *_two_maps(there, wanted, found, fabric.name)]
+    salt = ours.salt_of(each.metadata for each in found.mine) or salt
+    secret = {ours.SALT_KEY: salt} if salt else {}
     if fabric.places and nova and not there.places:
         refusals.append(
             f"Nova has none of the {len(fabric.places)} hosts of the map: is it of another cloud?"
@@ -160,7 +166,7 @@ def plan(fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterabl
             changes.append(Step(CREATE, name))
         elif has.name != name:
             changes.append(Step(RENAME, has.name, id_, name))
-        metadata = _metadata({} if has is None else has.metadata, dict(want.metadata))
+        metadata = _metadata({} if has is None else has.metadata, {**dict(want.metadata), **secret})
         if metadata:
             changes.append(Step(METADATA, name, id_, metadata=metadata))
         before = set() if has is None else set(has.hosts)

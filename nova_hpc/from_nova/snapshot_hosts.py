@@ -23,6 +23,7 @@ from nova_hpc.cloud.snapshot import (
     direct_ports,
     printable,
 )
+from nova_hpc.fabric.aggregates import SALT_KEY
 from nova_hpc.from_nova import hosts, providers, server
 from nova_hpc.from_nova import pools as reader
 from nova_hpc.from_nova.providers import Free, Kind
@@ -77,7 +78,7 @@ def read(
         host=state.host,
         node=state.nodename,
         zone=_zone(state.aggregates),
-        aggregates={printable(each.name): dict(each.metadata) for each in state.aggregates},
+        aggregates={printable(each.name): _plain(each.metadata) for each in state.aggregates},
         out=out,
         devices=_devices(now.host.pools, whole.host.pools, records, pools),
         numa=now.host.nodes,
@@ -190,6 +191,11 @@ def _said(pool: Mapping[str, Any] | None) -> tuple[str | None, str | None, froze
     except hpc_tags.TagError:
         tags = None
     return (tags.role if tags else None, *reader.class_of(pool, tags))
+
+
+def _plain(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of an aggregate without what operators keep to themselves."""
+    return {key: value for key, value in metadata.items() if key != SALT_KEY}
 
 
 def _zone(aggregates: Iterable[objects.Aggregate]) -> str:

@@ -29,6 +29,7 @@ _MODULES: Final = (
     "install",
     "machine",
     "show",
+    "topology",
 )
 _MAIN: Final = "import sys\nfrom nova_hpc_guest.command import main\nsys.exit(main())\n"
 #: Built twice it is the same file, byte for byte.

@@ -11,8 +11,8 @@ import re
 import sys
 from typing import Any, Final, NamedTuple
 
-from . import document, install, machine, show
-from .compare import KINDS, Result, Wishes, compare
+from . import document, install, machine, show, topology
+from .compare import KINDS, Result, Wishes, compare, locate
 from .document import Document, DocumentError, NoDocumentError
 from .files import FileError, Root
 
@@ -33,6 +33,7 @@ class _Options(NamedTuple):
     wishes: Wishes
     if_present: bool
     profile: bool
+    slurm: tuple[str, str, str | None] | None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,6 +82,8 @@ def _run(options: _Options) -> int:
             if not options.quiet:
                 print(line)
         return GOOD
+    if options.command == "topology":
+        return _topology(options, found, real)
     result = compare(found, real, options.wishes)
     if options.as_json:
         print(json.dumps(show.as_data(found, result), indent=2))
@@ -90,6 +93,19 @@ def _run(options: _Options) -> int:
     else:
         _report(found, result, options.quiet)
     return GOOD if result.good or options.command == "show" else WRONG
+
+
+def _topology(options: _Options, found: Document, real: machine.Machine) -> int:
+    topology.check(found)
+    places, _ = locate(found, real)
+    if options.as_json:
+        print(json.dumps(topology.as_data(found, places), indent=2))
+    elif options.slurm is not None:
+        print(topology.as_slurm(found, *options.slurm))
+    else:
+        for line in topology.as_text(found, places):
+            print(line)
+    return GOOD
 
 
 def _report(found: Document, result: Result, quiet: bool) -> None:
@@ -123,6 +139,7 @@ def _parse(arguments: list[str]) -> _Options:
     )
     for each in (shower, checker):
         each.add_argument("--format", choices=("text", "json"), default="text")
+    _add_topology(commands.add_parser("topology", parents=[common], help=_TOPOLOGY))
     checker.add_argument(
         "--driver",
         action="append",
@@ -159,12 +176,13 @@ def _parse(arguments: list[str]) -> _Options:
     )
     known: Any = parser.parse_args(arguments)
     folder: str = known.root
+    form: str = getattr(known, "format", "text")
     if not os.path.isdir(folder):  # noqa: PTH112
         parser.error(f"--root {folder!a}: no such directory")
     return _Options(
         command=known.command,
         root=Root(folder),
-        as_json=getattr(known, "format", "text") == "json",
+        as_json=form == "json",
         quiet=getattr(known, "quiet", False),
         wishes=Wishes(
             dict(getattr(known, "driver", ())),
@@ -173,7 +191,46 @@ def _parse(arguments: list[str]) -> _Options:
         ),
         if_present=getattr(known, "if_present", False),
         profile=getattr(known, "profile", False),
+        slurm=(known.level, known.topology, known.below) if form == "slurm" else None,
     )
+
+
+_TOPOLOGY: Final = "print where this machine is on the fabric, in names of the project's own"
+
+
+def _add_topology(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("text", "slurm", "json"),
+        default="text",
+        help="slurm: what slurmd -Z --conf takes (Slurm 26.05)",
+    )
+    parser.add_argument(
+        "--level",
+        choices=document.LEVELS,
+        default="leaf",
+        help="with --format slurm: the level whose domains are Slurm's switches or blocks",
+    )
+    parser.add_argument(
+        "--topology",
+        type=_word,
+        default=topology.DEFAULT,
+        metavar="NAME",
+        help=f"with --format slurm: name of Slurm's topology (default: {topology.DEFAULT})",
+    )
+    parser.add_argument(
+        "--below",
+        type=_word,
+        metavar="SWITCH",
+        help="with --format slurm: print the path from this switch of Slurm's, which makes what "
+        "it has not of it",
+    )
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]{1,80}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!a} is no word of letters, digits and -_.")
+    return text
 
 
 def _driver(text: str) -> tuple[str, str]:

@@ -46,6 +46,10 @@ _ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 _CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
 MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+#: Kinds of domains of the fabric, the widest first.
+LEVELS: Final = ("spine", "block", "leaf", "nvlink_domain")
+#: The name of one, or of a rail. It is written into files of Slurm's.
+DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 
 
 class DocumentError(Exception):
@@ -89,6 +93,8 @@ class Device(NamedTuple):
     mac: str | None = None
     #: Devices of one number belong together: a GPU and the adapter of its rail.
     group: int | None = None
+    #: Name of the rail of an adapter; the project's other servers have the same names.
+    rail: str | None = None
 
     @property
     def ids(self) -> tuple[str, str]:
@@ -123,6 +129,8 @@ class Document(NamedTuple):
     devices: tuple[Device, ...]
     #: () also in documents of clouds that do not say it.
     peers: tuple[Peers, ...] = ()
+    #: Level of the fabric and the project's name of the domain, the widest first.
+    fabric: tuple[tuple[str, str], ...] = ()
 
 
 def read(root: Root) -> tuple[bytes, Document]:
@@ -208,7 +216,16 @@ def parse(data: bytes) -> Document:
     paths = [device.path for device in devices if device.path is not None]
     if len(paths) != len(set(paths)):
         raise DocumentError(f"{DOCUMENT}: two devices have the same path")
-    return Document(topology, cells, devices, _peers(found, len(devices)))
+    return Document(topology, cells, devices, _peers(found, len(devices)), _fabric(found))
+
+
+def _fabric(found: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    domains = found.get("fabric", {})
+    if not isinstance(domains, dict):
+        raise DocumentError(f"{DOCUMENT}: fabric is {_short(domains)}")
+    # Later clouds may have more levels.
+    known = [level for level in LEVELS if domains.get(level) is not None]
+    return tuple((level, _pick(domains, level, _text(DOMAIN), "fabric")) for level in known)
 
 
 def _peers(found: dict[str, Any], devices: int) -> tuple[Peers, ...]:
@@ -256,6 +273,7 @@ def _device(number: int, item: dict[str, Any], cells: int) -> Device:
         width=_pick(link or {}, "width", _or_none(_whole), where),
         mac=_pick(item, "mac", _or_none(_text(MAC)), where),
         group=_pick(item, "group", _or_none(_whole), where),
+        rail=_pick(item, "rail", _or_none(_text(DOMAIN)), where),
     )
 
 

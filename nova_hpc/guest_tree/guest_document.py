@@ -46,6 +46,8 @@ class Given:
     mac: str | None = None
     #: Number of the group of ``hpc:group`` that it belongs to; said where there are ports.
     group: int | None = None
+    #: The project's name of the rail that it is on.
+    rail: str | None = None
 
 
 def documents(
@@ -54,6 +56,7 @@ def documents(
     cells: Sequence[Cell],
     devices: Iterable[Given],
     processor: nccl.Processor | None = None,
+    fabric: Mapping[str, str] | None = None,
 ) -> dict[str, bytes]:
     """The entries for the guest: name -> text.
 
@@ -61,6 +64,7 @@ def documents(
     :param devices: in the order in which the guest finds those without a path.
         One that *node* does not have, or of which it knows no ids, is left out.
     :param processor: the host's, where the guest has the same.
+    :param fabric: level of the fabric -> the project's name of the domain.
     """
     given = [(each, node.function(each.address)) for each in devices]
     known = [
@@ -79,9 +83,13 @@ def documents(
         ],
         "devices": [_device(node, each, function, homes, places) for each, function in known],
         "peer_to_peer": _peers(node, [function for _, function in known]),
+        # Keys that came later are there only where they say something.
+        **({"fabric": dict(fabric)} if fabric else {}),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
     found = {document.DOCUMENT: text.encode("ascii")}
+    if not known:
+        return found  # a machine that is told where it is, and has no devices
     try:
         template = _nccl(node, [function for _, function in known], homes, processor)
     except nccl.NcclError:
@@ -126,6 +134,8 @@ def _device(
         more["mac"] = given.mac
     if given.group is not None:
         more["group"] = given.group
+    if given.rail is not None:
+        more["rail"] = given.rail
     return {
         # A tag may hold anything; the document holds words.
         "role": given.role if document.ROLE.fullmatch(given.role or "") else None,

@@ -153,6 +153,15 @@ POSITION: Final = Document(
     limit=_METADATA,
 )
 
+SERVER_DEVICES: Final = Document(
+    name="server devices",
+    lives="metadata['hpc_devices'] of the server",
+    writer="nova_hpc.wire.server_devices:ServerDevices.dumps",
+    readers=("nova_hpc.wire.server_devices:loads",),
+    key="v",
+    limit=_METADATA,
+)
+
 ALL: Final = (
     DEVICE_TAGS,
     DEVICE_RECORD,
@@ -170,4 +179,5 @@ ALL: Final = (
     CLUSTER_LABEL,
     CLUSTER_WISH,
     POSITION,
+    SERVER_DEVICES,
 )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a server is on the fabric, as its owner may know it.
 
-Names of domains are made for one project: two projects see different names for one
-leaf, and no name says anything about hosts or their order. It is for information: nobody
-decides anything by it, since the owner of the server may change it.
+Names of domains are made for one project (:mod:`nova_hpc.fabric.pseudonym`): two projects
+see different names for one leaf, and no name says anything about hosts or their order. It is
+for information: nobody decides anything by it, since the owner of the server may change it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,29 @@ KEY: Final = "hpc_position"
 #: Kinds of domains, the widest first; flavors name them in ``hpc:fabric``.
 LEVELS: Final = ("spine", "block", "leaf", "nvlink_domain")
 _LONGEST_NAME: Final = 40
+_MOST_RAILS: Final = 64
 
 
 @attrs.frozen
 class Position:
-    """The names of the domains that a server is in, by their level; unknown ones are missing."""
+    """The names of the domains that a server is in, by their level; unknown ones are missing.
+
+    :ivar rails: names of the rails that its adapters are on; their order says nothing.
+    """
 
     domains: Mapping[str, str] = attrs.Factory(dict)
+    rails: tuple[str, ...] = ()
 
     def dumps(self) -> str:
-        """The text of the item."""
+        """The text of the item; rails that do not fit are left out, all of them."""
         named = {level: self.domains[level] for level in LEVELS if level in self.domains}
-        return json.dumps({**POSITION.head(), **named}, separators=(",", ":"))
+        body = {**POSITION.head(), **named}
+        text = json.dumps(body, separators=(",", ":"))
+        if self.rails:
+            longer = json.dumps({**body, "rails": list(self.rails)}, separators=(",", ":"))
+            if POSITION.limit is None or len(longer) <= POSITION.limit:
+                return longer
+        return text
 
 
 def loads(text: object) -> Position:
@@ -47,11 +58,17 @@ def loads(text: object) -> Position:
         name = data.get(level)
         if name is None:
             continue
-        good = isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
-        if not good:
+        if not _is_name(name):
             raise POSITION.broken(f"has {level}: {shown(name)}")
         found[level] = name
-    return Position(found)
+    rails = data.get("rails", [])
+    if not isinstance(rails, list) or len(rails) > _MOST_RAILS or not all(map(_is_name, rails)):
+        raise POSITION.broken(f"has rails: {shown(rails)}")
+    return Position(found, tuple(rails))
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
 
 
 def of(metadata: Mapping[str, str]) -> Position:

@@ -8,6 +8,11 @@ import threading
 import pytest
 import yaml
 
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level
+from nova_hpc.wire import position, server_devices
+from nova_hpc.wire.position import Position
+from nova_hpc.wire.server_devices import ServerDevices
 from tests.functional.cluster_client import base
 
 
@@ -155,3 +160,37 @@ class ClusterTest(base.ClusterClientTest):
         spec = objects.RequestSpec.get_by_instance_uuid(context.get_admin_context(), server["id"])
         self.assertEqual(["2"], spec.scheduler_hints["hpc_members"])
         self.assertEqual([group["id"]], spec.scheduler_hints["group"])
+
+    def test_positions_of_members_are_shown(self) -> None:
+        """Nodes write them into the members' metadata; here, where there are none, the test."""
+        self.create("near", 3, "--network", "none")
+        devices = ServerDevices(Level.SWITCH, Policy.REQUIRED, Level.SWITCH, {"gpu": 2})
+        servers = sorted(self.servers(), key=lambda each: each["name"])
+        for server, leaf in zip(servers, ("l-1", "l-2", "l-1"), strict=True):
+            where = Position({"block": "b-1", "leaf": leaf}, ("r-1",))
+            metadata = {position.KEY: where.dumps(), server_devices.KEY: devices.dumps()}
+            self.api.api_post(f"/servers/{server['id']}/metadata", {"metadata": metadata})
+        tree = self.cluster("topology", "near").out
+        self.assertIn("near: 1 block, 2 leaves, ", tree)
+        rows = self.cluster("topology", "near", "-f", "matrix").out.splitlines()
+        self.assertRegex(rows[1], "^near-[13] +X +(LEAF|HOST) +(BLK|HOST)$")
+        self.assertIn("Nodes=near-1,near-3\n", self.cluster("topology", "near", "-f", "slurm").out)
+        for name in ("near-1", servers[0]["id"]):
+            said = self.openstack("hpc", "server", "show", name, "-f", "json")
+            self.assertEqual(0, said.status, said.err)
+            shown = said.json
+            self.assertEqual(
+                ("switch", "required", "switch", {"gpu": 2}, "l-1", ["r-1"]),
+                (
+                    shown["level_asked"],
+                    shown["policy"],
+                    shown["level_reached"],
+                    shown["devices"],
+                    shown["leaf"],
+                    shown["rails"],
+                ),
+            )
+            self.assertEqual({"leaf": ["near-3"], "block": ["near-2"]}, shown["beside"])
+        said = self.openstack("hpc", "server", "show", "near-1", project=base.OTHER_PROJECT)
+        self.assertEqual(1, said.status)
+        self.assertIn("no server is called near-1", said.err)

@@ -18,7 +18,7 @@ from oslo_config import cfg
 
 from nova_hpc.cli import fabric, fabric_cloud, fabric_sync
 from nova_hpc.cli.main import NovaHpc
-from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.aggregates import SALT_KEY, read_place
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.wire import fabric_map
 
@@ -94,6 +94,10 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         found = self.admin_api.api_get("os-aggregates").body["aggregates"]
         return {each["name"]: each for each in found}
 
+    def ours(self) -> list[dict]:
+        found = self.aggregates().items()
+        return [each for name, each in found if name.startswith("hpc-fabric:")]
+
     def places(self) -> dict[str, Place]:
         """Where Nova's aggregates say that the hosts are."""
         found = {}
@@ -124,6 +128,11 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
             set(self.aggregates()),
         )
         self.assertEqual({host: OLD.place(host) or Place(host) for host in HOSTS}, self.places())
+        # One secret for the whole map, which is not shown.
+        (salt,) = {each["metadata"].get(SALT_KEY) for each in self.ours()}
+        self.assertRegex(salt, "^[0-9a-f]{32}$")
+        self.assertIn(f"{SALT_KEY}=(secret)", out)
+        self.assertNotIn(salt, out + err)
         # Again: nothing is left to do.
         status, out, err = self.run_command("sync", "--yes", given=OLD)
         self.assertEqual((0, "Nova's aggregates say what the map says\n"), (status, out[-40:]), err)
@@ -138,6 +147,8 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         self.assertIn(("n2", "l1", "l3"), moved)
         status, out, err = self.run_command("sync", "--yes", "--format", "json", given=NEW)
         self.assertEqual(0, status, err)
+        self.assertEqual({salt}, {each["metadata"].get(SALT_KEY) for each in self.ours()})
+        self.assertNotIn(salt, out + err)
         self.assertTrue(all(step["done"] for step in json.loads(out)["steps"]))
         self.assertEqual({host: NEW.place(host) for host in HOSTS}, self.places())
         # What is gone is gone, and what is not ours is as it was.

@@ -31,8 +31,12 @@ def tell(
     roles: Mapping[str, str],
     processor: Processor | None = None,
     groups: Mapping[str, int] | None = None,
+    fabric: Mapping[str, str] | None = None,
+    rails: Mapping[str, str] | None = None,
 ) -> None:
-    """Tell the guest of a domain about its devices; a domain without any stays as it is.
+    """Tell the guest of a domain about its devices, and where it is on the fabric.
+
+    A domain of which neither is known stays as it is.
 
     The last change: what is told follows from where the devices sit by then. An error
     leaves the domain as it was.
@@ -42,22 +46,29 @@ def tell(
     :param roles: host address of a device -> its role, where it has one.
     :param processor: the host's, where the guest has the same.
     :param groups: host address of a device -> its group, where ports belong to any.
+    :param fabric: level of the fabric -> the project's name of the domain.
+    :param rails: host address of a device -> the project's name of its rail.
     :raises ValueError: there is too much to tell.
     """
     # Which interface is whose rail is said where there are rails.
     macs = domain.macs() if groups else {}
     given = [
         guest_document.Given(
-            address, path, roles.get(address), macs.get(address), (groups or {}).get(address)
+            address,
+            path,
+            role=roles.get(address),
+            mac=macs.get(address),
+            group=(groups or {}).get(address),
+            rail=(rails or {}).get(address),
         )
         for address, path in domain.paths()
     ]
-    if not given:
+    if not given and not fabric:
         return
     # Nova lists host devices in any order: where they have places, those count.
     if all(each.path is not None for each in given):
         given.sort(key=lambda each: each.path or ())
-    add_documents(domain, guest_document.documents(node, topology, cells, given, processor))
+    add_documents(domain, guest_document.documents(node, topology, cells, given, processor, fabric))
 
 
 def add_documents(domain: GuestDomain, documents: Mapping[str, bytes]) -> None:

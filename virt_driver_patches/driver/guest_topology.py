@@ -19,6 +19,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.from_nova.server import guest_cells
+from nova_hpc.from_nova.whereabouts import Whereabouts
 from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, windows
 from nova_hpc.guest_tree import plan as make_plan
 from nova_hpc.placement import flavor as flavors
@@ -197,15 +198,17 @@ def arrange(domain: GuestDomain, instance: objects.Instance, source: Source) -> 
         raise ClaimRefused(str(error)) from error
 
 
-def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> None:
-    """Tell the guest where its devices sit, in the finished domain.
+def tell(
+    domain: GuestDomain, instance: objects.Instance, source: Source, where: Whereabouts
+) -> None:
+    """Tell the guest where its devices sit, in the finished domain, and *where* it is.
 
     A server without a record was started by Nova alone and is told nothing. What
     cannot be told is logged: it is no reason for a server not to start.
     """
     try:
         found = stored(instance)
-        if found is None or not domain.passed_through():
+        if found is None or not (domain.passed_through() or where.domains):
             return
         reading = source.lately()
         claim = Claim.of(instance)
@@ -213,7 +216,16 @@ def tell(domain: GuestDomain, instance: objects.Instance, source: Source) -> Non
         roles = {address: tags.role for address, tags in places.items() if tags.role}
         cells = guest_cells(instance.numa_topology)
         groups = before_start.groups_of(claim, reading) if claim.ports else {}
-        fwcfg.tell(domain, reading.node, found.mode.value, cells, roles, groups=groups)
+        fwcfg.tell(
+            domain,
+            reading.node,
+            found.mode.value,
+            cells,
+            roles,
+            groups=groups,
+            fabric=where.domains,
+            rails=where.rails_of(reading.node, claim.addresses),
+        )
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)
 

@@ -34,7 +34,7 @@ from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import arrivals, guest_topology, suspend
+from virt_driver_patches.driver import arrivals, guest_topology, position, suspend
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import Domains
 from virt_driver_patches.driver.node import HpcNode
@@ -168,6 +168,7 @@ class HpcLibvirtDriver(LibvirtDriver):
             self.hpc_admission.restart(instance)  # the same host, the same devices
         else:
             self.hpc_admission.start(context, instance)
+        position.write(instance, self.hpc_node)
         with _told(context, instance):
             super().spawn(context, instance, *args, **kwargs)
 
@@ -204,6 +205,7 @@ class HpcLibvirtDriver(LibvirtDriver):
         through here as well.
         """
         self.hpc_admission.restart(instance)
+        position.write(instance, self.hpc_node)
         with _told(context, instance):
             super()._hard_reboot(context, instance, *args, **kwargs)
 
@@ -334,6 +336,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """On the destination: the full check, with a fresh reading."""
         self.hpc_admission.start(context, instance)
+        position.write(instance, self.hpc_node)
         with _told(context, instance):
             super().finish_migration(context, migration, instance, *args, **kwargs)
 
@@ -346,6 +349,7 @@ class HpcLibvirtDriver(LibvirtDriver):
     ) -> None:
         """Back on the source, with the devices that the server had before."""
         self.hpc_admission.back(context, instance)
+        position.write(instance, self.hpc_node)
         with _told(context, instance):
             super().finish_revert_migration(context, instance, *args, **kwargs)
 
@@ -396,7 +400,8 @@ class HpcLibvirtDriver(LibvirtDriver):
         domain = GuestDomain(xml)
         guest_topology.arrange(domain, instance, self.hpc_node.source)
         self._hpc_keep_emulator_off(domain, instance)
-        guest_topology.tell(domain, instance, self.hpc_node.source)
+        where = self.hpc_node.whereabouts(instance)
+        guest_topology.tell(domain, instance, self.hpc_node.source, where)
         return domain.text()
 
     def _hpc_keep_emulator_off(self, domain: GuestDomain, instance: objects.Instance) -> None:

@@ -9,9 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import nova.conf
+from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import whereabouts
+from nova_hpc.from_nova.whereabouts import Whereabouts
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.ledger import LedgerError
@@ -73,6 +76,10 @@ class HpcNode:
     def providers(self) -> Providers:
         """What Placement is told of this node's devices."""
         return Providers.of(self.source.ledger, CONF.hpc.keep_vanished, CONF.hpc.clean_devices)
+
+    def whereabouts(self, instance: objects.Instance) -> Whereabouts:
+        """Where this node is on the fabric, in the names of the server's project."""
+        return whereabouts.look(self._host, instance.project_id)
 
     @property
     def active(self) -> bool:

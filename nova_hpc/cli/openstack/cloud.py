@@ -12,7 +12,9 @@ from nova_hpc.cluster import wish as wishes
 from nova_hpc.cluster.life_cycle import quota as quotas
 from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError
 from nova_hpc.cluster.members import model as members
+from nova_hpc.cluster.members import server as servers
 from nova_hpc.cluster.members.model import Cluster
+from nova_hpc.cluster.members.server import OneServer
 from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import Wish
@@ -72,6 +74,36 @@ class SdkCloud:
         ports = self.rest.ports(description=wishes.tag(group), fields=_FIELDS)
         found = members.clusters(groups, servers.values(), ports)
         return next((each for each in found if each.id == group), Cluster(group))
+
+    def server(self, name: str) -> OneServer:
+        """The server with this name or id, and who of its server groups is beside it.
+
+        :raises ClusterError: there is none, or more than one.
+        """
+        found = self._server(name)
+        siblings: dict[str, dict[str, Any]] = {}
+        for group in found.get("server_groups") or ():
+            try:
+                body = self.rest.nova("GET", f"/os-server-groups/{group}")
+            except GoneError:
+                continue
+            siblings |= {each: {} for each in body["server_group"]["members"]}
+        if siblings.keys() - {found["id"]}:
+            siblings = {each["id"]: each for each in self.rest.servers() if each["id"] in siblings}
+        else:
+            siblings = {}
+        return servers.read(found, siblings.values())
+
+    def _server(self, name: str) -> dict[str, Any]:
+        if _UUID.fullmatch(name):
+            try:
+                return dict(self.rest.nova("GET", f"/servers/{name}")["server"])
+            except GoneError:
+                raise ClusterError(f"no server has the ID {name}") from None
+        pattern = f"^{re.escape(name)}$"
+        ids = [each["id"] for each in self.rest.servers(name=pattern) if each["name"] == name]
+        # Only the answer for one server has its server groups.
+        return dict(self.rest.nova("GET", f"/servers/{_one('server', name, ids)}")["server"])
 
     def console(self, server: str) -> str:
         """The last lines of a server's console; empty where it has none (yet)."""

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.fabric import sync
-from nova_hpc.fabric.aggregates import PREFIX
+from nova_hpc.fabric.aggregates import PREFIX, SALT_KEY
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.fabric.sync import CloudAggregate, Plan, Step, as_in_nova, cloud_map, plan
 from tests.unit.fabric.strategies import fabrics
 
 HOSTS = tuple(f"n{number:02d}" for number in range(12))
+SALT = "00112233445566778899aabbccddeeff"
 
 
 class RefusedError(Exception):
@@ -241,3 +242,30 @@ def test_an_availability_zone_on_an_aggregate_of_ours_is_told():
     found = plan(LEAVES, cloud.has(), HOSTS)
     assert found.steps == ()
     assert "take it off" in found.notes[0]
+
+
+def test_a_map_keeps_its_secret() -> None:
+    """Another one would give all domains other names in the eyes of users."""
+    fabric = FabricMap([Place("n01", leaf="l1"), Place("n02", leaf="l2")], name="fabric")
+    cloud = Cloud()
+
+    def salts() -> set[str | None]:
+        return {each.metadata.get(SALT_KEY) for each in cloud.has()}
+
+    cloud.sync(fabric)
+    assert salts() == {None}
+    for salt in (SALT, "ff" * 16):
+        for step in plan(fabric, cloud.has(), HOSTS, salt=salt).steps:
+            cloud.apply(step)
+        assert salts() == {SALT}
+    # Two first runs at once: the next one makes one of two.
+    second = cloud.has()[1]
+    cloud.aggregates[second.id] = attrs.evolve(
+        second, metadata={**second.metadata, SALT_KEY: "ff" * 16}
+    )
+    cloud.sync(fabric)
+    assert salts() == {SALT}
+    # A map whose leaves are all others has the same, and without one it gets none.
+    cloud.sync(FabricMap([Place("n01", leaf="l3")], name="fabric"))
+    assert salts() == {SALT}
+    assert cloud.sync(FabricMap([Place("n01", leaf="l3")], name="fabric")).steps == ()

@@ -45,6 +45,7 @@ from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 from nova_hpc.wire.unplug import Unplug
@@ -180,8 +181,12 @@ GUEST: Final = documents(
     NODE,
     "mirror",
     [GuestCell(4, 1 << 21, 2048, 0), GuestCell(2, 1 << 20, None, 1)],
-    [Given(GPU, ("20", "00.0", "00.0"), "gpu"), Given(PORT, ("20", "00.0", "01.0"), "vf")],
+    [
+        Given(GPU, ("20", "00.0", "00.0"), "gpu"),
+        Given(PORT, ("20", "00.0", "01.0"), "vf", rail="r-0a11"),
+    ],
     nccl.Processor("x86_64", "GenuineIntel", 6, 143),
+    fabric={"block": "b-5a07", "leaf": "l-93c2"},
 )
 SERVER: Final = "11111111-2222-3333-4444-555555555555"
 SNAPSHOT: Final = Snapshot(
@@ -349,7 +354,15 @@ WISH: Final = Wish(
 )
 LABEL_OF: Final = Wish("train", WISH.members, WISH.flavor, image=WISH.image, nics=WISH.nics)
 POSITION: Final = Position(
-    {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"}
+    {"spine": "s-1f", "block": "b-5a07", "leaf": "l-93c2", "nvlink_domain": "n-77e1"},
+    rails=("r-0a11", "r-9bd0"),
+)
+DEVICES: Final = ServerDevices(
+    asked=Level.SWITCH,
+    policy=Policy.PREFERRED,
+    reached=Level.NUMA,
+    roles={"gpu": 4, "vf": 4},
+    groups=((2, {"gpu": 2, "vf": 2}),),
 )
 
 #: File of the golden text -> what writes it today.
@@ -372,6 +385,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     )[2],
     "cluster-wish/v1.json": lambda: cluster_wish.dumps(WISH),
     "position/v1.json": POSITION.dumps,
+    "server-devices/v1.json": DEVICES.dumps,
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

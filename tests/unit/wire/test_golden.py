@@ -37,6 +37,7 @@ from nova_hpc.wire import (
     guest_abi,
     ledger,
     position,
+    server_devices,
     stats,
     tags,
     unplug,
@@ -80,6 +81,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "cluster-label": lambda text: cluster_wish.from_group_name(f"hpc:train {text}"),
     "cluster-wish": cluster_wish.loads,
     "position": position.loads,
+    "server-devices": server_devices.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -101,6 +103,7 @@ MEANING: dict[str, object] = {
     ),
     "cluster-wish": examples.WISH,
     "position": examples.POSITION,
+    "server-devices": examples.DEVICES,
 }
 
 
@@ -135,6 +138,8 @@ def test_the_guest_reads_what_it_is_promised() -> None:
         ("vf", ("15b3", "101e"), ("20", "00.0", "01.0")),
     ]
     assert found.peers == (guest.Peers(0, (1,), "root", "acs-redirect"),)
+    assert found.fabric == (("block", "b-5a07"), ("leaf", "l-93c2"))
+    assert [each.rail for each in found.devices] == [None, "r-0a11"]
 
 
 def test_nccl_reads_what_the_guest_fills_in() -> None:
@@ -199,7 +204,11 @@ def test_texts_of_the_first_code_are_read() -> None:
         providers={},
     )
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))
-    assert first == now._replace(peers=())
+    devices = tuple(each._replace(rail=None) for each in now.devices)
+    assert first == now._replace(devices=devices, peers=(), fabric=())
+    assert READERS["position"](golden("position/v1-first.json")) == attrs.evolve(
+        examples.POSITION, rails=()
+    )
 
 
 def test_the_inventory_has_kept_its_keys() -> None:
@@ -337,7 +346,15 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", [decision.KEY, guest_abi.KEY, unplug.KEY, cluster_wish.KEY, position.KEY]
+    "key",
+    [
+        decision.KEY,
+        guest_abi.KEY,
+        unplug.KEY,
+        cluster_wish.KEY,
+        position.KEY,
+        server_devices.KEY,
+    ],
 )
 def test_a_key_is_written_down_once(key: str) -> None:
     packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server as its owner knows it: what it asked for, what it got, and who is beside it.
+
+All of it is read from the metadata of servers, where the node wrote it when they started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from nova_hpc.wire import position, server_devices
+from nova_hpc.wire.position import LEVELS, Position
+from nova_hpc.wire.server_devices import ServerDevices
+
+
+@attrs.frozen
+class OneServer:
+    """A server.
+
+    :ivar devices: None: its metadata does not say, or not so that it can be read.
+    :ivar beside: level -> names of its siblings with which it shares that level and none
+        that is narrower.
+    """
+
+    id: str
+    name: str
+    status: str
+    devices: ServerDevices | None
+    position: Position
+    beside: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Its groups of devices, alike ones together: ``4 x gpu:1,vf:1``."""
+        found = self.devices.groups if self.devices else ()
+        return tuple(f"{count} x {_roles(each)}" for count, each in found)
+
+
+def _roles(group: Mapping[str, int]) -> str:
+    return ",".join(f"{role}:{count}" for role, count in group.items())
+
+
+def read(server: Mapping[str, Any], siblings: Iterable[Mapping[str, Any]] = ()) -> OneServer:
+    """A server of Nova's API.
+
+    :param siblings: the servers of its server groups; itself among them or not.
+    """
+    metadata = server.get("metadata") or {}
+    here = position.of(metadata)
+    beside: dict[str, list[str]] = {}
+    for each in siblings:
+        if each["id"] == server["id"]:
+            continue
+        level = narrowest(here, position.of(each.get("metadata") or {}))
+        if level:
+            beside.setdefault(level, []).append(str(each.get("name") or each["id"]))
+    return OneServer(
+        id=str(server["id"]),
+        name=str(server.get("name") or ""),
+        status=str(server.get("status") or "UNKNOWN"),
+        devices=server_devices.of(metadata),
+        position=here,
+        beside={
+            level: tuple(sorted(beside[level])) for level in reversed(LEVELS) if level in beside
+        },
+    )
+
+
+def narrowest(one: Position, other: Position) -> str:
+    """The narrowest level that two servers are known to share; "": none.
+
+    An NVLink domain counts as narrower than a leaf, although it may cross one.
+    """
+    for level in reversed(LEVELS):
+        name = one.domains.get(level)
+        if name is not None and name == other.domains.get(level):
+            return level
+    return ""

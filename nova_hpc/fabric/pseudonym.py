@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names by which the owner of a server knows where it is.
+
+A user may know which of his servers share a leaf, and not more: not what the leaf is called,
+not which hosts it has, not whether another project is there, too. So each name is a keyed
+hash (HMAC, RFC 2104, with SHA-256) of the project, the map, the level and the operator's
+name. The key is the map's salt, which lies in the aggregates and is told to operators alone:
+without it nobody can try names out. One project always has the same name for one leaf, two
+projects have different ones, and hashes have no order.
+
+40 bits of the hash are shown. Among 1,000 domains of a level, two have the same name with a
+probability of 5e-7; they would look like one, which nothing depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.model import FabricLevel, Place
+
+#: Levels that owners are told about, the widest first. All of a fabric is one core.
+LEVELS: Final = (
+    FabricLevel.SPINE,
+    FabricLevel.BLOCK,
+    FabricLevel.LEAF,
+    FabricLevel.NVLINK_DOMAIN,
+)
+_RAIL: Final = "rail"
+#: Digits of a name: 40 bits.
+_DIGITS: Final = 10
+
+
+@attrs.frozen
+class Names:
+    """The names that one project has for the domains of one map.
+
+    :ivar salt: of the map, 32 hexadecimal digits.
+    :ivar map: name of the map.
+    :ivar project: id of the project, as Nova has it.
+    """
+
+    salt: str = attrs.field(repr=False)
+    map: str
+    project: str
+
+    def domains(self, place: Place) -> dict[str, str]:
+        """Word of a level -> the project's name of the domain; unknown ones are missing."""
+        found = ((level, place.domain(level)) for level in LEVELS)
+        return {level.word: self._name(level.word, name) for level, name in found if name}
+
+    def rails(self, place: Place) -> dict[str, str]:
+        """Name of a rail on the host -> the project's name, the same on all leaves."""
+        return {rail.name: self._name(_RAIL, rail.name) for rail in place.rails}
+
+    def _name(self, kind: str, name: str) -> str:
+        # Names are printable, so that nobody can move a letter from one part to the next.
+        text = "\0".join((self.project, self.map, kind, name))
+        digest = hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
+        return f"{kind[0]}-{digest[:_DIGITS]}"

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where this machine is on the fabric, for people, for Slurm and for programs.
+
+All names are the project's own: the same name on two of its machines means that they
+share the domain, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from .document import DOCUMENT, Device, Document, DocumentError
+from .machine import Function
+
+#: What Slurm calls the topology that is not named otherwise.
+DEFAULT: Final = "default"
+_WORDS: Final = {"nvlink_domain": "NVLink domain"}
+#: Levels of which each lies in one of the level before.
+_TREE: Final = ("spine", "block", "leaf")
+
+
+def check(document: Document) -> None:
+    """Refuse a document that does not say where the machine is.
+
+    :raises DocumentError: it says neither a domain nor a rail.
+    """
+    if not document.fabric and not any(device.rail for device in document.devices):
+        raise DocumentError(
+            f"{DOCUMENT} does not say where this machine is on the fabric: the cloud did not know "
+            "it when the machine was started"
+        )
+
+
+def as_text(document: Document, places: dict[int, Function]) -> Iterator[str]:
+    """Lines for people."""
+    for level, name in document.fabric:
+        yield f"{_WORDS.get(level, level)} {name}"
+    for device in document.devices:
+        if device.rail:
+            yield f"rail {device.rail}: {device.name}{_found(device, places)}"
+
+
+def _found(device: Device, places: dict[int, Function]) -> str:
+    function = places.get(device.number)
+    if function is None:
+        return ""
+    names = " ".join(name.partition(" ")[2] for name in function.names)
+    return f": {function.address} {names}".rstrip()
+
+
+def as_slurm(document: Document, level: str, topology: str, below: str | None) -> str:
+    """What a node of Slurm is given, as in ``slurmd -Z --conf``.
+
+    :param level: the level whose domains Slurm has as switches or blocks.
+    :param topology: name of Slurm's topology.
+    :param below: a switch that Slurm has; the path from there is given, of which Slurm
+        makes what it has not (26.05). None: the domain's name alone.
+    :raises DocumentError: the domain is not known.
+    """
+    domains = dict(document.fabric)
+    if level not in domains:
+        known = ", ".join(domains) or "nothing"
+        raise DocumentError(f"{DOCUMENT} names no {level} of this machine; it names: {known}")
+    path = [domains[level]]
+    if below:
+        wider = _TREE[: _TREE.index(level)] if level in _TREE else ()
+        path = [below, *(domains[each] for each in wider if each in domains), *path]
+    return f"Topology={topology}:{':'.join(path)}"
+
+
+def as_data(document: Document, places: dict[int, Function]) -> dict[str, Any]:
+    """The same as plain objects."""
+    rails = []
+    for device in document.devices:
+        if device.rail:
+            function = places.get(device.number)
+            rails.append(
+                {
+                    "device": device.number,
+                    "role": device.role,
+                    "rail": device.rail,
+                    "address": function.address if function else None,
+                    "kernel_devices": list(function.names) if function else [],
+                }
+            )
+    return {
+        "schema": "nova-hpc/guest-topology",
+        "version": 1,
+        "fabric": dict(document.fabric),
+        "rails": rails,
+    }

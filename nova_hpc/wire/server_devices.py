@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What devices a server has and how close they are, as its owner may know it.
+
+It names roles and numbers, no address and no host. It is for information: nobody decides
+anything by it, since the owner of the server may change it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level
+from nova_hpc.wire.documents import SERVER_DEVICES
+from nova_hpc.wire.version import WireError, shown
+
+#: The item of the server's metadata.
+KEY: Final = "hpc_devices"
+#: The role of a device that has none.
+OTHER: Final = "other"
+_LONGEST_ROLE: Final = 64
+_MOST: Final = 4096
+
+
+@attrs.frozen
+class ServerDevices:
+    """The devices of a server.
+
+    :ivar asked: the level that the flavor asks for, and whether it must be reached; None
+        where that is not known.
+    :ivar roles: role -> how many devices.
+    :ivar groups: how many groups there are of each kind, and role -> how many devices of
+        one such group; () where they are not known.
+    """
+
+    asked: Level | None = None
+    policy: Policy | None = None
+    reached: Level | None = None
+    roles: Mapping[str, int] = attrs.Factory(dict)
+    groups: tuple[tuple[int, Mapping[str, int]], ...] = ()
+
+    def dumps(self) -> str:
+        """The text of the item; where it would be too long, first the groups go."""
+        body: dict[str, Any] = SERVER_DEVICES.head()
+        if self.asked is not None:
+            body["asked"] = self.asked.word
+        if self.policy is not None:
+            body["policy"] = self.policy.value
+        if self.reached is not None:
+            body["reached"] = self.reached.word
+        roles = {"roles": dict(self.roles)} if self.roles else {}
+        groups = {"groups": [[count, dict(each)] for count, each in self.groups]}
+        for more in ({**roles, **groups} if self.groups else roles, roles):
+            text = json.dumps({**body, **more}, separators=(",", ":"))
+            if SERVER_DEVICES.limit is None or len(text) <= SERVER_DEVICES.limit:
+                return text
+        return json.dumps(body, separators=(",", ":"))
+
+
+def of_groups(roles: Iterable[tuple[str, int | None]]) -> dict[str, Any]:
+    """The fields of :class:`ServerDevices` that say what devices there are.
+
+    :param roles: of each device its role and the number of its group, None for in none.
+    """
+    total: Counter[str] = Counter()
+    members: dict[int, Counter[str]] = {}
+    for role, group in roles:
+        total[role] += 1
+        if group is not None:
+            members.setdefault(group, Counter())[role] += 1
+    kinds = Counter(tuple(sorted(found.items())) for found in members.values())
+    complete = sum(sum(found.values()) for found in members.values()) == total.total()
+    return {
+        "roles": dict(sorted(total.items())),
+        "groups": tuple((count, dict(kind)) for kind, count in sorted(kinds.items()))
+        if complete
+        else (),
+    }
+
+
+def loads(text: object) -> ServerDevices:
+    """Read the item.
+
+    :raises WireError: it is broken, or of a later release.
+    """
+    data = SERVER_DEVICES.load(text)
+    try:
+        asked, policy, reached = data.get("asked"), data.get("policy"), data.get("reached")
+        return ServerDevices(
+            asked=None if asked is None else Level.from_word(asked),
+            policy=None if policy is None else Policy(policy),
+            reached=None if reached is None else Level.from_word(reached),
+            roles=_roles(data.get("roles", {})),
+            groups=tuple(_group(each) for each in _list(data.get("groups", []))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise SERVER_DEVICES.broken(f"makes no sense: {error}") from error
+
+
+def of(metadata: Mapping[str, str]) -> ServerDevices | None:
+    """What a server's metadata says; None where it says nothing that can be read."""
+    try:
+        return loads(metadata[KEY]) if KEY in metadata else None
+    except WireError:
+        return None
+
+
+def _roles(value: object) -> dict[str, int]:
+    good = isinstance(value, dict) and all(
+        0 < len(role) <= _LONGEST_ROLE and role.isprintable() and _is_count(count)
+        for role, count in value.items()
+    )
+    if not good:
+        raise SERVER_DEVICES.broken(f"has roles: {shown(value)}")
+    assert isinstance(value, dict)
+    return dict(value)
+
+
+def _group(value: object) -> tuple[int, Mapping[str, int]]:
+    if not isinstance(value, list) or len(value) != 2 or not _is_count(value[0]):
+        raise SERVER_DEVICES.broken(f"has a group: {shown(value)}")
+    return value[0], _roles(value[1])
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise SERVER_DEVICES.broken(f"has groups: {shown(value)}")
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 < value <= _MOST

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an owner reads of a server's devices and of its place."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level
+from nova_hpc.wire import position, server_devices
+from nova_hpc.wire.position import Position
+from nova_hpc.wire.server_devices import ServerDevices, of_groups
+
+_ROLES = st.text("abcdefghijklmnop_.-", min_size=1, max_size=64)
+
+
+def test_devices_by_role_and_group() -> None:
+    found = of_groups([("gpu", 0), ("vf", 0), ("gpu", 1), ("vf", 1), ("gpu", 2)])
+    assert found["roles"] == {"gpu": 3, "vf": 2}
+    assert found["groups"] == ((1, {"gpu": 1}), (2, {"gpu": 1, "vf": 1}))
+
+
+def test_groups_that_do_not_hold_all_devices_are_not_told() -> None:
+    found = of_groups([("gpu", 0), ("vf", None)])
+    assert found == {"roles": {"gpu": 1, "vf": 1}, "groups": ()}
+
+
+@given(
+    st.dictionaries(_ROLES, st.integers(1, 16), max_size=8),
+    st.lists(st.tuples(st.integers(1, 8), st.dictionaries(_ROLES, st.integers(1, 8), max_size=3))),
+)
+def test_it_is_never_too_long_and_always_read(roles, groups) -> None:
+    """A value of more than 255 characters would fail the server's save."""
+    made = ServerDevices(Level.SWITCH, Policy.REQUIRED, Level.NUMA, roles, tuple(groups))
+    text = made.dumps()
+    assert len(text) <= 255
+    found = server_devices.loads(text)
+    assert (found.asked, found.reached) == (Level.SWITCH, Level.NUMA)
+    assert found.roles in (roles, {})
+    assert found.groups in (made.groups, ())
+
+
+@given(st.lists(st.text("0123456789abcdef", min_size=1, max_size=12), max_size=40))
+def test_rails_that_do_not_fit_are_left_out(rails) -> None:
+    domains = {level: f"{level[0]}-0123456789" for level in position.LEVELS}
+    text = Position(domains, tuple(rails)).dumps()
+    assert len(text) <= 255
+    found = position.loads(text)
+    assert found.domains == domains
+    assert found.rails in (tuple(rails), ())
+
+
+def test_eight_rails_fit() -> None:
+    domains = {level: f"{level[0]}-0123456789" for level in position.LEVELS}
+    made = Position(domains, tuple(f"r-{number:010x}" for number in range(8)))
+    assert position.loads(made.dumps()) == made
+
+
+def test_what_a_user_has_written_is_unknown() -> None:
+    assert server_devices.of({}) is None
+    for text in ("", "x", json.dumps({"v": 1, "roles": {"gpu": 0}}), '{"v":9}'):
+        assert server_devices.of({server_devices.KEY: text}) is None
