@@ -192,7 +192,8 @@ def _peers(document: Document) -> list[Finding]:
             else f"whether peer-to-peer with {which} stays below the switch is not known"
         )
         why = "" if each.why is None else f" ({PEER_REASONS[each.why]})"
-        found.append(Finding("peer", each.device, text + why, False))
+        wished = ", and the operator wishes it otherwise" if each.as_wished is False else ""
+        found.append(Finding("peer", each.device, text + why + wished, False))
     return found
 
 

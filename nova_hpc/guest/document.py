@@ -38,6 +38,8 @@ PEER_REASONS: Final = {
     "no-redirect": "ACS redirects nothing",
     "unreadable": "the host could not read it",
 }
+#: What the operator may wish of it.
+PEER_WISHES: Final = ("keep", "translated", "direct")
 #: More than any server has; a broken document must not make us work for ever.
 _MOST: Final = 4096
 _HOP: Final = re.compile(r"[01][0-9a-f]\.[0-7]", re.ASCII)
@@ -119,6 +121,8 @@ class Peers(NamedTuple):
     path: str | None
     #: A word of :data:`PEER_REASONS`; None: one that this command does not know.
     why: str | None
+    #: Whether it is what the operator wishes; None: nothing is wished, or it is not known.
+    as_wished: bool | None = None
 
 
 class Document(NamedTuple):
@@ -131,6 +135,9 @@ class Document(NamedTuple):
     peers: tuple[Peers, ...] = ()
     #: Level of the fabric and the project's name of the domain, the widest first.
     fabric: tuple[tuple[str, str], ...] = ()
+    #: What the operator wishes of them, a word of :data:`PEER_WISHES`. ``keep`` also in
+    #: documents that do not say it; None: a word that this command does not know.
+    peer_wish: str | None = "keep"
 
 
 def read(root: Root) -> tuple[bytes, Document]:
@@ -216,7 +223,17 @@ def parse(data: bytes) -> Document:
     paths = [device.path for device in devices if device.path is not None]
     if len(paths) != len(set(paths)):
         raise DocumentError(f"{DOCUMENT}: two devices have the same path")
-    return Document(topology, cells, devices, _peers(found, len(devices)), _fabric(found))
+    wish = found.get("peer_wish", "keep")
+    if not _text(ROLE)(wish):
+        raise DocumentError(f"{DOCUMENT}: peer_wish is {_short(wish)}")
+    return Document(
+        topology,
+        cells,
+        devices,
+        _peers(found, len(devices)),
+        fabric=_fabric(found),
+        peer_wish=wish if wish in PEER_WISHES else None,
+    )
 
 
 def _fabric(found: dict[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -249,6 +266,7 @@ def _peers(found: dict[str, Any], devices: int) -> tuple[Peers, ...]:
                 path=_pick(item, "path", lambda path: path in (None, "switch", "root"), where),
                 # Later clouds may have more of them.
                 why=why if why in PEER_REASONS else None,
+                as_wished=_pick(item, "as_wished", _or_none(_truth), where),
             )
         )
     return tuple(peers)
@@ -309,6 +327,10 @@ def _short(value: object) -> str:
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+
+
+def _truth(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _number(value: object) -> bool:

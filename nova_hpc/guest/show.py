@@ -42,12 +42,17 @@ def tree(document: Document, result: Result) -> Iterator[str]:
 
 def _peers(document: Document) -> Iterator[str]:
     """Where traffic between GPUs and adapters below one switch goes."""
-    yield "peer-to-peer below one switch"
+    wish = {"keep": "", None: ", wished: not known"}.get(
+        document.peer_wish, f", wished: {document.peer_wish}"
+    )
+    yield f"peer-to-peer below one switch{wish}"
     for each in document.peers:
         path = {"switch": "stays below it", "root": "through the root complex"}
         others = ", ".join(str(other) for other in each.others)
         why = "" if each.why is None else f": {PEER_REASONS[each.why]}"
-        yield f"  {each.device} with {others}: {path.get(each.path or '', 'not known')}{why}"
+        wished = ", not as wished" if each.as_wished is False else ""
+        found = path.get(each.path or "", "not known")
+        yield f"  {each.device} with {others}: {found}{why}{wished}"
 
 
 def _cell(document: Document, number: int | None) -> str:
@@ -121,12 +126,14 @@ def as_data(document: Document, result: Result) -> dict[str, Any]:
         "topology": document.topology,
         "good": result.good,
         "devices": devices,
+        "peer_wish": document.peer_wish,
         "peer_to_peer": [
             {
                 "device": each.device,
                 "with": list(each.others),
                 "path": each.path,
                 "why": each.why,
+                "as_wished": each.as_wished,
             }
             for each in document.peers
         ],

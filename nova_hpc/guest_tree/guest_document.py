@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 
 from nova_hpc.guest import document
-from nova_hpc.topology import classes, nccl, peer
+from nova_hpc.topology import classes, nccl, peer, peer_wish
 from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire.documents import GUEST_DOCUMENT
 
 
@@ -57,6 +58,7 @@ def documents(
     devices: Iterable[Given],
     processor: nccl.Processor | None = None,
     fabric: Mapping[str, str] | None = None,
+    wish: Wish = Wish.KEEP,
 ) -> dict[str, bytes]:
     """The entries for the guest: name -> text.
 
@@ -65,6 +67,7 @@ def documents(
         One that *node* does not have, or of which it knows no ids, is left out.
     :param processor: the host's, where the guest has the same.
     :param fabric: level of the fabric -> the project's name of the domain.
+    :param wish: what the node's ``[hpc]peer_to_peer`` says.
     """
     given = [(each, node.function(each.address)) for each in devices]
     known = [
@@ -82,8 +85,9 @@ def documents(
             for cell in cells
         ],
         "devices": [_device(node, each, function, homes, places) for each, function in known],
-        "peer_to_peer": _peers(node, [function for _, function in known]),
+        "peer_to_peer": _peers(node, [function for _, function in known], wish),
         # Keys that came later are there only where they say something.
+        **({} if wish is Wish.KEEP else {"peer_wish": wish.value}),
         **({"fabric": dict(fabric)} if fabric else {}),
     }
     text = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
@@ -153,7 +157,7 @@ def _device(
     }
 
 
-def _peers(node: Node, functions: Sequence[Function]) -> list[dict[str, Any]]:
+def _peers(node: Node, functions: Sequence[Function], wish: Wish) -> list[dict[str, Any]]:
     """Paths between GPUs and adapters below one switch, by their numbers."""
     found = []
     for number, gpu in enumerate(functions):
@@ -171,10 +175,16 @@ def _peers(node: Node, functions: Sequence[Function]) -> list[dict[str, Any]]:
                 "with": others,
                 "path": None if path is peer.Peer.UNKNOWN else path.value,
                 "why": why.value,
+                **_wished(path, why, wish),
             }
             for (path, why), others in alike.items()
         ]
     return found
+
+
+def _wished(path: peer.Peer, why: peer.Why, wish: Wish) -> dict[str, bool]:
+    as_wished = peer_wish.as_wished(path, why, wish)
+    return {} if as_wished is None else {"as_wished": as_wished}
 
 
 def _cell(function: Function, homes: Mapping[int, int]) -> int | None:

@@ -152,6 +152,11 @@ def verdict(node: Node, one: Function, other: Function) -> tuple[Peer, Why | Non
     return Peer.SWITCH, Why.FREE
 
 
+def path_of(why: Why) -> Peer:
+    """The path of two functions below one switch of which this decides."""
+    return _PATHS.get(why, Peer.SWITCH)
+
+
 def ports(node: Node, one: Function, other: Function) -> tuple[str, ...] | None:
     """The ports of the nearest switch above both through which each reaches the other.
 

@@ -169,8 +169,13 @@ def _device_lacks(node: Node, device: Function) -> Iterator[Lack]:
 
 def fulfilled(pair: Pair, wish: Wish) -> bool | None:
     """Whether a pair is as wished; None: nothing is wished, or it is not known."""
-    if wish is Wish.KEEP or pair.path is Peer.UNKNOWN:
+    return as_wished(pair.path, pair.why, wish)
+
+
+def as_wished(path: Peer, why: Why, wish: Wish) -> bool | None:
+    """Whether a path is as wished; None: nothing is wished, or it is not known."""
+    if wish is Wish.KEEP or path is Peer.UNKNOWN:
         return None
     if wish is Wish.DIRECT:
-        return pair.why is Why.FREE
-    return pair.path is Peer.SWITCH
+        return why is Why.FREE
+    return path is Peer.SWITCH

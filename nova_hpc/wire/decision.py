@@ -16,6 +16,7 @@ import attrs
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import Why
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire.documents import DECISION
 from nova_hpc.wire.version import WireError
 
@@ -39,6 +40,9 @@ class Decision:
     #: the order of addresses, and what decides (see nova_hpc.topology.peer.Why). Those that
     #: are not known are left out, and all where there are too many for the record.
     peers: tuple[tuple[int, int, Why], ...] = ()
+    #: What the operator wished of them then (``[hpc]peer_to_peer``); left out where there is
+    #: no room, as KEEP.
+    wish: Wish = Wish.KEEP
 
     def dumps(self) -> str:
         """The text to store: ASCII, within the limit of :data:`DECISION`."""
@@ -50,13 +54,11 @@ class Decision:
         }
         if self.redirected is not None:
             found["redirected"] = list(self.redirected)
-        text = json.dumps(found, separators=(",", ":"))
         if self.peers:
-            found["peers"] = _by_why(self.peers)
-            longer = json.dumps(found, separators=(",", ":"))
-            if DECISION.limit is None or len(longer) <= DECISION.limit:
-                return longer
-        return text
+            _add(found, "peers", _by_why(self.peers))
+        if self.wish is not Wish.KEEP:
+            _add(found, "wish", self.wish.value)
+        return _text(found)
 
 
 def loads(text: object) -> Decision | None:
@@ -73,9 +75,27 @@ def loads(text: object) -> Decision | None:
             reached=Level.from_word(data["reached"]),
             redirected=_pair(data.get("redirected")),
             peers=_peers(data.get("peers", {})),
+            wish=_wish(data.get("wish", Wish.KEEP.value)),
         )
     except (WireError, KeyError, TypeError, ValueError):
         return None
+
+
+def _text(found: dict[str, object]) -> str:
+    return json.dumps(found, separators=(",", ":"))
+
+
+def _add(found: dict[str, object], key: str, value: object) -> None:
+    """Add what there is room for."""
+    if DECISION.limit is None or len(_text({**found, key: value})) <= DECISION.limit:
+        found[key] = value
+
+
+def _wish(value: object) -> Wish:
+    if not isinstance(value, str):
+        raise TypeError("no such wish")
+    # A later release may know more of them.
+    return next((each for each in Wish if each.value == value), Wish.KEEP)
 
 
 def _by_why(peers: Iterable[tuple[int, int, Why]]) -> dict[str, str]:

@@ -7,10 +7,12 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from nova_hpc.guest import document
 from nova_hpc.topology import confspace
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -81,6 +83,28 @@ class PeerTest(DriverTest):
         flavor = self.make_flavor({"pci_passthrough:alias": "gpu:1"})
         self.assertEqual("alpha", self.host_of(self.boot(flavor)))
 
+    def test_the_guest_and_the_record_have_the_wish(self) -> None:
+        """Each pair's state and what was wished of it: in the document and the decision."""
+        self.start("translated")
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:1,vf:1", "hpc:affinity": "switch"})
+        server = self.boot(flavor)
+        told = self.told(server)
+        self.assertEqual("translated", told.peer_wish)
+        # Whether the devices have ATS is not known here, so nothing is claimed of them.
+        self.assertEqual([(None, "unreadable", None)], [each[2:] for each in told.peers])
+        self.assertEqual((), self.decision(server).peers)
+        for each in self.sysfs["alpha"].devices.glob("0000:40:0*"):
+            (each / "config").write_bytes(config(0x10DE, 0x2330, 0x030200))
+        self.registers(self.sysfs["alpha"])  # the switch was reset, and nobody has set it again
+        other = self._reboot_server(server, hard=True)
+        self.assertEqual([("root", "acs-redirect", False)], [p[2:] for p in self.told(other).peers])
+
+    def told(self, server: Mapping[str, object]) -> document.Document:
+        """What the guest reads."""
+        entries = self.domain_of(server).findall("sysinfo[@type='fwcfg']/entry")
+        (text,) = [each.text for each in entries if each.get("name") == document.DOCUMENT]
+        return document.parse(document.plain(text.encode()))
+
     def test_what_would_join_groups_is_refused(self) -> None:
         self.start("direct")
         self.assertEqual({REDIRECT}, set(self.ports().values()))
@@ -88,13 +112,17 @@ class PeerTest(DriverTest):
 
 
 SCRIPT = """\
-import os, sys
+import os, sys, types
 from pathlib import Path
+from unittest import mock
+import attrs
 from oslo_config import cfg
 from oslo_privsep import priv_context
+from nova_hpc import conf as hpc_conf
+from nova_hpc.topology import peer, sysfs
 from nova_hpc.topology.peer_wish import Wish
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import peer_privileged
+from virt_driver_patches.driver import peer_privileged, peer_reading
 
 cfg.CONF([], project="nova")
 privileged.default.start(priv_context.Method.FORK)
@@ -105,6 +133,17 @@ try:
     peer_privileged._apply(sys.argv[1], "everything")
 except ValueError as error:
     print(error)
+# A service that sees no registers itself has those of a server's devices read.
+full = sysfs.read(Path(sys.argv[1]))
+blind = [attrs.evolve(each, acs_control=None, ats=None) for each in full.functions]
+reading = types.SimpleNamespace(node=attrs.evolve(full, functions=tuple(blind)))
+devices = [each.address for each in full.functions if not each.is_bridge]
+hpc_conf.register(cfg.CONF)
+cfg.CONF.set_override("sysfs_root", sys.argv[1], "hpc")
+for uid in (0, 42):
+    with mock.patch("os.geteuid", return_value=uid):
+        node = peer_reading.node(cfg.CONF, reading, devices)
+    print(sorted({why.value for _, _, why in peer.between(node, devices)}))
 sys.stdout.flush()
 os._exit(0)
 """
@@ -129,6 +168,8 @@ def test_the_privileged_helper_takes_a_word_and_no_more(tmp_path: Path) -> None:
         "2 0 0",
         "0 0 0",
         "'everything' is not a valid Wish",
+        "[]",
+        "['ats']",
     ]
     spaces = list((root / "sys/bus/pci/devices").glob("0000:17:*/config"))
     assert sorted(control(each) for each in spaces) == [TRANSLATED, TRANSLATED]

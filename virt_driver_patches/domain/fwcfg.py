@@ -17,6 +17,7 @@ from nova_hpc.guest.document import PREFIX
 from nova_hpc.guest_tree import guest_document
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.nccl import Processor
+from nova_hpc.topology.peer_wish import Wish
 from virt_driver_patches.domain.guest_domain import GuestDomain
 
 #: An argument of QEMU has at most 128 KiB, and commas in it are written twice.
@@ -33,6 +34,7 @@ def tell(
     groups: Mapping[str, int] | None = None,
     fabric: Mapping[str, str] | None = None,
     rails: Mapping[str, str] | None = None,
+    wish: Wish = Wish.KEEP,
 ) -> None:
     """Tell the guest of a domain about its devices, and where it is on the fabric.
 
@@ -48,6 +50,7 @@ def tell(
     :param groups: host address of a device -> its group, where ports belong to any.
     :param fabric: level of the fabric -> the project's name of the domain.
     :param rails: host address of a device -> the project's name of its rail.
+    :param wish: what the node's ``[hpc]peer_to_peer`` says.
     :raises ValueError: there is too much to tell.
     """
     # Which interface is whose rail is said where there are rails.
@@ -68,7 +71,10 @@ def tell(
     # Nova lists host devices in any order: where they have places, those count.
     if all(each.path is not None for each in given):
         given.sort(key=lambda each: each.path or ())
-    add_documents(domain, guest_document.documents(node, topology, cells, given, processor, fabric))
+    add_documents(
+        domain,
+        guest_document.documents(node, topology, cells, given, processor, fabric, wish),
+    )
 
 
 def add_documents(domain: GuestDomain, documents: Mapping[str, bytes]) -> None:

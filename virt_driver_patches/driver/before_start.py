@@ -27,9 +27,11 @@ from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Finding, Offer
 from nova_hpc.topology import peer
 from nova_hpc.topology.model import Node
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.tags import Tags
+from virt_driver_patches.driver import peer_reading
 from virt_driver_patches.driver.reading import Reading
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 
@@ -124,12 +126,15 @@ def check_flavor(
         raise ClaimRefused(f"The flavor cannot be used: {error}") from error
     if answer.sets:
         reached = answer.sets[0].level
+        node = peer_reading.node(CONF, reading, claim.addresses)
+        peers = peer.between(node, claim.addresses)
         return Decision(
             asked=request.level,
             policy=request.policy,
             reached=reached,
-            redirected=peer.redirected(reading.node, claim.addresses),
-            peers=peer.between(reading.node, claim.addresses),
+            redirected=peer.redirected(node, claim.addresses),
+            peers=peers,
+            wish=peer_reading.wish(CONF) if peers else Wish.KEEP,
         )
     miss = answer.miss or Miss(operator="no reason given", user="no reason given")
     asked = f"{flavor.AFFINITY}={request.level.word}"

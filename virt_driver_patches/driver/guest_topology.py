@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import attrs
+import nova.conf
 from nova import objects
 from nova.virt.libvirt import utils as libvirt_utils
 from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
@@ -29,10 +30,11 @@ from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
 from virt_driver_patches.domain import address_space, fwcfg, pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import before_start
+from virt_driver_patches.driver import before_start, peer_reading
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused
 
+CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
 
 #: The libvirt that has ``<qemu:override>``, through which a device shows its clique; Nova's
@@ -216,15 +218,17 @@ def tell(
         roles = {address: tags.role for address, tags in places.items() if tags.role}
         cells = guest_cells(instance.numa_topology)
         groups = before_start.groups_of(claim, reading) if claim.ports else {}
+        node = peer_reading.node(CONF, reading, [each for each, _ in domain.paths()])
         fwcfg.tell(
             domain,
-            reading.node,
+            node,
             found.mode.value,
             cells,
             roles,
             groups=groups,
             fabric=where.domains,
             rails=where.rails_of(reading.node, claim.addresses),
+            wish=peer_reading.wish(CONF),
         )
     except Exception:
         LOG.exception("The guest is not told where its devices sit", instance=instance)

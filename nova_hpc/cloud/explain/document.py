@@ -100,9 +100,10 @@ def past(answer: Past) -> dict[str, Any]:
             "reached": decision.reached.word,
             "redirected": None if decision.redirected is None else list(decision.redirected),
             "peers": [
-                {"gpu": gpu, "adapter": adapter, "why": why}
-                for gpu, adapter, why in peers(decision, answer.given)
+                {"gpu": gpu, "adapter": adapter, "why": why, "as_wished": as_wished}
+                for gpu, adapter, why, as_wished in peers(decision, answer.given)
             ],
+            "peer_wish": decision.wish.value,
         },
         "level": None if answer.level is None else answer.level.word,
         "distance": None if answer.distance is None else answer.distance.name,

@@ -14,6 +14,7 @@ from nova_hpc.cloud.snapshot import Device, Node, Server, Snapshot, SnapshotErro
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.flavor import has_hpc_keys
 from nova_hpc.placement.model import Policy
+from nova_hpc.topology import peer, peer_wish
 from nova_hpc.topology.level import Distance, Location, common_level, distance
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.decision import Decision
@@ -112,19 +113,25 @@ def _longest(places: list[Location]) -> Distance:
 
 
 def _said(decision: Decision | None, given: Iterable[Given]) -> Iterator[str]:
-    for gpu, adapter, why in peers(decision, given) if decision is not None else ():
-        yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {why}"
+    for gpu, adapter, why, as_wished in peers(decision, given) if decision is not None else ():
+        wished = f", not as wished ({decision.wish.value})" if as_wished is False else ""
+        yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {why}{wished}"
 
 
-def peers(decision: Decision, given: Iterable[Given]) -> Iterator[tuple[str, str, str]]:
+def peers(
+    decision: Decision, given: Iterable[Given]
+) -> Iterator[tuple[str, str, str, bool | None]]:
     """Each GPU and adapter below one switch, and what decided about their path at the start.
+
+    The last: whether it was as the operator wished; None: nothing was wished.
 
     Nothing where the server has other devices now than those that were counted.
     """
     addresses = sorted((each for item in given for each in item.addresses), key=address_key)
     for gpu, adapter, why in decision.peers:
         if max(gpu, adapter) < len(addresses):
-            yield addresses[gpu], addresses[adapter], why.value
+            wished = peer_wish.as_wished(peer.path_of(why), why, decision.wish)
+            yield addresses[gpu], addresses[adapter], why.value, wished
 
 
 def _notes(server: Server, node: Node, known: bool, devices: bool) -> list[str]:

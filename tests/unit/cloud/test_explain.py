@@ -208,8 +208,14 @@ def test_a_decision_of_the_past():
     said = explain_server(paired, "s1")
     # The second pair is of a device that it does not have any more.
     assert explain_document.past(said)["decision"]["peers"] == [
-        {"gpu": "0000:40:00.0", "adapter": "0000:40:01.0", "why": "no-ats"}
+        {"gpu": "0000:40:00.0", "adapter": "0000:40:01.0", "why": "no-ats", "as_wished": None}
     ]
+    record = record[:-1] + ',"wish":"translated"}'
+    paired = clouds.cloud(node, servers=[clouds.server("s1", "one", decision=record), servers[1]])
+    wished = explain_server(paired, "s1")
+    assert wished.notes[-1] == f"{said.notes[-1]}, not as wished (translated)"
+    decision = explain_document.past(wished)["decision"]
+    assert (decision["peer_wish"], decision["peers"][0]["as_wished"]) == ("translated", False)
     assert said.notes[-1].startswith("peer-to-peer of 0000:40:00.0 with 0000:40:01.0 when")
     other = explain_server(cloud, "s2")
     assert other.decision is None

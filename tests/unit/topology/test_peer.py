@@ -11,12 +11,13 @@ from nova_hpc.guest import compare, show
 from nova_hpc.guest import document as told
 from nova_hpc.guest.machine import Machine as Guest
 from nova_hpc.guest_tree import guest_document
-from nova_hpc.topology import confspace, peer, text
+from nova_hpc.topology import confspace, peer, peer_registers, text
 from nova_hpc.topology.model import BridgeKind, Function, Node
 from nova_hpc.topology.peer import Pair, Peer, Why
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.topology.sysfs import read
 from nova_hpc.wire import inventory
-from tests.unit.topology.builder import Machine
+from tests.unit.topology.builder import Machine, config
 
 REDIRECT = 0x1D  # as the kernel sets it
 DIRECT = 0x5D
@@ -155,10 +156,101 @@ def test_a_gpu_and_an_adapter(ports, gpu, vf, path, why):
     result = compare.compare(read_back, Guest((), (), {}))
     remarks = [each for each in result.findings if each.kind == "peer"]
     assert [each.wrong for each in remarks] == [False] * (path != "switch")
-    assert show.as_data(read_back, result)["peer_to_peer"] == [said]
+    assert show.as_data(read_back, result)["peer_to_peer"] == [said | {"as_wished": None}]
     shown = list(show.tree(read_back, result))
     words = {"switch": "stays below it", "root": "through the root complex", None: "not known"}
     assert shown[-1].startswith(f"  0 with 1: {words[path]}: ")
+
+
+@pytest.mark.parametrize(
+    ("wish", "ports", "ats", "as_wished"),
+    [
+        (Wish.KEEP, (REDIRECT, REDIRECT), True, None),
+        (Wish.TRANSLATED, (REDIRECT, REDIRECT), True, False),
+        (Wish.TRANSLATED, (DIRECT, DIRECT), False, False),
+        (Wish.TRANSLATED, (DIRECT, DIRECT), True, True),
+        (Wish.TRANSLATED, (None, None), None, None),
+        (Wish.DIRECT, (DIRECT, DIRECT), True, False),
+        (Wish.DIRECT, (NOTHING, NOTHING), False, True),
+    ],
+)
+def test_the_guest_is_told_what_the_operator_wishes(wish, ports, ats, as_wished):
+    node = with_card(ports, gpu=(ats, ats), card=(ats, ats))
+    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
+    data = guest_document.documents(node, "flat", (), given, wish=wish)[told.DOCUMENT]
+    found = json.loads(data)
+    # Nothing is said where nothing is wished: a document of a cloud without it is the same.
+    assert found.get("peer_wish") == (None if wish is Wish.KEEP else wish.value)
+    assert found["peer_to_peer"][0].get("as_wished") == as_wished
+    read_back = told.parse(data)
+    assert (read_back.peer_wish, read_back.peers[0].as_wished) == (wish.value, as_wished)
+    result = compare.compare(read_back, Guest((), (), {}))
+    head, line = list(show.tree(read_back, result))[-2:]
+    assert head == "peer-to-peer below one switch" + (
+        "" if wish is Wish.KEEP else f", wished: {wish.value}"
+    )
+    assert line.endswith(", not as wished") == (as_wished is False)
+    shown = show.as_data(read_back, result)
+    assert (shown["peer_wish"], shown["peer_to_peer"][0]["as_wished"]) == (wish.value, as_wished)
+    (pair,) = json.loads(inventory.dumps(node, wish))["peer_pairs"][:1]
+    assert pair["as_wished"] == as_wished  # host and guest say the same
+
+
+def test_a_wish_of_a_later_cloud_or_nonsense():
+    node = with_card((NOTHING, NOTHING))
+    given = [guest_document.Given(GPU), guest_document.Given(CARD)]
+    text = guest_document.documents(node, "flat", (), given, wish=Wish.DIRECT)[told.DOCUMENT]
+    found = json.loads(text)
+    later = told.parse(json.dumps(found | {"peer_wish": "magic"}).encode())
+    assert later.peer_wish is None
+    result = compare.compare(later, Guest((), (), {}))
+    assert "peer-to-peer below one switch, wished: not known" in show.tree(later, result)
+    for wrong in (None, 1, True, [], "x" * 65, ""):
+        with pytest.raises(told.DocumentError, match="peer_wish"):
+            told.parse(json.dumps(found | {"peer_wish": wrong}).encode())
+    found["peer_to_peer"][0]["as_wished"] = 1
+    with pytest.raises(told.DocumentError, match="as_wished"):
+        told.parse(json.dumps(found).encode())
+
+
+def test_registers_that_come_from_elsewhere(tmp_path):
+    """As of a privileged helper: what a reading without them says then is the same."""
+    made = Machine(tmp_path)
+    place = "pci0000:10/0000:10:00.0"
+    made.bridge(place, 4, (0x11, 0x14))
+    made.bridge(f"{place}/0000:11:00.0", 5, (0x12, 0x14), acs=None)
+    express = config(0x10DE, 0x2330, 0x030200)
+    for number, class_code in enumerate((0x030200, 0x020700)):
+        port = f"{place}/0000:11:00.0/0000:12:0{number}.0"
+        made.bridge(port, 6, (0x13 + number, 0x13 + number), acs=(0x5F, REDIRECT))
+        made.function(
+            f"{port}/0000:1{3 + number}:00.0",
+            files={"class": f"0x{class_code:06x}"},
+            space=express,
+        )
+    full = read(tmp_path)
+    blind = attrs.evolve(
+        full,
+        functions=tuple(
+            attrs.evolve(each, acs_capability=None, acs_control=None, ats=None, ats_enabled=None)
+            for each in full.functions
+        ),
+    )
+    devices = ["0000:13:00.0", "0000:14:00.0"]
+    assert peer.between(blind, devices) == ()
+    assert peer.between(full, devices) == ((0, 1, Why.REDIRECT),)
+    lacking = peer_registers.unread(blind, [*devices, "0000:ff:00.0"])
+    assert lacking == ("0000:12:00.0", "0000:12:01.0", *devices)
+    spaces = {
+        each: (tmp_path / "sys/bus/pci/devices" / each / "config").read_bytes() for each in lacking
+    }
+    again = peer_registers.with_registers(blind, spaces)
+    assert peer.between(again, devices) == peer.between(full, devices)
+    assert peer_registers.unread(again, devices) == ()
+    # Ports that say nothing are asked for no more than once by anybody, and change nothing.
+    silent = peer_registers.with_registers(blind, dict.fromkeys(lacking, b"\xff" * 4096))
+    assert silent == blind
+    assert peer_registers.unread(full, devices[:1]) == ()
 
 
 def test_functions_of_one_adapter_that_differ():

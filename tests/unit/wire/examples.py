@@ -38,6 +38,8 @@ from nova_hpc.topology.model import (
     RdmaDevice,
     RdmaPort,
 )
+from nova_hpc.topology.peer import Why
+from nova_hpc.topology.peer_wish import Wish as PeerWish
 from nova_hpc.wire import cluster_wish, device_record, fabric_map, inventory
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.decision import Decision
@@ -163,6 +165,15 @@ TAGS: Final = Tags(
     nvlink="left:2,all:8",
 )
 DECISION: Final = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA, (1, 4))
+#: With what is said of single pairs, and of the operator's wish.
+DECISION_OF_PAIRS: Final = Decision(
+    Level.SWITCH,
+    Policy.REQUIRED,
+    Level.SWITCH,
+    (1, 2),
+    ((0, 2, Why.ATS), (1, 3, Why.NO_ATS)),
+    PeerWish.TRANSLATED,
+)
 STATS: Final = StatsDocument(
     withheld={"0000:22:10.2": "IOMMU group 17 is not viable", "0000:23:00.0": "quarantined"},
     in_use={"0000:41:00.0": "link is x8, the device can do x16"},
@@ -187,6 +198,7 @@ GUEST: Final = documents(
     ],
     nccl.Processor("x86_64", "GenuineIntel", 6, 143),
     fabric={"block": "b-5a07", "leaf": "l-93c2"},
+    wish=PeerWish.TRANSLATED,
 )
 SERVER: Final = "11111111-2222-3333-4444-555555555555"
 SNAPSHOT: Final = Snapshot(
@@ -371,6 +383,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
     "stats/v1.json": STATS.dumps,
     "decision/v1.json": DECISION.dumps,
+    "decision/v1-pairs.json": DECISION_OF_PAIRS.dumps,
     "guest-abi/v2.json": ABI.dumps,
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 from nova_hpc.topology.peer import Why
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire.decision import Decision, loads
 
 PAIRS = st.integers(1, 2**32 - 1).flatmap(
@@ -25,8 +26,9 @@ DECISIONS = st.builds(
     st.sampled_from(Level),
     st.none() | PAIRS,
     st.dictionaries(
-        st.tuples(st.integers(0, 20), st.integers(0, 20)), st.sampled_from(Why), max_size=6
+        st.tuples(st.integers(0, 20), st.integers(0, 20)), st.sampled_from(Why), max_size=4
     ).map(lambda found: tuple((*pair, why) for pair, why in sorted(found.items()))),
+    st.sampled_from(Wish),
 )
 GOOD = Decision(Level.SWITCH, Policy.PREFERRED, Level.NUMA)
 
@@ -69,6 +71,8 @@ def test_a_text_that_is_cut(decision: Decision, length: int) -> None:
         {"peers": {"ats": "1"}},
         {"peers": {"ats": "1-99999"}},
         {"peers": {"ats": 7}},
+        {"wish": None},
+        {"wish": 1},
     ],
 )
 def test_versions_and_words_that_are_not_known(change: dict[str, object]) -> None:
@@ -85,6 +89,15 @@ def test_more_pairs_than_there_is_room_for() -> None:
     pairs = tuple((gpu, 8 + other, Why.ATS) for gpu in range(8) for other in range(8))
     text = attrs.evolve(GOOD, peers=pairs).dumps()
     assert loads(text) == GOOD
+    # The wish has room then, and where only it has none it goes.
+    wished = attrs.evolve(GOOD, wish=Wish.TRANSLATED)
+    assert loads(attrs.evolve(wished, peers=pairs).dumps()) == wished
+    most = next(
+        found
+        for some in range(len(pairs), 0, -1)
+        if loads((found := attrs.evolve(GOOD, peers=pairs[:some])).dumps()) == found
+    )
+    assert loads(attrs.evolve(most, wish=Wish.TRANSLATED).dumps()) == most
     few = attrs.evolve(GOOD, redirected=(16, 16), peers=pairs[:16])
     assert len(few.dumps()) <= 255
     assert loads(few.dumps()) == few
@@ -93,6 +106,7 @@ def test_more_pairs_than_there_is_room_for() -> None:
 def test_a_word_of_a_later_release_is_left_out() -> None:
     text = GOOD.dumps()[:-1] + ',"peers":{"ats":"0-2","magic":"1-3"}}'
     assert loads(text) == attrs.evolve(GOOD, peers=((0, 2, Why.ATS),))
+    assert loads(GOOD.dumps()[:-1] + ',"wish":"magic"}') == GOOD
 
 
 def test_more_keys_of_the_same_version_do_no_harm() -> None:

@@ -137,7 +137,8 @@ def test_the_guest_reads_what_it_is_promised() -> None:
         ("gpu", ("10de", "2330"), ("20", "00.0", "00.0")),
         ("vf", ("15b3", "101e"), ("20", "00.0", "01.0")),
     ]
-    assert found.peers == (guest.Peers(0, (1,), "root", "acs-redirect"),)
+    assert found.peers == (guest.Peers(0, (1,), "root", "acs-redirect", False),)
+    assert found.peer_wish == "translated"
     assert found.fabric == (("block", "b-5a07"), ("leaf", "l-93c2"))
     assert [each.rail for each in found.devices] == [None, "r-0a11"]
 
@@ -205,10 +206,12 @@ def test_texts_of_the_first_code_are_read() -> None:
     )
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))
     devices = tuple(each._replace(rail=None) for each in now.devices)
-    assert first == now._replace(devices=devices, peers=(), fabric=())
+    assert first == now._replace(devices=devices, peers=(), fabric=(), peer_wish="keep")
     assert READERS["position"](golden("position/v1-first.json")) == attrs.evolve(
         examples.POSITION, rails=()
     )
+    pairs = READERS["decision"](golden("decision/v1-pairs.json"))
+    assert pairs == examples.DECISION_OF_PAIRS
 
 
 def test_the_inventory_has_kept_its_keys() -> None:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server and its record are told of peer-to-peer, for a service that is not root.
+
+nova-compute reads the node by itself, and sees no registers of ACS and ATS unless it is
+root. The few that decide about one server's devices are read by the privileged helper.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_hpc.topology import peer_registers
+from nova_hpc.topology.model import Node
+from nova_hpc.topology.peer_wish import Wish
+from virt_driver_patches import privileged
+from virt_driver_patches.driver.reading import Reading
+
+LOG = logging.getLogger(__name__)
+
+
+def wish(conf: Any) -> Wish:
+    """What ``[hpc]peer_to_peer`` says."""
+    return Wish(conf.hpc.peer_to_peer)
+
+
+def node(conf: Any, reading: Reading, addresses: Iterable[str]) -> Node:
+    """The node, with what decides about peer-to-peer of these devices. Never raises.
+
+    The helper is asked only where this node needs it anyway: to clean devices, or to set
+    the ports. Where it does not answer, the paths are as unknown as before.
+    """
+    lacking = peer_registers.unread(reading.node, addresses)
+    helped = conf.hpc.clean_devices or wish(conf) is not Wish.KEEP
+    if not lacking or not helped or os.geteuid() == 0:
+        return reading.node
+    try:
+        configs = privileged.read_configs(conf.hpc.sysfs_root, lacking)
+    except Exception as error:  # the helper has ended, or does not start
+        LOG.warning(
+            "Peer-to-peer of the server's devices is not known: the privileged helper of "
+            "nova-compute does not answer (%s)",
+            type(error).__name__,
+        )
+        return reading.node
+    return peer_registers.with_registers(reading.node, configs)
