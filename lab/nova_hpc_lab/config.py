@@ -67,11 +67,13 @@ def _role(role: str, ids: tuple[str, str]) -> dict[str, str]:
 ALIASES: Final = (
     _alias("gpu", qemu.GPU_IDS, "type-PCI"),
     _alias("vf", qemu.VF_IDS, "type-VF"),
+    _alias("wide", qemu.WIDE_GPU_IDS, "type-PCI"),
 )
 DEVICE_ROLES: Final = (
     _role("gpu", qemu.GPU_IDS),
     _role("vf", qemu.VF_IDS),
     _role("pf", qemu.PF_IDS),
+    _role("wide", qemu.WIDE_GPU_IDS),
 )
 
 

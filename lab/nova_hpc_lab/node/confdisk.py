@@ -23,7 +23,7 @@ from typing import Final
 from nova_hpc_lab.errors import LabError
 from nova_hpc_lab.node.contract import HOST_ADDRESS
 from nova_hpc_lab.node.python_env import PROJECT
-from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS
+from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, WIDE_GPU_IDS
 from nova_hpc_lab.node.shape import Adapter, Gpu, Shape
 from nova_hpc_lab.state import write
 
@@ -81,7 +81,9 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
         "address": GUEST_ADDRESS,
         "gateway": HOST_ADDRESS,
         "gpu_ids": list(GPU_IDS),
-        "gpus": sum(isinstance(device, Gpu) for device in devices),
+        "gpus": sum(isinstance(device, Gpu) and not device.wide for device in devices),
+        "wide_gpu_ids": list(WIDE_GPU_IDS),
+        "wide_gpus": sum(isinstance(device, Gpu) and device.wide for device in devices),
         "adapters": [
             {
                 "name": device.name,

@@ -22,6 +22,7 @@ from nova_hpc_lab.node.shape import Adapter, Gpu, Port, Shape, Switch
 
 #: The device ids of the stand-ins, as Nova's ``device_spec`` and alias need them.
 GPU_IDS: Final = ("1234", "1111")
+WIDE_GPU_IDS: Final = ("1af4", "1110")
 PF_IDS: Final = ("8086", "10c9")
 VF_IDS: Final = ("8086", "10ca")
 
@@ -87,7 +88,7 @@ def command(
         # eim: interrupts by x2APIC, whose registers need no writes to memory.
         *("-device", "intel-iommu,intremap=on,eim=on,aw-bits=48"),
         *_services(files, number, ssh_port),
-        *_trees(shape, number),
+        *_trees(shape, number, files.disk.parent),
         *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
         *("-append", f"{KERNEL_LINE}{tsc} {_hugepages(shape)}"),
     ]
@@ -142,9 +143,9 @@ def _services(files: Files, number: int, ssh_port: int) -> Iterator[str]:
     yield from ("-qmp", f"unix:{_escaped(files.qmp)},server=on,wait=off")
 
 
-def _trees(shape: Shape, number: int) -> Iterator[str]:
+def _trees(shape: Shape, number: int, folder: Path) -> Iterator[str]:
     """The expander bridges, one a root complex, with all that hangs below them."""
-    tree = _Tree(number)
+    tree = _Tree(number, folder)
     count = 0
     for numa, node in enumerate(shape.numa_nodes):
         for root in node.roots:
@@ -161,6 +162,8 @@ class _Tree:
     """Numbers the ports, each of which needs a chassis number of its own."""
 
     number: int
+    #: Of the node, for the memory of devices that is kept in files.
+    folder: Path
     _chassis: int = 0
 
     def root_port(self, bus: str, slot: int, port: Port) -> Iterator[str]:
@@ -172,7 +175,19 @@ class _Tree:
         yield from self.below(name, port)
 
     def below(self, bus: str, port: Port) -> Iterator[str]:
-        if isinstance(port, Gpu):
+        if isinstance(port, Gpu) and port.wide:
+            # A file with holes: nobody writes more than a few pages of it.
+            path = _escaped(self.folder / f"{port.name}.memory")
+            yield from (
+                "-object",
+                f"memory-backend-file,id=memory-{port.name},share=on,size={port.memory_mib}M,"
+                f"mem-path={path}",
+            )
+            yield from (
+                "-device",
+                f"ivshmem-plain,id={port.name},bus={bus},memdev=memory-{port.name}",
+            )
+        elif isinstance(port, Gpu):
             yield from (
                 "-device",
                 f"bochs-display,id={port.name},bus={bus},vgamem={port.memory_mib}M",

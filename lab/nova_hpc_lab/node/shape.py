@@ -26,6 +26,8 @@ _WORD: Final = re.compile(r"[a-z][a-z0-9-]{0,31}")
 DEFAULT: Final = "two-socket"
 #: Sizes that QEMU's ``bochs-display`` takes, and hence the number of GPUs of one node.
 GPU_MEMORY_MIB: Final = (4, 8, 16, 32, 64, 128, 256)
+#: The same of ``ivshmem-plain``, whose BAR has 64 bits and lies above the first 4 GiB.
+WIDE_MEMORY_MIB: Final = (4096, 8192)
 MAX_VFS: Final = 7  # of QEMU's igb model
 MAX_ROOTS: Final = 6
 MAX_NODES: Final = 99
@@ -153,7 +155,7 @@ def parse(text: str, where: str) -> Value:
 
 @attrs.frozen
 class Gpu:
-    """A GPU stand-in: a display device with a BAR of ``memory_mib``."""
+    """A GPU stand-in: a device with a BAR of ``memory_mib``, of which the display has 32 bits."""
 
     name: str
     memory_mib: int
@@ -162,6 +164,11 @@ class Gpu:
     def bar_bytes(self) -> int:
         """Size of the BAR by which the guest can tell which GPU it got."""
         return self.memory_mib << 20
+
+    @property
+    def wide(self) -> bool:
+        """Whether its BAR has 64 bits, and is larger than what lies below 4 GiB."""
+        return self.memory_mib in WIDE_MEMORY_MIB
 
 
 @attrs.frozen
@@ -361,9 +368,9 @@ def _port(value: Value, counter: _Counter, depth: int) -> Port:
 def _gpu(value: Value, counter: _Counter) -> Gpu:
     keys = value.mapping({"gpu", "memory_mib"})
     name = counter.name(keys["gpu"])
-    memory = keys["memory_mib"].number(1, 1024)
-    if memory not in GPU_MEMORY_MIB:
-        sizes = ", ".join(map(str, GPU_MEMORY_MIB))
+    memory = keys["memory_mib"].number(1, max(WIDE_MEMORY_MIB))
+    if memory not in (*GPU_MEMORY_MIB, *WIDE_MEMORY_MIB):
+        sizes = ", ".join(map(str, (*GPU_MEMORY_MIB, *WIDE_MEMORY_MIB)))
         raise keys["memory_mib"].error(f"a GPU stand-in has one of {sizes} MiB, not {memory}")
     if memory in counter.memory:
         raise keys["memory_mib"].error(

@@ -106,7 +106,7 @@ def test_the_roles_of_the_virtual_node_are_valid(settings, tmp_path):
     file = tmp_path / "nova.conf"
     file.write_text(config.render(config.compute(settings, "hpc1", "10.0.2.2")))
     conf([], default_config_files=[str(file)], default_config_dirs=[])
-    assert roles.strict(conf.hpc.device_role).names == ("gpu", "vf", "pf")
+    assert roles.strict(conf.hpc.device_role).names == ("gpu", "vf", "pf", "wide")
 
 
 def test_all_files_are_for_the_owner_only_and_listen_on_the_loopback(paths, settings):

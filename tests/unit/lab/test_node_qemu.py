@@ -42,7 +42,9 @@ def command(name="two-socket", number=3):
 def test_every_device_of_the_shape_is_there_once(name):
     devices = options(command(name), "-device")
     for _, device in Shape.load(name).devices():
-        model = "bochs-display" if isinstance(device, Gpu) else "igb"
+        model = "igb"
+        if isinstance(device, Gpu):
+            model = "ivshmem-plain" if device.wide else "bochs-display"
         assert len([one for one in devices if one.startswith(f"{model},id={device.name},")]) == 1
 
 
@@ -150,13 +152,21 @@ def test_qemu_makes_the_machine_of_the_shape(monitor, name):
     shape = Shape.load(name)
     ask = monitor(name)
     assert len(ask("query-cpus-fast")) == shape.cpus
-    backends = ask("query-memdev")
-    assert [one["size"] >> 20 for one in sorted(backends, key=lambda one: one["id"])] == [
-        node.memory_mib for node in shape.numa_nodes
-    ]
+    backends = {one["id"]: one["size"] >> 20 for one in ask("query-memdev")}
+    assert backends == {
+        **{f"m{number}": node.memory_mib for number, node in enumerate(shape.numa_nodes)},
+        **{
+            f"memory-{device.name}": device.memory_mib
+            for _, device in shape.devices()
+            if isinstance(device, Gpu) and device.wide
+        },
+    }
     for _, device in shape.devices():
         path = f"/machine/peripheral/{device.name}"
-        if isinstance(device, Gpu):
+        if isinstance(device, Gpu) and device.wide:
+            memory = ask("qom-get", path=path, property="memdev")
+            assert memory == f"/objects/memory-{device.name}"
+        elif isinstance(device, Gpu):
             assert ask("qom-get", path=path, property="vgamem") == device.bar_bytes
         else:
             assert isinstance(device, Adapter)

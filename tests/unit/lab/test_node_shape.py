@@ -27,7 +27,7 @@ def read(text):
 def test_the_samples_are_distinct_and_the_default_comes_first():
     names = sample_names()
     assert names[0] == "two-socket"
-    assert set(names) == {"two-socket", "switchless", "wide", "mirror"}
+    assert set(names) == {"two-socket", "switchless", "wide", "mirror", "big-bar"}
     assert len({Shape.load(name).numa_nodes for name in names}) == len(names)
 
 

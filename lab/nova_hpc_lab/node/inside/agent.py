@@ -129,14 +129,18 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
 
 
 def gpus(node: dict[str, Any]) -> list[str]:
-    """Addresses of the GPU stand-ins."""
+    """Addresses of the GPU stand-ins, of both kinds."""
     found = []
-    for device in PCI.iterdir():
-        ids = [(device / name).read_text().strip()[2:] for name in ("vendor", "device")]
-        if ids == node["gpu_ids"]:
-            found.append(device.name)
-    if len(found) != node["gpus"]:
-        raise NodeError(f"{len(found)} of {node['gpus']} GPUs are there")
+    for kind in ("gpu", "wide_gpu"):
+        here = [
+            device.name
+            for device in PCI.iterdir()
+            if [(device / name).read_text().strip()[2:] for name in ("vendor", "device")]
+            == node[f"{kind}_ids"]
+        ]
+        if len(here) != node[f"{kind}s"]:
+            raise NodeError(f"{len(here)} of {node[f'{kind}s']} GPUs are there ({kind})")
+        found += here
     return found
 
 
