@@ -113,7 +113,9 @@ def _longest(places: list[Location]) -> Distance:
 
 
 def _said(decision: Decision | None, given: Iterable[Given]) -> Iterator[str]:
-    for gpu, adapter, why, as_wished in peers(decision, given) if decision is not None else ():
+    if decision is None:
+        return
+    for gpu, adapter, why, as_wished in peers(decision, given):
         wished = f", not as wished ({decision.wish.value})" if as_wished is False else ""
         yield f"peer-to-peer of {gpu} with {adapter} when it was placed: {why}{wished}"
 
