@@ -173,7 +173,7 @@ class _Task:
                     "hint group"
                 )
             return [spot.host for spot in self.view.spots]
-        ask = Ask(self.server, "", self.spec.num_instances)
+        ask = Ask(self.server, "", self.spec.num_instances, flexible=self.flexible)
         found = self.groups.look(ask, self.view.offer(self.wish))
         if isinstance(found, Refused):
             return self._refused(found, ask.members)
@@ -292,7 +292,7 @@ class _Task:
                 f"The {level} of the server group has no host left for this server; "
                 "hpc:fabric_policy preferred may help",
             )
-        free = self.view.free(FabricLevel.from_word(self.wish.level))
+        free = self.view.ground.free(FabricLevel.from_word(self.wish.level))
         near = found.nearest
         LOG.info(
             "HpcFabricFilter finds no %s for the %d members of %s (server %s): %d hosts fit, in "

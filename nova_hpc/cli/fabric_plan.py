@@ -83,6 +83,13 @@ class FabricPlan(List):
             metavar="N",
             help="leave out hosts with fewer rails (default: 0)",
         )
+        parser.add_argument(
+            "--group",
+            default="",
+            metavar="UUID",
+            help="of equally good domains take the one that the scheduler takes for this server "
+            "group (default: the first by name)",
+        )
         parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan into this file")
         fabric_source.add_arguments(parser)
         return parser
@@ -102,6 +109,7 @@ class FabricPlan(List):
             max_per_host=args.max_per_host,
             order=args.order,
             rails=args.rails,
+            group=args.group,
         )
         answer = plan(fabric, capacity, gang)
         if isinstance(answer, Refusal):

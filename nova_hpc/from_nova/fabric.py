@@ -13,14 +13,14 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.cluster.group_domain.choose import Ground, Seat
 from nova_hpc.cluster.group_domain.join import Offer
-from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain, Size
+from nova_hpc.cluster.group_domain.model import Domain, Size
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, Place
 from nova_hpc.from_nova import fabric_fit
 from nova_hpc.from_nova.said import SAID, more, some
 from nova_hpc.placement.flavor import Fabric
-from nova_hpc.placement.model import Policy
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -28,8 +28,6 @@ LOG = logging.getLogger(__name__)
 hpc_conf.register(CONF)
 
 HINT: Final = "hpc_members"
-#: Enough for any group: all hosts together are no domain that can be full.
-_UNBOUNDED: Final = 10**9
 #: Digits of the longest number that is read.
 _DIGITS: Final = 9
 
@@ -66,17 +64,17 @@ class Spot:
 
     #: Nova's host state.
     host: Any
-    place: Place
-    #: Level -> its domain; the tightest first.
-    domains: Mapping[FabricLevel, Domain]
-    #: How many such servers fit now; at least 1.
-    fit: int
+    seat: Seat
 
-    def is_in(self, domain: str) -> bool:
-        """Whether the host is in the domain with this UUID, of any level."""
-        return domain == EVERYWHERE.uuid or any(
-            each.uuid == domain for each in self.domains.values()
-        )
+    @property
+    def domains(self) -> Mapping[FabricLevel, Domain]:
+        """Level -> its domain; the tightest first."""
+        return self.seat.domains
+
+    @property
+    def fit(self) -> int:
+        """How many such servers fit now; at least 1."""
+        return self.seat.fit
 
 
 @attrs.frozen
@@ -85,35 +83,24 @@ class View:
 
     spots: tuple[Spot, ...]
     size: Size
+    ground: Ground = attrs.field(init=False, eq=False)
+
+    @ground.default
+    def _ground(self) -> Ground:
+        return Ground(tuple(spot.seat for spot in self.spots))
 
     def offer(self, wish: Fabric) -> Offer:
         """What these hosts offer to a group with this wish."""
-        level = FabricLevel.from_word(wish.level)
-        levels = [level] if wish.policy is Policy.REQUIRED else wider(level)
-        ladder: list[Mapping[Domain, int]] = [self.free(each) for each in levels]
-        if wish.policy is not Policy.REQUIRED:
-            ladder.append({EVERYWHERE: _UNBOUNDED})
-        hosts: collections.Counter[str] = collections.Counter()
-        for spot in self.spots:
-            hosts.update({EVERYWHERE.uuid, *(each.uuid for each in spot.domains.values())})
         return Offer(
-            ladder=tuple(ladder),
-            hosts=hosts,
+            ground=self.ground,
+            level=FabricLevel.from_word(wish.level),
             size=self.size,
             seen={spot.host.uuid: frozenset(spot.host.instances or ()) for spot in self.spots},
         )
 
-    def free(self, level: FabricLevel) -> Mapping[Domain, int]:
-        """How many servers fit into each domain of *level*."""
-        found: collections.Counter[Domain] = collections.Counter()
-        for spot in self.spots:
-            if level in spot.domains:
-                found[spot.domains[level]] += spot.fit
-        return found
-
     def within(self, domain: str) -> tuple[Spot, ...]:
         """The hosts in the domain with this UUID."""
-        return tuple(spot for spot in self.spots if spot.is_in(domain))
+        return tuple(spot for spot in self.spots if spot.seat.is_in(domain))
 
 
 def wider(level: FabricLevel) -> list[FabricLevel]:
@@ -139,24 +126,18 @@ def look(hosts: Sequence[Any], spec: objects.RequestSpec) -> View:
 
 def _spot(host: Any, spec: objects.RequestSpec, problems: dict[str, list[str]]) -> Spot:
     name = str(host.host)
-    domains: dict[FabricLevel, Domain] = {}
-    place = None
+    fit = fabric_fit.fit(host, spec)
     try:
         metadata = [dict(each.metadata or {}) for each in host.aggregates or ()]
         reading = aggregates.read_place(name, metadata)
-        place = reading.place
         for text in reading.problems:
             problems[text.replace(repr(name), "it")].append(name)
         maps = sorted({str(each[aggregates.MAP_KEY]) for each in metadata if _ours(each)})
-        for level in FabricLevel:
-            found = place.domain(level)
-            if found is not None:
-                domains[level] = Domain(level.word, f"{maps[0]}/{found}")
+        return Spot(host, Seat(reading.place, maps[0] if maps else "", fit))
     except Exception as error:
         # Whatever stands in an aggregate, the scheduler goes on.
         problems[f"{type(error).__name__}: {error}"].append(name)
-        domains.clear()
-    return Spot(host, place or _nowhere(name), domains, fabric_fit.fit(host, spec))
+    return Spot(host, Seat(_nowhere(name), fit=fit))
 
 
 def _ours(metadata: Mapping[str, str]) -> bool:
@@ -172,9 +153,9 @@ def _nowhere(name: str) -> Place:
 
 # --- what was seen before -------------------------------------------------------
 
-#: Host -> its domains, as they were when it was looked at last: hosts that are full are in no
-#: request, and members may be on them. Replaced value by value, so threads cannot tear it.
-_ATLAS: Final[dict[str, Mapping[FabricLevel, Domain]]] = {}
+#: Host -> where it was when it was looked at last: hosts that are full are in no request, and
+#: members may be on them. Replaced value by value, so threads cannot tear it.
+_ATLAS: Final[dict[str, Seat]] = {}
 _MOST: Final = 100_000
 
 
@@ -183,17 +164,18 @@ def remember(view: View) -> None:
     if len(_ATLAS) > _MOST:
         _ATLAS.clear()
     for spot in view.spots:
-        _ATLAS[str(spot.host.host)] = spot.domains
+        _ATLAS[str(spot.host.host)] = attrs.evolve(spot.seat, fit=0)
 
 
-def domains_of(host: str) -> Mapping[FabricLevel, Domain]:
-    """The domains of a host that was seen before; {}: it was not."""
-    return _ATLAS.get(host, {})
+def seat_of(host: str) -> Seat | None:
+    """Where a host is that was seen before, without its free places; None: it was not."""
+    return _ATLAS.get(host)
 
 
 def around(domain: str) -> Mapping[FabricLevel, Domain]:
     """The domains that the one with this UUID lies in, as far as its hosts were seen."""
-    for found in list(_ATLAS.values()):
+    for seat in list(_ATLAS.values()):
+        found = seat.domains
         levels = [level for level, each in found.items() if each.uuid == domain]
         if levels:
             return {level: each for level, each in found.items() if level >= levels[0]}

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from nova import objects
 
+from nova_hpc.cluster.group_domain.choose import Ground
 from nova_hpc.cluster.group_domain.model import Domain
-from nova_hpc.cluster.group_domain.near import part_order, scores
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import fabric
 
@@ -28,20 +28,24 @@ def rank(spec: objects.RequestSpec, spots: Sequence[fabric.Spot], domain: str, l
     :param left: members that are still to come, the next one included.
     """
     group = spec.instance_group if "instance_group" in spec else None
-    used: collections.Counter[str] = collections.Counter()
-    for name in (group.hosts if group is not None and "hosts" in group else None) or ():
-        used[_leaf(fabric.domains_of(str(name)), str(name))] += 1
-    free: collections.Counter[str] = collections.Counter()
-    for spot in spots:
-        free[_leaf(spot.domains, str(spot.host.host))] += spot.fit
-    found = scores(part_order(free, used, left))
-    inside = any(spot.is_in(domain) for spot in spots)
+    hosts = (group.hosts if group is not None and "hosts" in group else None) or ()
+    used = collections.Counter(map(str, hosts))
+    inside = any(spot.seat.is_in(domain) for spot in spots)
+    homes = [seat for host in used if (seat := fabric.seat_of(host)) is not None]
+    if inside:
+        # A member that is elsewhere is nothing to be near to.
+        homes = [seat for seat in homes if seat.is_in(domain)]
+    ground = Ground((*homes, *(spot.seat for spot in spots)))
+    here = {seat.place.host for seat in homes}
+    # As the domain was chosen for it.
+    whose = str(group.uuid if group is not None else spec.instance_uuid)
+    found = ground.scores({host: used[host] for host in used if host in here}, left, whose)
     around = {} if inside else fabric.around(domain)
     setattr(
         spec,
         _MARK,
         {
-            _key(spot.host): found[_leaf(spot.domains, str(spot.host.host))]
+            _key(spot.host): found[spot.seat.place.host]
             + (0 if inside else _shared(spot.domains, around))
             for spot in spots
         },
@@ -61,12 +65,6 @@ def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
 
 def _key(host: Any) -> tuple[str, str]:
     return str(host.host), str(host.nodename)
-
-
-def _leaf(domains: Mapping[FabricLevel, Domain], host: str) -> str:
-    """The part of a domain that a host is in: its leaf, or, where nobody knows, itself."""
-    leaf = domains.get(FabricLevel.LEAF)
-    return f"leaf {leaf.name}" if leaf else f"host {host}"
 
 
 def _shared(domains: Mapping[FabricLevel, Domain], around: Mapping[FabricLevel, Domain]) -> float:

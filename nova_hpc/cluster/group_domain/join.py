@@ -16,6 +16,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.cluster.group_domain.choose import Ground
 from nova_hpc.cluster.group_domain.model import (
     ANY_SIZE,
     RECORD_PREFIX,
@@ -26,7 +27,6 @@ from nova_hpc.cluster.group_domain.model import (
     Tree,
     Verdict,
     judge,
-    order,
     room_name,
 )
 from nova_hpc.cluster.group_domain.records import (
@@ -37,6 +37,7 @@ from nova_hpc.cluster.group_domain.records import (
     dead,
     sweep,
 )
+from nova_hpc.fabric.model import FabricLevel
 
 #: So often all domains are tried where only rooms that are not settled are in the way.
 _PASSES: Final = 8
@@ -67,11 +68,10 @@ class Ask:
 class Offer:
     """What the scheduler found for the member, at one moment."""
 
-    #: How many such servers fit into each domain; the domains of the wanted level, then,
-    #: where a wider one will do, those of the next.
-    ladder: tuple[Mapping[Domain, int], ...]
-    #: UUID of a domain of any level -> how many hosts in it can take this one server.
-    hosts: Mapping[str, int]
+    #: The hosts that can take it.
+    ground: Ground
+    #: Of the domain that the group wants.
+    level: FabricLevel
     #: Of the servers that are counted.
     size: Size = ANY_SIZE
     #: UUIDs of the hosts that have room -> servers that were counted as being on them.
@@ -86,7 +86,8 @@ class Joined:
     domain: str
     #: Whether it was taken now; otherwise the member had it.
     new: bool = True
-    #: Which step of Offer.ladder the group has now; None: it was decided before.
+    #: How many levels above the wanted one the domain is that the group has now; None: it was
+    #: decided before.
     step: int | None = None
 
 
@@ -148,13 +149,13 @@ class Groups:
                         if found is None:
                             continue
                         record, step = found
-            elif not retired and (ask.alone or not offer.hosts.get(record.root)):
+            elif not retired and (ask.alone or not offer.ground.hosts.get(record.root)):
                 # Whoever finds nobody's record decides anew: the domain may be full by now.
                 retired = True
-                if self._retire(record, not offer.hosts.get(record.root)):
+                if self._retire(record, not offer.ground.hosts.get(record.root)):
                     before = record.root
                     continue
-            if not ask.flexible and not offer.hosts.get(record.root):
+            if not ask.flexible and not offer.ground.hosts.get(record.root):
                 ticket = self.records.ticket(ask.server)
                 return Refused(ticket.root if ticket else record.root)
             made = self.records.make(TICKET_PREFIX + ask.server, ask.server, record.uuid)
@@ -172,15 +173,14 @@ class Groups:
 
         It respects what is kept for groups, and keeps nothing.
         """
-        nearest: Miss | None = None
-        for step, free in enumerate(offer.ladder):
-            for domain in order(free, ask.members, ask.server):
-                found = self._room_for(ask, offer, domain, free[domain])
-                if isinstance(found, Tree):
-                    return domain, step
-                if isinstance(found, Miss) and (nearest is None or found.left > nearest.left):
-                    nearest = found
-        return Refused(nearest=nearest or _emptiest(offer))
+        hunt = _Hunt(ask, offer)
+        while (chosen := hunt.next()) is not None:
+            step, domain = chosen
+            found = self._room_for(ask, offer, domain, offer.ground.free_in(domain))
+            if isinstance(found, Tree):
+                return domain, step
+            hunt.missed(chosen, found)
+        return Refused(nearest=hunt.nearest or _emptiest(offer))
 
     def leave(self, server: str) -> None:
         """Give back a ticket that was taken now, for a member that finds no host.
@@ -229,26 +229,22 @@ class Groups:
 
         :returns: it, and its step of the ladder; None: another scheduler was first.
         """
-        nearest: Miss | None = None
-        for step, free in enumerate(offer.ladder):
-            for number in range(_PASSES):
-                contended = False
-                for domain in order(free, ask.members, ask.group, before):
-                    found = self._try(ask, offer, domain, free[domain])
-                    if isinstance(found, Provider):
-                        return found, step
-                    if found is None:
-                        return None
-                    if isinstance(found, Miss):
-                        if nearest is None or found.left > nearest.left:
-                            nearest = found
-                    else:
-                        contended = True
-                if not contended:
-                    break
-                # What nobody has used by then is taken away.
-                self.records.pause(number + 2)
-        return Refused(nearest=nearest or _emptiest(offer))
+        hunt = _Hunt(ask, offer, before)
+        for number in range(_PASSES):
+            hunt.begin()
+            while (chosen := hunt.next(patient=number < _PASSES - 1)) is not None:
+                step, domain = chosen
+                found = self._try(ask, offer, domain, offer.ground.free_in(domain))
+                if isinstance(found, Provider):
+                    return found, step
+                if found is None:
+                    return None
+                hunt.missed(chosen, found)
+            if hunt.contended is None:
+                break
+            # What nobody has used by then is taken away.
+            self.records.pause(number + 2)
+        return Refused(nearest=hunt.nearest or _emptiest(offer))
 
     def _try(
         self, ask: Ask, offer: Offer, domain: Domain, free: int
@@ -345,9 +341,60 @@ class Groups:
         return frozenset(placed)
 
 
+@attrs.define
+class _Hunt:
+    """The domains that the planner names, one after the other: those before were full."""
+
+    ask: Ask
+    offer: Offer
+    #: UUID of the domain that the group had before.
+    before: str | None = None
+    #: The domain that came nearest, of all that were tried.
+    nearest: Miss | None = None
+    #: The lowest step at which only rooms were in the way that may go again.
+    contended: int | None = None
+    _cut: dict[str, int] = attrs.field(factory=dict)
+
+    def begin(self) -> None:
+        """Try all domains again."""
+        self.contended = None
+        self._cut.clear()
+
+    def next(self, patient: bool = False) -> tuple[int, Domain] | None:
+        """How many levels above the wanted one, and the domain; None: there are no more.
+
+        :param patient: a wider domain is none while others may still give way.
+        """
+        chosen = self.offer.ground.choose(
+            self.offer.level,
+            self.ask.members,
+            # Who has no group has an order of his own, too.
+            self.ask.group or self.ask.server,
+            flexible=self.ask.flexible,
+            before=self.before,
+            cut=self._cut,
+        )
+        if patient and chosen and self.contended is not None and chosen[0] > self.contended:
+            return None
+        return chosen
+
+    def missed(self, chosen: tuple[int, Domain], found: Miss | Verdict) -> None:
+        """Why the domain was not taken."""
+        step, domain = chosen
+        if isinstance(found, Miss):
+            self._cut[domain.uuid] = found.left
+            if self.nearest is None or found.left > self.nearest.left:
+                self.nearest = found
+        else:
+            self._cut[domain.uuid] = 0
+            if self.contended is None:
+                self.contended = step
+
+
 def _emptiest(offer: Offer) -> Miss | None:
     """The domain of the wanted level that most servers fit into; None: there is none."""
-    if not offer.ladder or not offer.ladder[0]:
+    free = offer.ground.free(offer.level)
+    if not free:
         return None
-    domain, free = max(offer.ladder[0].items(), key=lambda item: (item[1], item[0]))
-    return Miss(domain, free, 0)
+    domain, most = max(free.items(), key=lambda item: (item[1], item[0]))
+    return Miss(domain, most, 0)

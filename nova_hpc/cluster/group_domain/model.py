@@ -23,10 +23,9 @@ two stay that do not fit. No number of slots has to be known beforehand.
 from __future__ import annotations
 
 import enum
-import hashlib
 import re
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -290,21 +289,3 @@ def domain_of(provider_name: str) -> Domain | None:
     """
     found = _DOMAIN.fullmatch(provider_name)
     return Domain(found[1], found[2]) if found else None
-
-
-def order(
-    free: Mapping[Domain, int], members: int, group: str, before: str | None = None
-) -> Sequence[Domain]:
-    """The domains that *members* servers fit into, the one to be tried first at the front.
-
-    The domain that the group had before, then the smallest. Equals come in an order of the
-    group's own: groups that are made at the same moment would all want the same one.
-
-    :param before: UUID of a domain.
-    """
-
-    def rank(domain: Domain) -> tuple[bool, int, bytes]:
-        text = f"{group}:{domain.uuid}".encode()
-        return domain.uuid != before, free[domain], hashlib.sha256(text).digest()
-
-    return sorted((domain for domain, fit in free.items() if fit >= members), key=rank)

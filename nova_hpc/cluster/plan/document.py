@@ -57,6 +57,7 @@ def _asked(gang: Gang) -> dict[str, Any]:
         "order": gang.order.value,
         "max_per_host": gang.max_per_host,
         "rails": gang.rails,
+        "group": gang.group,
     }
 
 

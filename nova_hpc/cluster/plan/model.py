@@ -71,6 +71,8 @@ class Gang:
     within: tuple[FabricLevel, str] | None = None
     #: Host -> members that are there already, and that no capacity counts any more.
     placed: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    #: UUID of the server group: equal domains come in an order of its own; "": by name.
+    group: str = ""
 
 
 @attrs.frozen

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -45,7 +46,8 @@ def plan(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> Plan | R
     total = sum(spot.free for spot in found)
     if total >= gang.members and all(counts(place, gang) for place in home):
         for level in scopes(gang):
-            fitting = [each for each in domains(found, level, gang, home) if holds(each, gang)]
+            every = domains(found, level, gang, home)
+            fitting = _ordered((each for each in every if holds(each, gang)), gang.group)
             if fitting:
                 return _Search(found, gang, level, home).best(fitting)
     return words.refusal(found, gang, home)
@@ -65,7 +67,7 @@ def scopes(gang: Gang) -> Iterator[FabricLevel | str]:
 def domains(
     found: Sequence[Spot], level: FabricLevel | str, gang: Gang, home: Sequence[Place]
 ) -> list[Domain]:
-    """The domains of a level with their free hosts, in the order of their names.
+    """The domains of a level with their free hosts.
 
     :param home: where members of the gang are already: only domains with all of them count.
     """
@@ -77,7 +79,7 @@ def domains(
     homes = {_key(place.host, place, level, gang) for place in home}
     return [
         Domain(key[0], tuple(each), sum(spot.free for spot in each))
-        for key, each in sorted(members.items(), key=lambda item: natural(item[0][0]))
+        for key, each in members.items()
         if homes <= {key}
     ]
 
@@ -96,6 +98,15 @@ def _key(
     if name is None:
         return None
     return name, where.domain(gang.level) if gang.policy is Policy.REQUIRED else None
+
+
+def _ordered(some: Iterable[Domain], group: str) -> list[Domain]:
+    """In the order in which equal domains are taken: of their names, or of the group's own."""
+    if not group:
+        return sorted(some, key=lambda domain: natural(domain.name))
+    return sorted(
+        some, key=lambda domain: hashlib.sha256(f"{group}:{domain.name}".encode()).digest()
+    )
 
 
 def holds(domain: Domain, gang: Gang) -> bool:

@@ -20,10 +20,12 @@ from typing import Any
 import attrs
 import pymysql
 
+from nova_hpc.cluster.group_domain.choose import Ground, Seat
 from nova_hpc.cluster.group_domain.fleet import reap
 from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer
 from nova_hpc.cluster.group_domain.model import Domain, Size
 from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, Records, State
+from nova_hpc.fabric.model import FabricLevel, Place
 
 PROJECT = "7c4d6a52-0000-4000-8000-000000000001"
 
@@ -138,10 +140,14 @@ def place(
         for each in answer.body["resource_providers"]:
             leaf = int(each["name"].split("-")[1])
             by.setdefault(leaf, []).append((each["name"], each["uuid"]))
-        free = {cloud.leaf(leaf): len(hosts) for leaf, hosts in by.items()}
+        seats = [
+            Seat(Place(name, leaf=f"leaf{leaf}"), "race", 1)
+            for leaf, hosts in by.items()
+            for name, _ in hosts
+        ]
         offer = Offer(
-            ladder=(free,),
-            hosts={domain.uuid: fit for domain, fit in free.items()},
+            Ground(tuple(seats)),
+            FabricLevel.LEAF,
             size=Size("aa", 1),
             seen={uuid: frozenset() for hosts in by.values() for _, uuid in hosts},
         )

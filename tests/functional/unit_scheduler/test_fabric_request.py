@@ -76,14 +76,15 @@ def test_where_hosts_are_and_what_fits() -> None:
     request = spec()
     view = seen(request, host("a", LEAF, used=1), host("b", LEAF, free=3), host("c"))
     assert view.size.per_host == 3
-    (domain,) = view.free(FabricLevel.LEAF)
+    (domain,) = view.ground.free(FabricLevel.LEAF)
     assert str(domain) == "leaf ib/leaf1"
-    assert view.free(FabricLevel.LEAF) == {domain: 5}
+    assert view.ground.free(FabricLevel.LEAF) == {domain: 5}
     assert [spot.host.host for spot in view.within(domain.uuid)] == ["a", "b"]
     offer = view.offer(Fabric("leaf", Policy.PREFERRED))
-    assert [len(each) for each in offer.ladder] == [1, 1, 0, 0, 1]
-    assert offer.hosts[domain.uuid] == 2
-    assert len(view.offer(Fabric("leaf")).ladder) == 1
+    assert (offer.level, offer.size) == (FabricLevel.LEAF, view.size)
+    assert offer.ground.hosts[domain.uuid] == 2
+    assert offer.ground.choose(offer.level, 5, "g") == (0, domain)
+    assert offer.ground.choose(offer.level, 6, "g") is None
 
 
 def test_servers_of_one_size_have_one_key() -> None:
@@ -118,7 +119,7 @@ def test_without_what_placement_said_one_fits() -> None:
 def test_members_beside_each_other_come_first() -> None:
     other = LEAF | {"hpc_fabric:leaf": "leaf2"}
     hosts = [host("a", LEAF, free=1), host("b", other, free=3)]
-    request = spec(policy="soft-affinity", hosts=["a"])
+    request = spec(uuid="g", policy="soft-affinity", hosts=["a"])
     view = seen(request, *hosts)
     fabric.remember(view)
     block = view.spots[0].domains[FabricLevel.BLOCK].uuid

@@ -20,7 +20,6 @@ from nova_hpc.cluster.group_domain.model import (
     Verdict,
     domain_of,
     judge,
-    order,
     room_name,
 )
 
@@ -142,19 +141,3 @@ def test_what_stays_fits_in_any_order(capacity: int, sizes: list[int], rnd: obje
         assert stay <= capacity
     if sum(sizes) <= capacity:
         assert set(verdicts.values()) == {Verdict.STAY}
-
-
-@given(st.dictionaries(st.integers(0, 30), st.integers(0, 20), max_size=8), st.integers(1, 20))
-def test_the_order_of_domains(fits: dict[int, int], members: int) -> None:
-    free = {Domain("leaf", str(number)): fit for number, fit in fits.items()}
-    found = order(free, members, "g")
-    assert sorted(found) == sorted(domain for domain in free if free[domain] >= members)
-    assert [free[domain] for domain in found] == sorted(free[domain] for domain in found)
-    if found:
-        assert order(free, members, "g", before=found[-1].uuid)[0] == found[-1]
-
-
-def test_groups_of_one_moment_do_not_all_want_the_same_domain() -> None:
-    free = {Domain("leaf", str(number)): 16 for number in range(32)}
-    firsts = {order(free, 16, f"group{number}")[0] for number in range(20)}
-    assert len(firsts) > 10

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import uuid
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.cluster.group_domain import join as joining
+from nova_hpc.cluster.group_domain.choose import Ground, Seat
 from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer, Refused
 from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
@@ -21,9 +24,10 @@ from nova_hpc.cluster.group_domain.model import (
     Domain,
 )
 from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, State, Swept, sweep
+from nova_hpc.fabric.model import FabricLevel, Place
 from tests.unit.cluster.placement_model import Client, Turns, World, records
 
-LEAVES = [Domain("leaf", f"leaf{number}") for number in range(4)]
+LEAVES = [Domain("leaf", f"ib/leaf{number}") for number in range(4)]
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +36,13 @@ def _as_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_LOCKS", (contextlib.nullcontext(),))
 
 
-def offer(*fits: int, **keywords: object) -> Offer:
-    """So many servers fit into each leaf."""
-    free = dict(zip(LEAVES, fits, strict=False))
-    hosts = {domain.uuid: fit for domain, fit in free.items() if fit}
-    return Offer(ladder=(free,), hosts=hosts, **keywords)
+def offer(*fits: int, block: str | None = None, **keywords: object) -> Offer:
+    """So many servers fit into each leaf, on one host."""
+    seats = tuple(
+        Seat(Place(f"host{number}", leaf=f"leaf{number}", block=block), "ib", fit)
+        for number, fit in enumerate(fits)
+    )
+    return Offer(Ground(seats), FabricLevel.LEAF, **keywords)
 
 
 def groups(world: World, client: Client | None = None) -> Groups:
@@ -113,16 +119,14 @@ def test_members_that_have_their_place_are_not_counted_twice() -> None:
 
 def test_a_wider_domain_where_that_will_do() -> None:
     world = World()
-    block = Domain("block", "b")
-    ladder = ({LEAVES[0]: 2}, {block: 3}, {EVERYWHERE: 10**9})
-    hosts = {LEAVES[0].uuid: 2, block.uuid: 3, EVERYWHERE.uuid: 9}
-    for members, step in ((2, 0), (3, 1), (9, 2)):
+    block = Domain("block", "ib/b")
+    seats = (*offer(2, 1, block="b").ground.seats, Seat(Place("far"), fit=1))
+    for members, domain in ((2, LEAVES[0]), (3, block), (9, EVERYWHERE)):
         found = groups(world).join(
             Ask(world.server(), f"g{members}", members, flexible=True),
-            Offer(ladder=ladder, hosts=hosts),
+            Offer(Ground(seats), FabricLevel.LEAF),
         )
-        assert isinstance(found, Joined)
-        assert found.step == step
+        assert found == Joined(domain.uuid, step={2: 0, 3: 1, 9: 4}[members])
     # A block's room is not a leaf's: each level keeps its own.
     assert len(world.names(ROOM_PREFIX)) == 3
 
@@ -194,6 +198,16 @@ def _play(
     sizes: list[int], capacity: int, schedulers: int, reapers: int, choose: random.Random
 ) -> tuple[World, dict[str, list[Joined | Refused]]]:
     """Groups of these sizes, each decided by several schedulers, and merciless reapers."""
+    # UUIDs decide who gives way: the same choices have to be the same play.
+    bits = random.Random(choose.randrange(1 << 16))
+    made = mock.Mock(side_effect=lambda: uuid.UUID(int=bits.getrandbits(128), version=4))
+    with mock.patch.object(uuid, "uuid4", made):
+        return _played(sizes, capacity, schedulers, reapers, choose)
+
+
+def _played(
+    sizes: list[int], capacity: int, schedulers: int, reapers: int, choose: random.Random
+) -> tuple[World, dict[str, list[Joined | Refused]]]:
     world = World()
     turns = Turns(world, lambda most: choose.randrange(most))
     found: dict[str, list[Joined | Refused]] = {}

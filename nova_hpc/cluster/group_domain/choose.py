@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which domain a group gets, and where in it the next member goes: what the planner says. Pure.
+
+The scheduler asks the function that ``nova-hpc fabric plan`` asks
+(:func:`nova_hpc.cluster.plan.search.plan`), with the hosts that Nova offers in place of files.
+What a scheduler has to know beyond that is here: domains whose places are kept for other groups,
+and members that come one after the other.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
+from nova_hpc.cluster.plan import Gang, Plan, Policy, plan
+from nova_hpc.cluster.plan.tree import natural
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+
+#: Enough for any group: all hosts together are no domain that can be full.
+UNBOUNDED: Final = 10**9
+_NONE: Final[Mapping[str, int]] = {}
+
+
+@attrs.frozen
+class Seat:
+    """A host, and how many servers of the request fit on it now."""
+
+    place: Place
+    #: The name of the fabric map that knows it; "" where none does.
+    map: str = ""
+    fit: int = 0
+    #: Level -> its domain, the tightest first.
+    domains: Mapping[FabricLevel, Domain] = attrs.field(init=False, eq=False, repr=False)
+
+    @domains.default
+    def _domains(self) -> Mapping[FabricLevel, Domain]:
+        named = ((level, self.place.domain(level)) for level in FabricLevel)
+        return {level: Domain(level.word, f"{self.map}/{name}") for level, name in named if name}
+
+    def is_in(self, domain: str) -> bool:
+        """Whether the host is in the domain with this UUID, of any level."""
+        return domain == EVERYWHERE.uuid or any(
+            each.uuid == domain for each in self.domains.values()
+        )
+
+
+@attrs.frozen(eq=False, slots=False)
+class Ground:
+    """The hosts of one request."""
+
+    seats: tuple[Seat, ...]
+
+    @functools.cached_property
+    def hosts(self) -> Mapping[str, int]:
+        """UUID of a domain of any level -> how many hosts in it can take a server."""
+        found: collections.Counter[str] = collections.Counter()
+        for seat in self.seats:
+            if seat.fit:
+                found.update({EVERYWHERE.uuid, *(each.uuid for each in seat.domains.values())})
+        return found
+
+    def free(self, level: FabricLevel) -> Mapping[Domain, int]:
+        """How many servers fit into each domain of *level*."""
+        found: collections.Counter[Domain] = collections.Counter()
+        for seat in self.seats:
+            if level in seat.domains:
+                found[seat.domains[level]] += seat.fit
+        return found
+
+    def free_in(self, domain: Domain) -> int:
+        """How many servers fit into one domain."""
+        if domain == EVERYWHERE:
+            return UNBOUNDED
+        return sum(seat.fit for seat in self.seats if seat.is_in(domain.uuid))
+
+    # -- the planner's words ---------------------------------------------------
+
+    @functools.cached_property
+    def fabric(self) -> FabricMap:
+        """The hosts as a map, with the names that their own map has.
+
+        Two maps may have domains of one name: where there are several maps, UUIDs are the names.
+        """
+        several = len({seat.map for seat in self.seats if seat.domains}) > 1
+        found: dict[str, Place] = {}
+        for seat in self.seats:
+            place = seat.place
+            if several:
+                uuids = {level.word: domain.uuid for level, domain in seat.domains.items()}
+                place = Place(place.host, rails=place.rails, **uuids)
+            # A host of Nova may be there once for each of its nodes.
+            found[place.host] = place
+        return FabricMap(places=tuple(found.values()))
+
+    @functools.cached_property
+    def _named(self) -> Mapping[tuple[FabricLevel, str], Domain]:
+        found: dict[tuple[FabricLevel, str], Domain] = {}
+        for seat in self.seats:
+            place = self.fabric.place(seat.place.host) or seat.place
+            for level, domain in seat.domains.items():
+                found[level, place.domain(level) or ""] = domain
+        return found
+
+    def capacity(self, cut: Mapping[str, int] = _NONE) -> dict[str, int]:
+        """Host -> how many servers fit on it.
+
+        :param cut: UUID of a domain -> no more than so many servers fit into it. Which of its
+            hosts lose their places nobody can tell: the last ones by name do.
+        """
+        found: collections.Counter[str] = collections.Counter()
+        for seat in self.seats:
+            found[seat.place.host] += seat.fit
+        for domain, most in cut.items():
+            inside = {seat.place.host for seat in self.seats if seat.is_in(domain)}
+            excess = sum(found[host] for host in inside) - most
+            for host in sorted(inside, key=natural, reverse=True):
+                lost = max(0, min(found[host], excess))
+                found[host] -= lost
+                excess -= lost
+        return dict(found)
+
+    # -- the questions -----------------------------------------------------------
+
+    def choose(
+        self,
+        level: FabricLevel,
+        members: int,
+        group: str,
+        flexible: bool = False,
+        before: str | None = None,
+        cut: Mapping[str, int] = _NONE,
+    ) -> tuple[int, Domain] | None:
+        """The domain for a group, and how many levels above the wanted one it is.
+
+        It is the one that holds the whole plan of ``nova-hpc fabric plan --group GROUP``. Equal
+        domains come in an order of the group's own: groups that are made at the same moment
+        would all want the same one.
+
+        :param flexible: whether a wider domain will do, and at last any hosts.
+        :param before: UUID of the domain that the group had before; it comes first.
+        :param cut: UUIDs of domains that have no more than so many places left.
+        :returns: None: no domain holds the group.
+        """
+        levels = [each for each in FabricLevel if each >= level] if flexible else [level]
+        if before is not None and before not in cut:
+            for step, each in enumerate(levels):
+                for domain, free in self.free(each).items():
+                    if domain.uuid == before and free >= members:
+                        return step, domain
+        gang = Gang(
+            members=members,
+            level=level,
+            policy=Policy.PREFERRED if flexible else Policy.REQUIRED,
+            group=group,
+        )
+        answer = plan(self.fabric, self.capacity(cut), gang)
+        if isinstance(answer, Plan):
+            for step, each in enumerate(levels):
+                name = answer.domain_at(each)
+                if name is not None:
+                    return step, self._named[each, name]
+        if flexible and EVERYWHERE.uuid not in cut:
+            # Members for whom there is no place now may still find one later.
+            return len(levels), EVERYWHERE
+        return None
+
+    def scores(self, used: Mapping[str, int], left: int, group: str) -> dict[str, float]:
+        """Host -> how good it is for the group's next member: 1.0, and down to more than 0.
+
+        The planner is asked for all members that are still to come, beside those that are there:
+        its leaves (and NVLink domains) come first. Between the hosts of one leaf there is no
+        difference, for that is the other weighers' to decide.
+
+        :param used: host -> members that are there. Hosts that are nowhere in the seats do
+            not count.
+        :param left: members that are still to come, the next one included.
+        """
+        capacity = {host: fit for host, fit in self.capacity().items() if fit > 0}
+        parts = {host: self._part(host) for host in capacity}
+        if len(set(parts.values())) <= 1:
+            return dict.fromkeys(parts, 1.0)
+        placed = {host: number for host, number in used.items() if self.fabric.place(host)}
+        members = max(1, min(left, sum(capacity.values())))
+        gang = Gang(members=members, policy=Policy.PREFERRED, placed=placed, group=group)
+        answer = plan(self.fabric, capacity, gang)
+        planned: collections.Counter[tuple[str, str]] = collections.Counter()
+        for host, number in answer.hosts.items() if isinstance(answer, Plan) else ():
+            planned[parts[host]] += number
+        leaves = {leaf for leaf, _ in planned}
+        there: collections.Counter[tuple[str, str]] = collections.Counter()
+        for host, number in placed.items():
+            there[self._part(host)] += number
+
+        def rank(part: tuple[str, str]) -> tuple[Any, ...]:
+            names = natural(part[0]), natural(part[1])
+            return part not in planned, part[0] not in leaves, -there[part], -planned[part], names
+
+        order = _scores(sorted(set(parts.values()), key=rank))
+        return {host: order[part] for host, part in parts.items()}
+
+    def _part(self, host: str) -> tuple[str, str]:
+        """The leaf of a host, or, where nobody knows, itself; and its NVLink domain."""
+        place = self.fabric.place(host) or Place(host=host)
+        leaf = f"leaf {place.leaf}" if place.leaf is not None else f"host {host}"
+        return leaf, place.nvlink_domain or ""
+
+
+def _scores(order: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
+    """1.0 for the first, and 0.5 for the second, down to more than 0."""
+    parts = list(order)
+    rest = len(parts)
+    return {
+        part: 1.0 if number == 0 else 0.5 * (rest - number) / rest
+        for number, part in enumerate(parts)
+    }

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The filter chooses the domain that ``nova-hpc fabric plan`` names, on any fabric.
+
+The filter gets Nova's objects: hosts with the aggregates that ``nova-hpc fabric sync`` makes of
+the map, and what Placement said of them. The command gets two files.
+"""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nova import objects
+from oslo_config import cfg
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.cluster.group_domain.join import Groups
+from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
+from nova_hpc.fabric import aggregates
+from nova_hpc.fabric.model import FabricLevel, FabricMap
+from nova_hpc.from_nova import contract, fabric, fabric_fit, fabric_near, fabric_records, newness
+from nova_hpc.from_nova.patches import answers
+from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
+from tests.unit.cluster.placement_model import Client, World, records
+from tests.unit.cluster.plan.command import planned
+from tests.unit.cluster.plan.fabrics import Case, cases
+
+CONF = cfg.CONF
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Any:
+    """Nova's database and start-up checks are not asked."""
+    hpc_conf.register(CONF)
+    fabric._ATLAS.clear()
+    with (
+        mock.patch.object(newness, "is_new", return_value=True),
+        mock.patch.object(contract, "unknown", return_value=[]),
+        mock.patch.object(answers, "are_installed", return_value=True),
+    ):
+        yield
+
+
+def _hosts(fabric_map: FabricMap, capacity: dict[str, int]) -> list[Any]:
+    """Nova's view of the hosts that have room."""
+    found = []
+    for name, fit in capacity.items():
+        ident = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+        where = [
+            SimpleNamespace(metadata=dict(each.metadata))
+            for each in aggregates.aggregates_of(fabric_map)
+            if name in each.hosts
+        ]
+        allocations = {ident: {"resources": {"VCPU": 2}}}
+        if fit:
+            found.append(
+                SimpleNamespace(
+                    host=name,
+                    nodename=name,
+                    uuid=ident,
+                    aggregates=where,
+                    instances={},
+                    allocation_candidates=[{"allocations": allocations}],
+                    summary={
+                        "root_provider_uuid": ident,
+                        "resources": {"VCPU": {"capacity": 2 * fit + 3, "used": 2}},
+                    },
+                )
+            )
+    return found
+
+
+def _request(group: str, members: int, specs: dict[str, str], hosts: list[Any]) -> Any:
+    spec = objects.RequestSpec(
+        flavor=objects.Flavor(flavorid="f", extra_specs=specs),
+        instance_uuid=str(uuid.uuid4()),
+        project_id="p",
+        num_instances=1,
+        scheduler_hints={"hpc_members": [str(members)]},
+        instance_group=objects.InstanceGroup(
+            uuid=group, project_id="p", policy="soft-affinity", hosts=[], members=[]
+        ),
+    )
+    fabric_fit.keep(spec, {each.uuid: each.summary for each in hosts})
+    return spec
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.uuids(), st.booleans())
+def test_filter_and_command_choose_the_same_domain(
+    case: Case, group: uuid.UUID, flexible: bool
+) -> None:
+    fabric_map, capacity, gang = case
+    policy = "preferred" if flexible else "required"
+    specs = {"hpc:fabric": gang.level.word, "hpc:fabric_policy": policy}
+    hosts = _hosts(fabric_map, capacity)
+    if not hosts or gang.level.word == "core":
+        return
+    said = planned(
+        fabric_map, capacity, "--members", gang.members, "--level", gang.level.word,
+        "--policy", policy, "--group", group,
+    )  # fmt: skip
+    world = World()
+    spec = _request(str(group), gang.members, specs, hosts)
+    world.states_[spec.instance_uuid] = "there"
+    with mock.patch.object(
+        fabric_records, "groups", return_value=Groups(records(Client(world)), world)
+    ):
+        found = HpcFabricFilter().filter_all(hosts, spec)
+    decided = world.domains_of(str(group))
+    if not said["fits"] and not flexible:
+        assert list(found) == []
+        assert decided == set()
+        return
+    domains = [Domain(word, f"fabric/{name}").uuid for word, name in said.get("around", {}).items()]
+    wide = {
+        Domain(word, f"fabric/{name}").uuid
+        for word, name in said.get("around", {}).items()
+        if FabricLevel.from_word(word) >= gang.level
+    }
+    if wide:
+        first = next(each for each in domains if each in wide)
+        assert decided == {first}
+        # The hosts of the plan are all left, and the weigher wants none outside of its leaves.
+        names = {each.host for each in found}
+        assert set(said["hosts"]) <= names
+        scores = dict(
+            zip(
+                (each.host for each in found), fabric_near.scores_of(spec, list(found)), strict=True
+            )
+        )
+        best = {name for name in scores if scores[name] == max(scores.values())}
+        assert best & set(said["hosts"])
+    else:
+        assert decided == {EVERYWHERE.uuid}
