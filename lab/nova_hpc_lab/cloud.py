@@ -79,7 +79,9 @@ class Cloud:
 
     def compute_files(self, host: str, host_address: str) -> Mapping[str, str]:
         """Nova's configuration in the node *host*; see :class:`node.NodeCloud`."""
-        return {"nova.conf": config.render(config.compute(self.settings, host, host_address))}
+        networks = self.machine(host).shape.networks
+        sections = config.compute(self.settings, host, host_address, networks)
+        return {"nova.conf": config.render(sections)}
 
     # Up.
 

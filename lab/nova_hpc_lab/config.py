@@ -234,7 +234,9 @@ def nova(paths: Paths, settings: Settings) -> Sections:
     }
 
 
-def compute(settings: Settings, host: str, address: str) -> Sections:
+def compute(
+    settings: Settings, host: str, address: str, networks: Mapping[str, str] | None = None
+) -> Sections:
     """``nova.conf`` of nova-compute in the node *host*.
 
     What depends on the node's own devices (``[pci]device_spec``,
@@ -242,8 +244,18 @@ def compute(settings: Settings, host: str, address: str) -> Sections:
     from its inventory, with ``nova-hpc configure``.
 
     :param address: where the node reaches the services.
+    :param networks: interface of each adapter that is kept for the ports of a physical
+        network -> that network, which is also the role of its virtual functions.
     """
     sections = _nova(settings, address)
+    # The first that matches counts.
+    sections["hpc"]["device_role"] = [
+        *(
+            json.dumps({**_role(network, qemu.VF_IDS), "interface": interface})
+            for interface, network in (networks or {}).items()
+        ),
+        *(json.dumps(role) for role in DEVICE_ROLES),
+    ]
     sections["DEFAULT"] |= {
         "host": host,
         "compute_driver": plugin.DRIVER,

@@ -185,16 +185,22 @@ def host_devices(
     program = f"{python_env.PREFIX}/bin/nova-hpc"
     inventory = json.loads(remote(machine, [program, "inventory", "--format", "json"]))
     links = json.loads(remote(machine, ["ip", "-json", "link", "show"]))
-    return devices_of(inventory, links), {
+    return devices_of(inventory, links, machine.shape.networks), {
         numa["id"]: frozenset(parse_list(numa["cpus"])) if numa["cpus"] else frozenset()
         for numa in inventory["numa_nodes"]
     }
 
 
 def devices_of(
-    inventory: Mapping[str, Any], links: Sequence[Mapping[str, Any]]
+    inventory: Mapping[str, Any],
+    links: Sequence[Mapping[str, Any]],
+    networks: Mapping[str, str] | None = None,
 ) -> dict[str, HostDevice]:
-    """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows."""
+    """The assignable functions of an inventory, with the MACs that ``ip -json link`` knows.
+
+    :param networks: interface of an adapter that is kept for ports -> its network, which is
+        the role of its functions.
+    """
     vf_macs = {
         (link["ifname"], vf["vf"]): vf.get("address", "")
         for link in links
@@ -208,17 +214,20 @@ def devices_of(
         if ids not in roles:
             continue
         parent = function["physical_function"]
+        role = roles[ids]
         macs = []
         if parent is not None:
             number = functions[parent]["virtual_functions"].index(address)
             for device in functions[parent]["os_devices"]:
                 kind, _, name = device.partition(" ")
+                if kind == "net":
+                    role = (networks or {}).get(name, role)
                 if kind == "net" and vf_macs.get((name, number)):
                     macs.append(vf_macs[name, number])
         found[address] = HostDevice(
             address=address,
             ids=ids,
-            role=roles[ids],
+            role=role,
             provider=parent or address,
             location=Location(
                 numa=function["numa_node"],

@@ -17,8 +17,9 @@ import attrs
 import psutil
 import pytest
 
-from nova_hpc_lab import node
+from nova_hpc_lab import bootstrap, node
 from nova_hpc_lab.process import MARKER
+from nova_hpc_lab.state import Paths, Settings
 
 BASE_PORT = 28700
 #: Seconds: emulation is slow, but nothing here may wait for ever.
@@ -27,6 +28,7 @@ STATE = 600
 #: To the report of a guest. One that stays silent, as an emulated processor now and
 #: then loses a wake-up, is started again, as in the demonstration.
 REPORT = 300
+KEEP = "NOVA_HPC_LAB_KEEP"
 STARTS = 3
 
 
@@ -44,50 +46,69 @@ class Lab:
     def state(self):
         return Path(self.state_home, "nova-hpc", "lab")
 
-    def nova_hpc(self, *words, **options):
+    @property
+    def settings(self):
+        """Ports, passwords and shape of the lab."""
+        return Settings.load(Paths.from_environment(self.environ))
+
+    @property
+    def connection(self):
+        """Of openstacksdk, as the lab's administrator."""
+        return bootstrap.connect(self.settings)
+
+    @property
+    def client_environ(self):
+        """What the ``openstack`` command needs to reach the lab."""
+        return self.environ | {
+            "OS_CLIENT_CONFIG_FILE": str(self.state / "etc" / "clouds.yaml"),
+            "OS_CLOUD": "nova-hpc-lab",
+            "OS_COMPUTE_API_VERSION": "2.96",
+            "no_proxy": "127.0.0.1",
+        }
+
+    def run(self, *words):
+        """Any ``nova-hpc`` command, as its operator gives it."""
+        argv = [sys.executable, "-m", "nova_hpc.cli.main", *words]
+        return self._run(argv, self.client_environ)
+
+    def client(self, *words):
+        """The ``openstack`` command, however it ends."""
+        return self._run([Path(sys.prefix, "bin", "openstack"), *words], self.client_environ)
+
+    def nova_hpc(self, *words):
         argv = [sys.executable, "-m", "nova_hpc.cli.main", "lab", *words]
-        options = {"capture_output": True, "text": True, "timeout": COMMAND, **options}
-        return subprocess.run(argv, env=self.environ, check=False, **options)
+        return self._run(argv, self.environ)
+
+    def _run(self, argv, environ):
+        return subprocess.run(
+            argv, env=environ, capture_output=True, text=True, timeout=COMMAND, check=False
+        )
 
     def up(self, *words):
         done = self.nova_hpc("up", "--base-port", str(BASE_PORT), *(words or ("--nodes", "1")))
         assert done.returncode == 0, done.stderr
 
-    def has_shape(self, shape):
-        """Have one node of that shape; the control plane goes on as it is."""
+    def has_shape(self, shape, nodes=1):
+        """Have so many nodes of that shape; the control plane goes on as it is."""
         if (self.state / "settings.json").exists():
             # One that another test is deleting may be gone before it is asked for.
             for one in self.servers():
                 self.openstack("server", "delete", "--wait", one["ID"], check=False)
             self.until(lambda: not self.servers(), "all servers are deleted")
             self.up("--nodes", "0")
-        self.up("--nodes", "1", "--shape", shape)
+        self.up("--nodes", str(nodes), "--shape", str(shape))
 
     def status(self):
         return json.loads(self.nova_hpc("status", "--format", "json").stdout)
 
-    def inside(self, script):
-        """Run a shell script in the node."""
-        done = self.nova_hpc("ssh", "hpc1", "--", "sh", "-c", script)
+    def inside(self, script, node="hpc1"):
+        """Run a shell script in a node."""
+        done = self.nova_hpc("ssh", node, "--", "sh", "-c", script)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def openstack(self, *words, check=True):
-        environ = self.environ | {
-            "OS_CLIENT_CONFIG_FILE": str(self.state / "etc" / "clouds.yaml"),
-            "OS_CLOUD": "nova-hpc-lab",
-            "OS_COMPUTE_API_VERSION": "2.96",
-            "no_proxy": "127.0.0.1",
-        }
-        program = Path(sys.prefix, "bin", "openstack")
-        done = subprocess.run(
-            [program, *words],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=COMMAND,
-        )
+        done = self.client(*words)
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
 
@@ -145,7 +166,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def cloud():
-    """A lab that is not started yet; at the end nothing of it is left."""
+    """A lab that is not started yet; at the end nothing of it is left.
+
+    Where KEEP names a folder, the lab there is used and stays, for the next run.
+    """
+    if kept := os.environ.get(KEEP):
+        yield Lab(kept)
+        return
     # Short, as unix sockets need it.
     with tempfile.TemporaryDirectory(prefix="nhl") as home:
         found = Lab(home)
@@ -161,6 +188,10 @@ def cloud():
 
 @pytest.fixture(scope="session")
 def lab(request, cloud):
-    """The lab with one node; a test that names a shape gets a node of that shape."""
-    cloud.has_shape(getattr(request, "param", "two-socket"))
+    """The lab with one node; a test that names a shape gets a node of that shape.
+
+    Or so many nodes of it, where it names their number, too.
+    """
+    wanted = getattr(request, "param", "two-socket")
+    cloud.has_shape(*(wanted if isinstance(wanted, tuple) else (wanted,)))
     return cloud

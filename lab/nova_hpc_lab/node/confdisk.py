@@ -89,6 +89,7 @@ def describe(name: str, number: int, shape: Shape, identity: str) -> dict[str, o
                 "name": device.name,
                 "mac": device.pf_mac(number),
                 "vfs": list(device.vf_macs(number)),
+                "network": device.network,
             }
             for device in devices
             if isinstance(device, Adapter)

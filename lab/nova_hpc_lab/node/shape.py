@@ -31,6 +31,9 @@ WIDE_MEMORY_MIB: Final = (4096, 8192)
 MAX_VFS: Final = 7  # of QEMU's igb model
 MAX_ROOTS: Final = 6
 MAX_NODES: Final = 99
+#: What flavors and the node call the devices that are kept for no network.
+ROLES: Final = ("gpu", "vf", "pf")
+_LONGEST_INTERFACE: Final = 15
 
 
 class ShapeError(LabError):
@@ -175,9 +178,12 @@ class Gpu:
 class Adapter:
     """An SR-IOV adapter with *vfs* virtual functions."""
 
+    #: Also of its network interface in the node.
     name: str
     vfs: int
     number: int  #: position among the adapters of the node, from 0
+    #: Physical network for whose ports its virtual functions are kept; None: flavors ask for them.
+    network: str | None = None
 
     def pf_mac(self, node: int) -> str:
         """MAC of the physical function on node number *node*."""
@@ -275,6 +281,12 @@ class Shape:
         """All memory of the machine."""
         return sum(node.memory_mib for node in self.numa_nodes)
 
+    @property
+    def networks(self) -> dict[str, str]:
+        """Interface of each adapter that is kept for ports -> its physical network."""
+        adapters = (device for _, device in self.devices() if isinstance(device, Adapter))
+        return {each.name: each.network for each in adapters if each.network is not None}
+
     def describe(self, node: int) -> tuple[str, ...]:
         """One line a device, for people, on node number *node*."""
         lines = []
@@ -283,7 +295,8 @@ class Shape:
                 lines.append(f"{device.name}: GPU, BAR of {device.memory_mib} MiB, NUMA {numa}")
             else:
                 macs = ", ".join(device.vf_macs(node))
-                lines.append(f"{device.name}: adapter, VFs {macs}, NUMA {numa}")
+                kept = "" if device.network is None else f" for ports of {device.network}"
+                lines.append(f"{device.name}: adapter, VFs {macs}{kept}, NUMA {numa}")
         return tuple(lines)
 
 
@@ -355,14 +368,28 @@ def _port(value: Value, counter: _Counter, depth: int) -> Port:
     if kind == "gpu":
         return _gpu(value, counter)
     if kind == "adapter":
-        keys = value.mapping({"adapter", "vfs"})
-        name = counter.name(keys["adapter"])
-        counter.adapters += 1
-        return Adapter(name, keys["vfs"].number(1, MAX_VFS), counter.adapters - 1)
+        return _adapter(value, counter)
     if depth >= 2:
         raise value.error("switches are at most two deep")
     ports = value.mapping({"switch"})["switch"].sequence(1, 8)
     return Switch(tuple(_port(item, counter, depth + 1) for item in ports))
+
+
+def _adapter(value: Value, counter: _Counter) -> Adapter:
+    keys = value.mapping({"adapter", "vfs"}, {"network"})
+    name = counter.name(keys["adapter"])
+    if len(name) > _LONGEST_INTERFACE:
+        raise keys["adapter"].error(
+            f"{name} has more than {_LONGEST_INTERFACE} characters, and an adapter's name is"
+            " also that of its network interface"
+        )
+    network = keys["network"].word() if "network" in keys else None
+    if network in ROLES:
+        raise keys["network"].error(
+            f"{network} is a role, and the devices of a network have its name as theirs"
+        )
+    counter.adapters += 1
+    return Adapter(name, keys["vfs"].number(1, MAX_VFS), counter.adapters - 1, network)
 
 
 def _gpu(value: Value, counter: _Counter) -> Gpu:

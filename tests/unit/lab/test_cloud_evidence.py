@@ -123,6 +123,9 @@ def test_assignable_functions_have_identities():
         "0000:82:10.0": ("vf", "0000:82:00.0", "MAC 52:54:00:01:01:00"),
         "0000:82:10.2": ("vf", "0000:82:00.0", "MAC 52:54:00:01:01:01"),
     }
+    # Of an adapter that is kept for ports, the network is the role.
+    kept = evidence.devices_of(INVENTORY, LINKS, {"ens1": "physnet1"})
+    assert [one.role for one in kept.values()] == ["gpu", "physnet1", "physnet1"]
 
 
 def test_identities_of_every_sample_are_unique_and_on_their_numa_node():

@@ -10,7 +10,12 @@ import pytest
 import nova_hpc_lab.node
 
 AGENT = Path(nova_hpc_lab.node.__file__).parent / "inside" / "agent.py"
-ADAPTER = {"name": "hca0", "mac": "52:54:00:01:00:ff", "vfs": ["52:54:00:01:00:00"] * 2}
+ADAPTER = {
+    "name": "hca0",
+    "mac": "52:54:00:01:00:ff",
+    "vfs": ["52:54:00:01:00:00"] * 2,
+    "network": None,
+}
 
 # Notes what the kernel is told and, of each command, how many functions there are by then.
 IP = """\
@@ -53,10 +58,39 @@ def test_an_adapter_goes_up_when_its_functions_are_there(agent, link):
     said = (link.parent / "log").read_text().splitlines()
     # An igb that is up while they are made follows a NULL pointer.
     assert [line for line in said if " up " in line] == [said[-1]]
-    assert said[-1] == "2 functions: ip link set up dev eth0"
+    assert said[0] == "0 functions: ip link set dev eth0 name hca0"
+    assert said[-1] == "2 functions: ip link set up dev hca0"
     assert len([line for line in said if " mac " in line]) == 2
 
 
 def test_an_adapter_that_is_not_there_is_named(agent):
     with pytest.raises(agent.NodeError, match=r"adapter hca0 \(52:54:00:01:00:ff\) is not there"):
         agent.virtual_functions(ADAPTER, {})
+
+
+@pytest.mark.parametrize(
+    ("networks", "words"),
+    [
+        ([None, None], []),
+        (
+            ["physnet2", None, "physnet1", "physnet2"],
+            ["--physical-network", "physnet1=physnet1", "--physical-network", "physnet2=physnet2"],
+        ),
+    ],
+)
+def test_adapters_are_kept_for_the_ports_of_their_network(
+    agent, tmp_path, monkeypatch, networks, words
+):
+    called = []
+    monkeypatch.setattr(agent, "run", lambda *argv: called.append(argv))
+    monkeypatch.setattr(agent, "CONFIG", tmp_path)
+    monkeypatch.setattr(agent, "INCLUDES", tmp_path / "there" / "nova.conf.d")
+    monkeypatch.setattr(agent, "NOVA", tmp_path / "there")
+    monkeypatch.setattr(agent, "STATE", tmp_path / "state")
+    (tmp_path / "nova").mkdir()
+    (tmp_path / "lab.conf").write_text("")
+    adapters = [{**ADAPTER, "network": each} for each in networks]
+    agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
+    ((_, *rest),) = called
+    assert rest[:1] == ["configure"]
+    assert rest[5:] == words

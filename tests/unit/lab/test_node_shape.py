@@ -58,6 +58,16 @@ def test_two_socket_has_its_only_switch_on_the_first_numa_node():
     assert not any(isinstance(port, Switch) for root in second.roots for port in root.ports)
 
 
+def test_an_adapter_may_be_kept_for_the_ports_of_a_network():
+    assert read(GOOD).networks == {}
+    shape = read(GOOD.replace("vfs: 2}", "vfs: 2, network: physnet1}"))
+    assert shape.networks == {"hca0": "physnet1"}
+    (line,) = (line for line in shape.describe(1) if line.startswith("hca0"))
+    assert "for ports of physnet1" in line
+    # The default has one, so that every lab can have such ports.
+    assert Shape.load("two-socket").networks == {"hca2": "physnet1"}
+
+
 def test_a_file_is_read_as_the_samples_are(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(GOOD)
@@ -89,6 +99,9 @@ def test_a_file_is_read_as_the_samples_are(tmp_path):
         ("vfs: 2", "vfs: 8", 10, "1 to 7 is expected, not 8"),
         ("{adapter: hca0, vfs: 2}", "{nic: hca0}", 10, "exactly one of gpu, adapter, switch"),
         ("{adapter: hca0, vfs: 2}", "{gpu: a, adapter: b}", 10, "exactly one of"),
+        ("hca0, vfs", "a-name-of-sixteen, vfs", 10, "also that of its network interface"),
+        ("vfs: 2}", "vfs: 2, network: Physnet1}", 10, "a name of lower-case letters"),
+        ("vfs: 2}", "vfs: 2, network: vf}", 10, "vf is a role"),
         ("{adapter: hca0, vfs: 2}", "hca0", 10, "keys with values are expected"),
         ("- {gpu: gpu1, memory_mib: 32}", "- switch: []", 11, "1 to 8 items are expected"),
     ],

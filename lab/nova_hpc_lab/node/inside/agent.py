@@ -23,7 +23,9 @@ CONFIG = Path("/opt/nova-hpc/config")
 COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
 PHASE = Path("/run/nova-hpc/phase")
 PCI = Path("/sys/bus/pci/devices")
-INCLUDES = Path("/etc/nova/nova.conf.d")
+NOVA = Path("/etc/nova")
+INCLUDES = NOVA / "nova.conf.d"
+STATE = Path("/var/lib/nova")
 
 
 class NodeError(Exception):
@@ -113,18 +115,20 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
     link = adapters.get(adapter["mac"])
     if link is None:
         raise NodeError(f"adapter {adapter['name']} ({adapter['mac']}) is not there")
-    device = link / "device"
+    device = (link / "device").resolve()
+    # By its name the adapter is known in the node's configuration.
+    run("ip", "link", "set", "dev", link.name, "name", adapter["name"])
     # No driver of the node may take them: they are for guests.
     (device / "sriov_drivers_autoprobe").write_text("0")
     (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
     found = []
     for number, mac in enumerate(adapter["vfs"]):
-        run("ip", "link", "set", "dev", link.name, "vf", str(number), "mac", mac)
+        run("ip", "link", "set", "dev", adapter["name"], "vf", str(number), "mac", mac)
         found.append((device / f"virtfn{number}").resolve().name)
     # Last: the watchdog of an igb that is up pings its VFs, and while they are being
     # made it finds their number before their table (igb_ping_all_vfs in
     # drivers/net/ethernet/intel/igb/igb_main.c: a NULL pointer, Linux 6.12).
-    run("ip", "link", "set", "up", "dev", link.name)
+    run("ip", "link", "set", "up", "dev", adapter["name"])
     return found
 
 
@@ -189,13 +193,15 @@ def libvirt(node: dict[str, Any]) -> None:
 def configuration(node: dict[str, Any]) -> None:
     """Nova's files: the cloud's, those of ``nova-hpc configure``, the lab's."""
     source = CONFIG / "nova"
-    shutil.copytree(source, "/etc/nova", dirs_exist_ok=True)
+    shutil.copytree(source, NOVA, dirs_exist_ok=True)
     INCLUDES.mkdir(parents=True, exist_ok=True)
-    Path("/var/lib/nova/instances").mkdir(parents=True, exist_ok=True)
+    (STATE / "instances").mkdir(parents=True, exist_ok=True)
     # The same node of the same cloud after any restart, also on a fresh disk.
-    Path("/var/lib/nova/compute_id").write_text(node["uuid"] + "\n")
+    (STATE / "compute_id").write_text(node["uuid"] + "\n")
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
-    run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute")
+    kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
+    networks = [word for each in kept for word in ("--physical-network", f"{each}={each}")]
+    run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *networks)
 
 
 def main() -> None:
