@@ -45,6 +45,9 @@ _ABOVE: Final = ("upper_", "master")
 _ROUTES: Final = "/proc/net/route"
 _ADDRESSES: Final = "/proc/net/if_inet6"
 _GLOBAL: Final = "00"
+#: Of the host itself, whatever container looks.
+_MOUNTS: Final = "/proc/1/mountinfo"
+_SWAPS: Final = "/proc/swaps"
 #: Drivers that hand a device to whoever opens a file, and let anybody open it.
 _UIO: Final = ("uio_pci_generic", "igb_uio")
 #: Others of this project look at the same group for an instant.
@@ -211,11 +214,13 @@ class _Looker:
                 certain=False,
             )
         for name in self._tree.names(f"{DEVICES}/{address}/net"):
-            how = self._network(f"{DEVICES}/{address}/net/{name}", name)
-            if how is not None:
+            used = self._network(f"{DEVICES}/{address}/net/{name}", name)
+            if used is not None:
+                how, certain = used
                 return Holder(
                     f"the host uses its network interface {name}, which is up and {how}; take it "
-                    f"down (ip link set {name} down), or offer it with managed=no"
+                    f"down (ip link set {name} down), or offer it with managed=no",
+                    certain,
                 )
         for name in self._disks_of(address):
             holder = self._disk(name)
@@ -235,32 +240,35 @@ class _Looker:
                 found += [each for each in names if each in self._blocks()]
         return list(dict.fromkeys(found))
 
-    def _network(self, path: str, name: str) -> str | None:
-        """How the host uses an interface; None: it does not.
+    def _network(self, path: str, name: str) -> tuple[str, bool] | None:
+        """How the host uses an interface, and whether that is certain; None: it does not.
 
         One that is only up is not used: network managers bring up what they find.
         """
-        if not self._number(f"{path}/flags") & _UP:
+        flags = self._number(f"{path}/flags")
+        if not flags & _UP:
             return None
+        known = flags >= 0
         if self._text(f"{path}/type") == _INFINIBAND:
             # The host speaks InfiniBand by it, to storage for one, without any address.
-            return "an InfiniBand interface"
+            return "an InfiniBand interface", known
         above = [each for each in self._tree.names(path) if each.startswith(_ABOVE)]
         if above:
-            return "part of another interface"
+            return "part of another interface", known
         routes = self._text(_ROUTES)
         if routes is None:
-            return f"perhaps in use ({_ROUTES} cannot be read)"
+            return f"perhaps in use ({_ROUTES} cannot be read)", False
         if any(line.split()[:1] == [name] for line in routes.splitlines()):
-            return "has a route"
+            return "has a route", known
         for line in (self._text(_ADDRESSES) or "").splitlines():
             # address, index, length of the prefix, scope, flags, interface
             fields = line.split()
             if len(fields) == 6 and fields[5] == name and fields[3] == _GLOBAL:
-                return "has an address"
+                return "has an address", known
         return None
 
     def _disk(self, name: str) -> Holder | None:
+        used = f"the host uses its disk {name}: it is mounted, or part of another"
         path = f"{os.path.realpath(self._root).rstrip('/')}/dev/{name}"
         try:
             # A disk that is mounted, in any name space, or part of another cannot be
@@ -270,11 +278,25 @@ class _Looker:
             if error.errno == errno.ENOMEDIUM:
                 return None
             if error.errno == errno.EBUSY:
-                return Holder(f"the host uses its disk {name}: it is mounted, or part of another")
+                return Holder(used)
+            if self._is_mounted(name):
+                return Holder(used)
             why = os.strerror(error.errno).lower() if error.errno else str(error)
             text = f"/dev/{name} cannot be opened to see whether the host uses it ({why})"
             return Holder(text, certain=False)
         return None
+
+    def _is_mounted(self, name: str) -> bool:
+        """Whether mounts of the host, its swap or another disk name it, as a capture shows."""
+        if self._tree.names(f"{_BLOCK}/{name}/holders"):
+            return True
+        number = self._text(f"{_BLOCK}/{name}/dev")
+        for line in (self._text(_MOUNTS) or "").splitlines():
+            # number, parent, major:minor, ... (proc(5))
+            if number is not None and line.split()[2:3] == [number]:
+                return True
+        swaps = (self._text(_SWAPS) or "").splitlines()
+        return any(line.split()[:1] == [f"/dev/{name}"] for line in swaps)
 
     def _blocks(self) -> dict[str, str]:
         if self._disks is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -28,7 +28,7 @@ from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology import vpd
 from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function
+from nova_hpc.topology.model import Function, Node
 
 #: Who makes the adapters that manage NVSwitches.
 _MELLANOX: Final = "15b3"
@@ -42,8 +42,65 @@ KNOWN: Final = {
     ),
 }
 
+#: How a reason begins that only stands for "not known".
+UNSURE: Final = "nobody knows"
+
 #: The VPD of the function at an address; None: it has none.
 Read = Callable[[str], bytes | None]
+
+
+def reasons(
+    node: Node,
+    addresses: Iterable[str],
+    look: Callable[[str], str],
+    anyway: Container[str | None] = frozenset(),
+) -> dict[str, str]:
+    """Address -> why it is never given. A virtual function is as its physical function.
+
+    :param look: what the VPD of an adapter says, see :func:`by_vpd`.
+    :param anyway: addresses, and ``vendor:product``, that may be given all the same.
+    """
+    found = {}
+    for address in addresses:
+        function = node.function(address)
+        if function is None:
+            continue
+        parent = node.function(function.physical_function or "")
+        why = _why(function, look, anyway) or (parent and _why(parent, look, anyway, address))
+        if why:
+            found[address] = why
+    return found
+
+
+def _why(
+    function: Function,
+    look: Callable[[str], str],
+    anyway: Container[str | None],
+    of: str | None = None,
+) -> str | None:
+    model = f"{function.vendor_id}:{function.product_id}"
+    if any(each in anyway for each in (model, function.address, of)):
+        return None
+    if of is None and model in KNOWN:
+        return KNOWN[model]
+    if function.vendor_id != _MELLANOX or function.physical_function is not None:
+        return None
+    return look(function.address) or None
+
+
+def by_vpd(read: Read, address: str) -> str:
+    """Why a function is never given, by its VPD; "": it may be."""
+    try:
+        data = read(address)
+        if data is None:
+            return ""
+        if vpd.manages_switches(data):
+            return "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)"
+    except FileError as error:
+        return f"{UNSURE} whether NVSwitches are managed by it: {error}"
+    except vpd.VpdError as error:
+        return f"{UNSURE} whether NVSwitches are managed by it: its VPD is broken: {error}"
+    return ""
 
 
 @attrs.frozen
@@ -101,45 +158,16 @@ class Never(Step):
 
     def reasons(self, view: View, addresses: Iterable[str]) -> dict[str, str]:
         """Address -> why it is never given. A virtual function is as its physical function."""
-        found = {}
-        for address in addresses:
-            function = view.node.function(address)
-            if function is None:
-                continue
-            parent = view.node.function(function.physical_function or "")
-            why = self._why(function, view) or (parent and self._why(parent, view, address))
-            if why:
-                found[address] = f"{why}; {_CURE}"
-        return found
-
-    def _why(self, function: Function, view: View, of: str | None = None) -> str | None:
-        model = f"{function.vendor_id}:{function.product_id}"
-        if self.anyway & {model, function.address, of}:
-            return None
-        if of is None and model in KNOWN:
-            return KNOWN[model]
-        if function.vendor_id != _MELLANOX or function.physical_function is not None:
-            return None
-        said = self._known.get(function.address)
-        if said is None:
-            said = self._look(function.address)
-            self._known[function.address] = said
-            self._save()
-        return said or None
+        found = reasons(view.node, addresses, self._look, self.anyway)
+        return {each: f"{why}; {_CURE}" for each, why in found.items()}
 
     def _look(self, address: str) -> str:
-        """Why a function is never given, by its VPD; "": it may be."""
-        try:
-            data = self.read(address)
-            if data is None:
-                return ""
-            if vpd.manages_switches(data):
-                return "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)"
-        except FileError as error:
-            return f"nobody knows whether NVSwitches are managed by it: {error}"
-        except vpd.VpdError as error:
-            return f"nobody knows whether NVSwitches are managed by it: its VPD is broken: {error}"
-        return ""
+        said = self._known.get(address)
+        if said is None:
+            said = by_vpd(self.read, address)
+            self._known[address] = said
+            self._save()
+        return said
 
     # -- once a boot ----------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class Never(Step):
 
     def _save(self) -> None:
         """What could not be read is not kept: the next start of the service tries again."""
-        sure = {each: why for each, why in self._known.items() if not why.startswith("nobody")}
+        sure = {each: why for each, why in self._known.items() if not why.startswith(UNSURE)}
         body = {"boot": baseline.boot_of(Tree(self.root)), "known": sure}
         beside = self.cache.with_name(f"{self.cache.name}.new")
         with contextlib.suppress(OSError):
