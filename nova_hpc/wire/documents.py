@@ -118,6 +118,22 @@ DECLARATION: Final = Document(
     readers=("nova_hpc.offer.roles:strict", "nova_hpc.offer.roles:lenient"),
     absent=1,
 )
+NODE_DECLARATION: Final = Document(
+    name="node declaration",
+    lives="/etc/nova-hpc/node.yaml",
+    writer="nova_hpc.wire.node_declaration:dumps",
+    readers=("nova_hpc.wire.node_declaration:loads",),
+    schema="nova-hpc/node",
+    longest=1 << 20,
+)
+UNDO: Final = Document(
+    name="undo record",
+    lives="nova-hpc-undo.json beside the include files",
+    writer="nova_hpc.wire.undo:dumps",
+    readers=("nova_hpc.wire.undo:loads",),
+    schema="nova-hpc/undo",
+    longest=1 << 26,
+)
 FABRIC_MAP: Final = Document(
     name="fabric map",
     lives="a file of the operator's",
@@ -175,6 +191,8 @@ ALL: Final = (
     LEDGER,
     INVENTORY,
     DECLARATION,
+    NODE_DECLARATION,
+    UNDO,
     FABRIC_MAP,
     CLUSTER_LABEL,
     CLUSTER_WISH,

@@ -40,16 +40,32 @@ from nova_hpc.topology.model import (
 )
 from nova_hpc.topology.peer import Why
 from nova_hpc.topology.peer_wish import Wish as PeerWish
-from nova_hpc.wire import cluster_wish, device_record, fabric_map, inventory
+from nova_hpc.wire import (
+    cluster_wish,
+    device_record,
+    fabric_map,
+    inventory,
+    node_declaration,
+    undo,
+)
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
 from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
+from nova_hpc.wire.node_declaration import (
+    Cpus,
+    Limits,
+    NodeDeclaration,
+    RoleWish,
+    Wishes,
+)
+from nova_hpc.wire.node_declaration import Device as Declared
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.reservation import Provider
 from nova_hpc.wire.server_devices import ServerDevices
 from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
+from nova_hpc.wire.undo import Replaced
 from nova_hpc.wire.unplug import Unplug
 
 FOLDER: Final = Path(__file__).parents[2] / "data/golden/wire"
@@ -377,6 +393,37 @@ DEVICES: Final = ServerDevices(
     groups=((2, {"gpu": 2, "vf": 2}),),
 )
 
+DECLARED: Final = NodeDeclaration(
+    wishes=Wishes(
+        roles=({"role": "gpu", "vendor_id": "10de", "class": "0302"},),
+        role_options={
+            "gpu": RoleWish(
+                identity="trait",
+                resource_class="CUSTOM_H100",
+                traits=("CUSTOM_SXM",),
+                one_time_use=True,
+                physical_network="physnet1",
+            )
+        },
+        left_out=(Declared(GPU, "serial:48b02dffff000001", "manages the NVSwitches"),),
+        offer_in_use=(Declared(address=ADAPTER),),
+        whole_pf=(Declared("all"),),
+        offer_switches=True,
+        nvlink_sets=('{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}',),
+        alias_names="product",
+        cpus=Cpus(2),
+        hugepages={"1G": 40},
+        vfs={"pf": 8},
+        limits=Limits(400),
+    ),
+    hosts=("gpu-*", "node17"),
+    nodes={"node17": Wishes(left_out=(Declared(hardware="serial:1"),), cpus=Cpus(4))},
+)
+UNDONE: Final = (
+    (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", None, "[pci]\n"),),
+    (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", "[pci]\n", "[compute]\n"),),
+)
+
 #: File of the golden text -> what writes it today.
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
@@ -399,6 +446,12 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "cluster-wish/v1.json": lambda: cluster_wish.dumps(WISH),
     "position/v1.json": POSITION.dumps,
     "server-devices/v1.json": DEVICES.dumps,
+    # As it is written, and the same as JSON, which is YAML, too.
+    "node-declaration/v1.yaml": lambda: node_declaration.dumps(DECLARED),
+    "node-declaration/v1.json": lambda: (
+        json.dumps(node_declaration.build(DECLARED), indent=1) + "\n"
+    ),
+    "undo-record/v1.json": lambda: undo.dumps(UNDONE),
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }
 

@@ -36,10 +36,12 @@ from nova_hpc.wire import (
     fabric_map,
     guest_abi,
     ledger,
+    node_declaration,
     position,
     server_devices,
     stats,
     tags,
+    undo,
     unplug,
 )
 from nova_hpc.wire.version import Document, WireError
@@ -82,6 +84,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "cluster-wish": cluster_wish.loads,
     "position": position.loads,
     "server-devices": server_devices.loads,
+    "node-declaration": node_declaration.loads,
+    "undo-record": undo.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -104,6 +108,8 @@ MEANING: dict[str, object] = {
     "cluster-wish": examples.WISH,
     "position": examples.POSITION,
     "server-devices": examples.DEVICES,
+    "node-declaration": examples.DECLARED,
+    "undo-record": examples.UNDONE,
 }
 
 
@@ -242,11 +248,15 @@ def test_a_key_more_is_no_new_version(name: str) -> None:
     text = today(name)
     document = json.loads(text)
     document["hpc_more"] = "later"
-    if name == "snapshot":  # a wrong answer would be worse than none
-        with pytest.raises(SnapshotError, match="hpc_more is no known field of this version"):
+    if name in ("snapshot", "node-declaration"):  # a wrong answer would be worse than none
+        with pytest.raises(UNKNOWN, match="hpc_more is no known field of this version"):
             READERS[name](json.dumps(document))
     else:
         assert READERS[name](json.dumps(document)) == READERS[name](text)
+
+
+def test_the_node_declaration_is_read_as_it_is_written() -> None:
+    assert READERS["node-declaration"](golden("node-declaration/v1.yaml")) == examples.DECLARED
 
 
 def test_a_key_more_of_the_declaration_is_refused_by_name() -> None:

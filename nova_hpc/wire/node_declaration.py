@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator has declared for a node, or for all nodes of a kind: a YAML file.
+
+``nova-hpc configure`` writes it once and reads it ever after (``/etc/nova-hpc/node.yaml``)::
+
+    schema: nova-hpc/node
+    version: 1
+    left_out:
+    - hardware: serial:946dae0300a11500
+      address: 0000:18:00.0
+      why: manages the NVSwitches
+    cpus: {housekeeping_cores: 2}
+    nodes:
+      node17: {cpus: {housekeeping_cores: 4}}
+
+A key that is not there says nothing. People write it, so a wrong answer is worse than none:
+an unknown key, a key that is given twice and a value of a wrong type are refused by name.
+Scalars are as YAML 1.2 has them; in YAML 1.1 the address ``0000:18:00.0`` is a number.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import attrs
+import cattrs
+import yaml
+
+from nova_hpc.topology.model import ADDRESS, normalise_address
+from nova_hpc.wire import strict
+from nova_hpc.wire.documents import NODE_DECLARATION
+from nova_hpc.wire.version import WireError, shown
+
+#: Address of ``whole_pf`` that means every adapter.
+EVERY: Final = "all"
+ALIAS_NAMES: Final = ("auto", "product")
+IDENTITIES: Final = ("class", "trait", "ids")
+
+_PAGES: Final = re.compile(r"[1-9][0-9]{0,5}[KMG]", re.ASCII)
+_HOST: Final = re.compile(r"[\w.*?\[\]-]{1,253}", re.ASCII)
+_UNITS: Final = {"K": 1, "M": 1 << 10, "G": 1 << 20}
+_Class = TypeVar("_Class")
+
+
+@attrs.frozen
+class Device:
+    """A device that is meant: a piece of hardware, or whatever is at an address."""
+
+    address: str | None = None
+    #: As the ledger knows it: ``serial:...`` or ``vpd:...``. It counts before the address.
+    hardware: str | None = None
+    #: For people.
+    why: str | None = None
+
+
+@attrs.frozen
+class RoleWish:
+    """How the devices of one role are offered."""
+
+    identity: str | None = None
+    resource_class: str | None = None
+    traits: tuple[str, ...] | None = None
+    one_time_use: bool | None = None
+    physical_network: str | None = None
+
+
+@attrs.frozen
+class Cpus:
+    """Which CPUs the host keeps."""
+
+    housekeeping_cores: int | None = None
+
+
+@attrs.frozen
+class Limits:
+    """How large the cloud is."""
+
+    hosts: int | None = None
+
+
+@attrs.frozen
+class Wishes:
+    """What is declared, for all nodes of the file or for one; None: nothing is said."""
+
+    #: Entries of ``[hpc]device_role``.
+    roles: tuple[Mapping[str, str], ...] | None = None
+    role_options: Mapping[str, RoleWish] | None = attrs.field(default=None, hash=False)
+    left_out: tuple[Device, ...] | None = None
+    offer_in_use: tuple[Device, ...] | None = None
+    whole_pf: tuple[Device, ...] | None = None
+    offer_switches: bool | None = None
+    #: Values of ``[hpc]nvlink_set``, each a JSON object.
+    nvlink_sets: tuple[str, ...] | None = None
+    alias_names: str | None = None
+    cpus: Cpus | None = None
+    #: Size of a page (``2M``, ``1G``) -> pages of each NUMA node with CPUs.
+    hugepages: Mapping[str, int] | None = attrs.field(default=None, hash=False)
+    #: Role of physical functions, or an address of one -> its virtual functions.
+    vfs: Mapping[str, int] | None = attrs.field(default=None, hash=False)
+    limits: Limits | None = None
+
+
+@attrs.frozen
+class NodeDeclaration:
+    """The file."""
+
+    wishes: Wishes = attrs.field(factory=Wishes)
+    #: Patterns of host names that it is for; none: whichever reads it.
+    hosts: tuple[str, ...] = ()
+    #: Host name -> what is different there.
+    nodes: Mapping[str, Wishes] = attrs.field(factory=dict, hash=False)
+
+    def is_for(self, hostname: str | None) -> bool:
+        """Whether a node of that name may use it; one without a name is asked nothing."""
+        if hostname is None or not self.hosts:
+            return True
+        return any(fnmatch.fnmatchcase(hostname, each) for each in self.hosts)
+
+
+def page_kib(size: str) -> int:
+    """The size of a page in KiB: ``1G`` -> 1048576."""
+    return int(size[:-1]) * _UNITS[size[-1]]
+
+
+# --- reading --------------------------------------------------------------------------
+
+
+def loads(text: object) -> NodeDeclaration:
+    """Read the file.
+
+    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises WireError: it is broken; the text says where. Nothing of it counts.
+    """
+    document = _document(text)
+    hosts = _structure({"for": document.pop("for", None)}, _Hosts, "for").hosts
+    nodes = document.pop("nodes", None)
+    if nodes is None:
+        nodes = {}
+    if not isinstance(nodes, dict):
+        raise WireError(f"nodes is {shown(nodes)}, not an object")
+    found = NodeDeclaration(
+        wishes=_wishes(document, ""),
+        hosts=hosts or (),
+        nodes={_host(name): _wishes(each, f"nodes: {name}: ") for name, each in nodes.items()},
+    )
+    for pattern in found.hosts:
+        if not _HOST.fullmatch(pattern):
+            raise WireError(f"for: {shown(pattern)} is no host name or pattern of one")
+    return found
+
+
+def _document(text: object) -> dict[str, Any]:
+    longest = NODE_DECLARATION.longest or 0
+    if not isinstance(text, str) or len(text) > longest:
+        raise NODE_DECLARATION.broken(f"is no text of at most {longest} characters")
+    try:
+        document = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise NODE_DECLARATION.broken(f"is not YAML: {why}") from error
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        # A tag (!!int, !!timestamp) of a text that is none, or a thousand brackets.
+        raise NODE_DECLARATION.broken("is not YAML that can be read: plain values only") from error
+    if not isinstance(document, dict):
+        raise NODE_DECLARATION.broken("is no YAML mapping")
+    if document.pop("schema", None) != NODE_DECLARATION.schema:
+        raise WireError(
+            f"it is no {NODE_DECLARATION.name}: it begins with schema: {NODE_DECLARATION.schema}"
+        )
+    NODE_DECLARATION.check(document.pop(NODE_DECLARATION.key, None))
+    return document
+
+
+def _host(name: object) -> str:
+    if not isinstance(name, str) or not _HOST.fullmatch(name) or set(name) & set("*?["):
+        raise WireError(f"nodes: {shown(name)} is no host name")
+    return name
+
+
+def _wishes(data: object, where: str) -> Wishes:
+    if isinstance(data, dict):
+        data = dict(data)
+        for key in ("left_out", "offer_in_use", "whole_pf"):
+            if isinstance(data.get(key), list):
+                # An address alone is enough.
+                data[key] = [
+                    {"address": each} if isinstance(each, str) else each for each in data[key]
+                ]
+        if isinstance(data.get("roles"), list):
+            data["roles"] = [_texts(each) for each in data["roles"]]
+    found = _structure(data, Wishes, where)
+    try:
+        return _checked(found)
+    except ValueError as error:
+        raise WireError(f"{where}{error}") from error
+
+
+def _texts(entry: object) -> object:
+    """An entry of ``roles``: ``product_id: 1021`` is meant as it is written."""
+    if not isinstance(entry, dict):
+        return entry
+    return {key: str(each) if type(each) is int else each for key, each in entry.items()}
+
+
+def _checked(wishes: Wishes) -> Wishes:
+    """With normalised addresses.
+
+    :raises ValueError: something makes no sense; the text says what.
+    """
+    lists: dict[str, Any] = {
+        key: tuple(_device(key, each) for each in devices)
+        for key in ("left_out", "offer_in_use", "whole_pf")
+        if (devices := getattr(wishes, key)) is not None
+    }
+    both = set(map(_key, lists.get("left_out", ()))) & set(map(_key, lists.get("offer_in_use", ())))
+    if both:
+        raise ValueError(f"left_out and offer_in_use both name {min(both)}: remove one")
+    if wishes.alias_names not in (None, *ALIAS_NAMES):
+        raise ValueError(f"alias_names is {shown(wishes.alias_names)}, not auto or product")
+    for role, wish in (wishes.role_options or {}).items():
+        if wish.identity not in (None, *IDENTITIES):
+            raise ValueError(
+                f"role_options: {role}: identity is {shown(wish.identity)}, none of "
+                f"{', '.join(IDENTITIES)}"
+            )
+    for size in wishes.hugepages or ():
+        if not _PAGES.fullmatch(size):
+            raise ValueError(f"hugepages: {shown(size)} is no size of pages like 2M or 1G")
+    return attrs.evolve(wishes, **lists)
+
+
+def _device(key: str, device: Device) -> Device:
+    if device.address is None and device.hardware is None:
+        raise ValueError(f"{key}: an entry names neither address nor hardware")
+    if device.address is None or (key == "whole_pf" and device.address == EVERY):
+        return device
+    if not ADDRESS.fullmatch(device.address):
+        raise ValueError(f"{key}: {shown(device.address)} is not a PCI address like 0000:17:00.0")
+    return attrs.evolve(device, address=normalise_address(device.address))
+
+
+def _key(device: Device) -> str:
+    return device.hardware or str(device.address)
+
+
+@attrs.frozen
+class _Hosts:
+    hosts: tuple[str, ...] | None
+
+
+_SINGULAR: Final = {
+    "roles": "entry",
+    "left_out": "device",
+    "offer_in_use": "device",
+    "whole_pf": "device",
+    "nvlink_sets": "entry",
+    "for": "name",
+    "traits": "trait",
+}
+_CONVERTER: Final = strict.converter(
+    {
+        "housekeeping_cores": strict.number(0, 10_000),
+        "hosts": strict.number(1),
+    }
+)
+_NAMES: Final = strict.converter({})
+#: Which objects are inside another: their keys may be left out, too.
+_INSIDE: Final[Mapping[type, Mapping[str, type]]] = {
+    Wishes: {
+        "left_out": Device,
+        "offer_in_use": Device,
+        "whole_pf": Device,
+        "role_options": RoleWish,
+        "cpus": Cpus,
+        "limits": Limits,
+    },
+}
+
+
+def _structure(data: Any, kind: type[_Class], where: str) -> _Class:
+    converter = _CONVERTER
+    if kind is _Hosts:
+        data, converter = {"hosts": data["for"]}, _NAMES
+    filled = _filled(data, kind)
+    try:
+        return converter.structure(filled, kind)
+    except (WireError, cattrs.BaseValidationError, cattrs.ForbiddenExtraKeysError) as error:
+        why = strict.explain(error, filled, _SINGULAR)
+        if kind is _Hosts:
+            why = why.replace("hosts", "for", 1)
+        raise WireError(f"{where if kind is not _Hosts else ''}{why}") from error
+
+
+def _filled(data: Any, kind: type) -> Any:
+    """With null for every key that is not there."""
+    if not isinstance(data, dict):
+        return data
+    filled = {**dict.fromkeys(each.name for each in attrs.fields(kind)), **data}
+    for key, inner in _INSIDE.get(kind, {}).items():
+        value = filled[key]
+        if isinstance(value, list):
+            filled[key] = [_filled(each, inner) for each in value]
+        elif key == "role_options" and isinstance(value, dict):
+            filled[key] = {name: _filled(each, inner) for name, each in value.items()}
+        else:
+            filled[key] = _filled(value, inner)
+    return filled
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain objects: texts, whole numbers, true, false and null, as YAML 1.2 writes them."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, Any]]] = {}
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse references: a file that people read does not need them."""
+        if self.check_event(yaml.events.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.YAMLError(f"line {mark.line + 1}: references (*) are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """Refuse a key that is there twice: nobody knows which one is meant."""
+        seen = set()
+        for key, _ in node.value:
+            name = self.construct_object(key, deep=True)
+            if not isinstance(name, str):
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: a key is no text")
+            if name in seen:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: {name} is given twice")
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), ["t", "f"])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"^(?:|~|null)$"), ["", "~", "n"]
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^(?:0|-?[1-9][0-9]{0,30})$"), list("-0123456789")
+)
+
+
+# --- writing --------------------------------------------------------------------------
+
+_HEAD: Final = """\
+# What is declared for this node, or for all nodes of its kind. nova-hpc configure reads it
+# whenever it runs, and adds to it what it is told by its options. Edit it, then run
+# nova-hpc configure again; it shows what changes. Comments of yours are lost when an option
+# changes the file; a "why:" stays. A key that is not there says nothing.
+"""
+
+#: Key -> what it is for, and an example for where it says nothing.
+_COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
+    "for": (
+        "Host names (with * and ?) that this file is for; without it, whichever reads it.",
+        "for: [gpu-*]",
+    ),
+    "roles": (
+        "Which PCI function plays which role: the entries of [hpc]device_role. Without them,\n"
+        "those of nova.conf, or the defaults.",
+        "roles: [{role: gpu, vendor_id: '10de', class: '0302'}]",
+    ),
+    "role_options": (
+        "How the devices of a role are offered: identity (class, trait, ids), resource_class,\n"
+        "traits, one_time_use, physical_network.",
+        "role_options: {gpu: {traits: [CUSTOM_SXM]}}",
+    ),
+    "left_out": (
+        "Never offered, nor are their virtual functions, wherever that hardware is plugged in.",
+        "left_out: [{address: '0000:18:00.0', why: manages the NVSwitches}]",
+    ),
+    "offer_in_use": (
+        "Offered although the host, or a service of it, uses them now.",
+        "offer_in_use: [{address: '0000:19:00.0'}]",
+    ),
+    "whole_pf": (
+        "Given whole although virtual functions are switched on; the address all means all.",
+        "whole_pf: [{address: all}]",
+    ),
+    "offer_switches": ("Offer NVSwitches, too.", "offer_switches: false"),
+    "nvlink_sets": (
+        "Values of [hpc]nvlink_set.",
+        """nvlink_sets: ['{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}']""",
+    ),
+    "alias_names": (
+        "auto: an alias is called as its role; product: role and product id.",
+        "alias_names: auto",
+    ),
+    "cpus": (
+        "Physical cores of each NUMA node that stay with the host. Without it, the CPU sets\n"
+        "that are configured stay; where none are, the host keeps one core of each.",
+        "cpus: {housekeeping_cores: 1}",
+    ),
+    "hugepages": (
+        "Pages that each NUMA node with CPUs has to have; what is missing is said.",
+        "hugepages: {1G: 40}",
+    ),
+    "vfs": (
+        "Virtual functions that each physical function has to have, by role or address; what is\n"
+        "missing is said.",
+        "vfs: {pf: 8}",
+    ),
+    "limits": (
+        "Hosts that can match one request: the limits of Nova and Placement reach them all.",
+        "limits: {hosts: 400}",
+    ),
+    "nodes": (
+        "What is different on single nodes. Lists of devices are added to, all else replaces.",
+        "nodes: {node17: {cpus: {housekeeping_cores: 2}}}",
+    ),
+}
+
+
+def build(declaration: NodeDeclaration) -> dict[str, Any]:
+    """The document as plain objects; what is not said is left out."""
+    document = {**NODE_DECLARATION.head(), **_said(declaration.wishes)}
+    if declaration.hosts:
+        document["for"] = list(declaration.hosts)
+    if declaration.nodes:
+        document["nodes"] = {name: _said(each) for name, each in declaration.nodes.items()}
+    return document
+
+
+def dumps(declaration: NodeDeclaration) -> str:
+    """The file, with a comment for every key; ends with a newline."""
+    document = build(declaration)
+    lines = [_HEAD]
+    lines += [f"{key}: {document[key]}\n" for key in NODE_DECLARATION.head()]
+    for key, (comment, example) in _COMMENTS.items():
+        lines.append("\n")
+        lines += [f"# {line}\n" for line in comment.splitlines()]
+        if key in document:
+            lines.append(
+                yaml.safe_dump({key: document[key]}, sort_keys=False, width=96, allow_unicode=True)
+            )
+        else:
+            lines.append(f"# {example}\n")
+    return "".join(lines)
+
+
+def _said(value: Any) -> dict[str, Any]:
+    return dict(_pairs(value))
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    for each in attrs.fields(type(value)):
+        found = getattr(value, each.name)
+        if found is not None:
+            yield each.name, _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return _said(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value

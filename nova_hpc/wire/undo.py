@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc configure`` has replaced: by it ``--undo`` gives back what was there.
+
+::
+
+    {"schema": "nova-hpc/undo", "version": 1,
+     "steps": [{"files": [{"path": "/etc/...", "before": null, "after": "[pci]..."}]}]}
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import attrs
+
+from nova_hpc.wire.documents import UNDO
+from nova_hpc.wire.version import WireError, shown
+
+
+@attrs.frozen
+class Replaced:
+    """One file; None: it was not there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+
+#: What one run has replaced.
+Step = tuple[Replaced, ...]
+
+
+def dumps(steps: tuple[Step, ...]) -> str:
+    """The record as text, the oldest step first; ends with a newline."""
+    body = [{"files": [attrs.asdict(each) for each in step]} for step in steps]
+    return f"{json.dumps({**UNDO.head(), 'steps': body}, indent=1)}\n"
+
+
+def loads(text: object) -> tuple[Step, ...]:
+    """Read the record.
+
+    :raises WireError: it is broken, or only a later release reads it.
+    """
+    document = UNDO.load(text)
+    steps = []
+    for step in _objects(document, "steps"):
+        files = tuple(
+            Replaced(_path(each), _text(each, "before"), _text(each, "after"))
+            for each in _objects(step, "files")
+        )
+        if not files:
+            raise UNDO.broken("has a step without files")
+        steps.append(files)
+    return tuple(steps)
+
+
+def _objects(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise UNDO.broken(f"has {key} {shown(found)}, not a list of objects")
+    return found
+
+
+def _path(entry: dict[str, Any]) -> str:
+    path = entry.get("path")
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise UNDO.broken(f"has a path {shown(path)}, not an absolute one")
+    return path
+
+
+def _text(entry: dict[str, Any], key: str) -> str | None:
+    if key not in entry:
+        raise WireError(f"the {UNDO.name} has no key {key}")
+    text = entry[key]
+    if text is not None and not isinstance(text, str):
+        raise UNDO.broken(f"has {key} {shown(text)}, not a text")
+    return text
