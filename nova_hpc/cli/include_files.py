@@ -30,15 +30,15 @@ class Change:
 
     path: Path
     old: str | None  # None: the file does not exist
-    new: str
+    new: str | None  # None: it is to be removed
 
     def diff(self) -> str:
         """The change as a unified diff."""
         lines = difflib.unified_diff(
-            [] if self.old is None else self.old.splitlines(),
-            self.new.splitlines(),
+            (self.old or "").splitlines(),
+            (self.new or "").splitlines(),
             "/dev/null" if self.old is None else str(self.path),
-            str(self.path),
+            "/dev/null" if self.new is None else str(self.path),
             lineterm="",
         )
         return "".join(f"{line}\n" for line in lines)
@@ -89,7 +89,10 @@ def write(changes: list[Change]) -> None:
         ready = [(change.path, _draft(change, leftovers)) for change in changes]
         for path, draft in ready:
             with _explained(path):
-                draft.replace(path)
+                if draft is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    draft.replace(path)
         for folder in {path.parent for path, _ in ready}:
             _flush(folder)
 
@@ -110,8 +113,10 @@ def read(path: Path) -> str | None:
         raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path:
-    """The new content in a file beside its place."""
+def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
+    """The new content in a file beside its place; None: it is to be removed."""
+    if change.new is None:
+        return None
     folder = change.path.parent
     with _explained(change.path):
         folder.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,7 @@ _FOLDER: Final = "--config-dir="
 #: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) that are
 #: added to, without their defaults: what is not set belongs to nobody.
 _NOVA: Final = {
+    "DEFAULT": [cfg.StrOpt("compute_driver")],
     "filter_scheduler": [cfg.ListOpt("enabled_filters"), cfg.ListOpt("weight_classes")],
     "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT)],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
@@ -82,35 +83,44 @@ def add_options(
 
 
 def files(
-    words: Sequence[str], prog: str = "nova-compute", project: str = "nova"
+    words: Sequence[str],
+    prog: str = "nova-compute",
+    project: str = "nova",
+    more: Iterable[Path] = (),
 ) -> tuple[Path, ...]:
     """The files that a service reads, in its order: a later one wins.
 
     :param words: ``--config-file=`` and ``--config-dir=`` as it is started with.
     :param prog: the service: ``nova-compute.conf`` is its own.
+    :param more: files that are not there yet; each takes its place in its directory, where
+        the service reads that.
     :raises ConfigError: a directory that was named is not there.
     """
     found: list[Path] = []
+    new = tuple(more)
     # The order of oslo.config (ConfigOpts._parse_config_files): its own finds come first.
     if not any(word.startswith(_FILE) for word in words):
         found += map(Path, cfg.find_config_files(project, prog))
     if not any(word.startswith(_FOLDER) for word in words):
         for each in cfg.find_config_dirs(project, prog):
-            found += _all(Path(each))
+            found += _all(Path(each), new)
     for word in words:
         if word.startswith(_FOLDER):
             folder = Path(word.removeprefix(_FOLDER))
             if not folder.is_dir():
                 raise ConfigError(f"the configuration cannot be read: no directory {folder}")
-            found += _all(folder)
+            found += _all(folder, new)
         else:
             found.append(Path(word.removeprefix(_FILE)))
     return tuple(found)
 
 
-def _all(folder: Path) -> list[Path]:
+def _all(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
     """What oslo.config reads of a directory: no hidden files."""
-    return [path for path in sorted(folder.glob("*.conf")) if not path.name.startswith(".")]
+    here = folder.resolve()
+    names = {each.name for each in more if each.parent.resolve() == here}
+    there = {*folder.glob("*.conf"), *(folder / name for name in names)}
+    return [path for path in sorted(there) if not path.name.startswith(".")]
 
 
 def load(
@@ -126,7 +136,7 @@ def load(
     # Nova's own, in which the state files are by default.
     options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
     for group, opts in (more or {}).items():
-        options.register_opts(opts, group=group)
+        options.register_opts(opts, group=None if group == "DEFAULT" else group)
     try:
         options([], default_config_files=[str(path) for path in paths], default_config_dirs=[])
     except (cfg.Error, OSError, ValueError) as error:
@@ -185,6 +195,10 @@ class Told:
     device_role: tuple[str, ...]
     nvlink_set: tuple[str, ...]
     configured: Configured
+    #: ``[hpc]device_role`` of files that are not this project's; (): they do not say it.
+    other_roles: tuple[str, ...] = ()
+    #: ``[hpc]offer_anyway``, in lower case.
+    anyway: frozenset[str] = frozenset()
 
 
 def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
@@ -203,6 +217,7 @@ def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     if folder is not None and not own:
         # No service reads that directory by itself, or nothing is there yet.
         own = [path for name in sorted(_FILES) if _own(path := folder / name)]
+    parts = {settings.file_name(part): part for part in settings.PARTS}
     mine, theirs = _load(own), _load(others)
     all_of_it = _load([*found, *(path for path in own if path not in found)])
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
@@ -225,14 +240,24 @@ def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
             device_spec=tuple(all_of_it.pci.device_spec or ()),
             device_role=tuple(mine.hpc.device_role) if _has_roles(mine) else (),
             held_back=_held_back(own),
+            driver=all_of_it.compute_driver,
+            own_device_spec=tuple(mine.pci.device_spec or ()),
+            own_cpu_sets={
+                name: value for name in settings.CPU_SETS if (value := mine.compute[name])
+            },
+            files=frozenset(parts[path.name] for path in own),
         ),
+        other_roles=tuple(theirs.hpc.device_role) if _has_roles(theirs) else (),
+        anyway=frozenset(each.strip().lower() for each in all_of_it.hpc.offer_anyway),
     )
 
 
 def _load(files: Sequence[Path]) -> cfg.ConfigOpts:
     options = load(files, _NOVA)
-    check(options, "hpc", ("device_role", "nvlink_set"))
+    check(options, "hpc", ("device_role", "nvlink_set", "offer_anyway"))
     for group, opts in _NOVA.items():
+        if group == "DEFAULT":
+            continue
         check(options, group, (opt.dest for opt in opts))
     return options
 

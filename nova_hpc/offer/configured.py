@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
 from nova_hpc.offer import identity
-from nova_hpc.offer.declaration import EVERY, Declaration
+from nova_hpc.offer.declaration import EVERY
 from nova_hpc.offer.device_spec import DeviceSpec, Offer
 from nova_hpc.offer.identity import Form
 from nova_hpc.offer.roles import Roles
@@ -25,7 +25,8 @@ from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Function, Node, address_key
 from nova_hpc.wire import tags
 
-#: Begins the line of the node's file that says what the operator held back.
+#: Began a line of the node's file, before there was a declaration, that said what the
+#: operator held back.
 _RECORD: Final = "# Held back by the operator: "
 
 #: What Nova ignores when it looks for the devices of an alias (nova/pci/request.py,
@@ -39,6 +40,9 @@ _WISHES: Final = ("one_time_use", "hpc_nvlink", "physical_network")
 _NETWORK: Final = "physical_network"
 
 _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
+
+#: Nova's own driver, of which this project's is a kind.
+STOCK_DRIVER: Final = "libvirt.LibvirtDriver"
 
 #: Digits of domain, bus, slot and function.
 _WIDTHS: Final = (4, 2, 2, 1)
@@ -60,29 +64,10 @@ class Loss:
 
 @attrs.frozen
 class HeldBack:
-    """What the operator held back when the node's file was written."""
+    """What the operator holds back."""
 
     left_out: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
-
-    @classmethod
-    def now(cls, declaration: Declaration, before: HeldBack | None, spec: DeviceSpec) -> HeldBack:
-        """What *declaration* holds back, and what was before and is not offered now, either.
-
-        A card that is away for a while stays held back.
-        """
-        before = before or cls()
-        offered = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
-        shared = {offer.provider for offer in spec.offers if offer.dev_type == "type-VF"}
-        whole = before.whole - shared
-        if shared:
-            whole -= {EVERY}
-        return cls(declaration.left_out | (before.left_out - offered), declaration.whole | whole)
-
-    def comment(self) -> str:
-        """The line of the file."""
-        pair = {"leave_out": sorted(self.left_out), "whole_pf": sorted(self.whole)}
-        return f"{_RECORD}{json.dumps(pair)}"
 
     @classmethod
     def of(cls, text: str) -> HeldBack | None:
@@ -111,6 +96,13 @@ class Configured:
     #: Of the node's file alone, which is written anew.
     device_role: tuple[str, ...] = ()
     held_back: HeldBack | None = None
+    #: ``[DEFAULT]compute_driver``.
+    driver: str | None = None
+    #: Of *device_spec* and *cpu_sets* what the node's own file says.
+    own_device_spec: tuple[str, ...] = ()
+    own_cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Parts whose files are there.
+    files: frozenset[str] = frozenset()
 
 
 # --- lists: what is there, then what is new ------------------------------------
@@ -123,9 +115,11 @@ def dropped(option: str, before: Iterable[str] | None, after: Sequence[str]) -> 
 
 
 def aliases(
-    configured: Configured, wanted: Sequence[Mapping[str, str]]
+    configured: Configured, wanted: Sequence[Mapping[str, str]], again: bool = False
 ) -> tuple[list[str], list[Loss]]:
     """The values of ``[pci]alias`` to write: those of before, then the new ones.
+
+    :param again: devices that an alias of ours asks for already need no second one.
 
     An alias that another file has already is not written again: with PCI devices in
     Placement, Nova refuses a name with two specifications, even with the same one
@@ -135,8 +129,11 @@ def aliases(
     kept = {str(alias["name"]): alias for alias in map(read, configured.aliases) if alias}
     losses = []
     lines = {name: alias for name, alias in kept.items() if name not in theirs}
+    asked = [_devices(alias) for alias in kept.values()]
     for alias in wanted:
         name = alias["name"]
+        if again and name not in kept and name not in theirs and _devices(alias) in asked:
+            continue  # a run that knew of other nodes has given them another name
         before = theirs.get(name, kept.get(name))
         if before is not None and _devices(before) != _devices(alias):
             text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
@@ -159,22 +156,21 @@ def _devices(alias: Mapping[str, Any]) -> dict[str, str]:
 # --- single values -------------------------------------------------------------
 
 
-def lowered(configured: Configured, option: str, limit: int) -> list[Loss]:
-    """Whether a limit would fall; below 0 there is none."""
+def not_lowered(configured: Configured, option: str, limit: int) -> int:
+    """A limit that is at least the configured one; below 0 there is none."""
     before = configured.limits.get(option)
-    if before is None or 0 <= before <= limit:
-        return []
-    was = "unlimited" if before < 0 else str(before)
-    return [Loss(option, option, f"{option} is {was} and would be {limit}")]
+    if before is None:
+        return limit
+    return before if before < 0 else max(before, limit)
 
 
-def replaced(configured: Configured, option: str, cpus: frozenset[int]) -> list[Loss]:
-    """Whether a set of CPUs would become another one."""
-    before = configured.cpu_sets.get(option)
-    if before is None or parse_cpus(before) == cpus:
+def other_driver(configured: Configured, driver: str) -> list[Loss]:
+    """Whether a driver of somebody else's would be replaced."""
+    before = configured.driver
+    if before in (None, "", STOCK_DRIVER, driver):
         return []
-    after = cpuset.format_list(cpus)
-    return [Loss(option, option, f"{option} is {before} and would be {after}")]
+    text = f"compute_driver is {before} and would be {driver}"
+    return [Loss("compute_driver", "compute_driver", text)]
 
 
 def parse_cpus(text: str) -> frozenset[int] | None:
@@ -195,17 +191,57 @@ def parse_cpus(text: str) -> frozenset[int] | None:
 # --- devices -------------------------------------------------------------------
 
 
-def devices(configured: Configured, node: Node, spec: DeviceSpec) -> list[Loss]:
-    """Devices that would be given although they were held back, or on other terms."""
-    if not spec.offers:
-        return [
-            Loss(
+def devices(
+    configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
+) -> list[Loss]:
+    """Devices that would be given although they were held back, or on other terms, or no more.
+
+    :param told: addresses that the operator has named as left out.
+    """
+    return [
+        *_taken(configured, spec, told),
+        *_given_now(configured, node, spec),
+        *_wishes(configured, node, spec),
+    ]
+
+
+def _taken(configured: Configured, spec: DeviceSpec, told: Collection[str]) -> Iterator[Loss]:
+    """What the node's own file offers, and would offer no more."""
+    now = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
+    why = {item.address: item.reason for item in spec.omitted}
+    seen = set()
+    for entry in map(read, configured.own_device_spec):
+        for address in addresses_of(entry):
+            if address in now or address in told or address in seen:
+                continue
+            seen.add(address)
+            role = entry.get(tags.ROLE)
+            reason = why.get(address) or _why_family(spec, address) or "it is not there now"
+            yield Loss(
                 "device_spec",
-                "device_spec",
-                "no device of this node would be offered to servers (see nova-hpc inventory)",
+                address,
+                f"{address}{f' ({role})' if role else ''} is offered and would not be ({reason})",
             )
-        ]
-    return [*_given_now(configured, node, spec), *_wishes(configured, node, spec)]
+
+
+def _why_family(spec: DeviceSpec, provider: str) -> str | None:
+    """Why the virtual functions of *provider* are not offered, where that is known."""
+    return next((one.reason for one in spec.omitted if one.parent == provider), None)
+
+
+def addresses_of(entry: Mapping[str, Any]) -> list[str]:
+    """The addresses that an entry of ours names, see :mod:`nova_hpc.offer.spec_address`."""
+    address = entry.get("address")
+    if isinstance(address, str):
+        return [address.lower()]
+    if not isinstance(address, dict):
+        return []
+    parts = {name: str(address.get(name, "")) for name in ("domain", "bus", "slot", "function")}
+    return [
+        f"{parts['domain']}:{parts['bus']}:{slot}.{digit}".lower()
+        for slot in parts["slot"].split("|")
+        for digit in parts["function"].strip("[]")
+    ]
 
 
 def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
@@ -234,7 +270,7 @@ def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterat
     if shared and {EVERY, offer.provider} & held.whole:
         yield Loss(
             "device_spec",
-            offer.provider,
+            offer.provider if offer.provider in held.whole else EVERY,
             f"{offer.provider} was given as a whole and its virtual functions would be offered",
         )
 

@@ -14,14 +14,16 @@ from nova_hpc.offer.identity import Form
 from nova_hpc.offer.nvlink_sets import NvlinkSet
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire import node_declaration
 
 #: Value of :attr:`Declaration.whole` that means every adapter.
-EVERY: Final = "all"
+EVERY: Final = node_declaration.EVERY
 
 #: Resource classes that Nova takes as they are, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
 _CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
+_NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class DeclarationError(ValueError):
@@ -51,6 +53,16 @@ def check_trait(name: str) -> str:
     raise DeclarationError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
 
 
+def check_network(name: str) -> str:
+    """Return *name* if it can be that of a physical network.
+
+    :raises DeclarationError: it cannot.
+    """
+    if _NETWORK.fullmatch(name):
+        return name
+    raise DeclarationError(f"{name!r} is no name of a network")
+
+
 @attrs.frozen
 class Declaration:
     """What the operator wants that the inventory cannot know."""
@@ -75,6 +87,8 @@ class Declaration:
     #: Addresses of functions that are not offered although they have a role,
     #: and neither are their virtual functions.
     left_out: frozenset[str] = frozenset()
+    #: Address -> why a function is not offered without an explicit word.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: The node's NVLink sets; None: those that its inventory can tell.
     nvlink: tuple[NvlinkSet, ...] | None = None
 
@@ -102,6 +116,8 @@ class Declaration:
         """Why a *function* of this role is not offered; None: it may be."""
         if {function.address, function.physical_function} & self.left_out:
             return "it is left out (--leave-out)"
+        if function.address in self.withheld:
+            return self.withheld[function.address]
         if role == nvlink_sets.SWITCH_ROLE and not self.switches:
             return (
                 "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
@@ -133,9 +149,6 @@ class Declaration:
                     f"role {role!r} has virtual functions ({one.address}), which Nova does not "
                     "allow to be used one time only"
                 )
-        for address in sorted(self.left_out):
-            if node.function(address) is None:
-                raise DeclarationError(f"{address}, which is left out, is no function of this node")
         for address in sorted(self.whole - {EVERY}):
             function = node.function(address)
             if function is None or function.dev_type != "type-PF":

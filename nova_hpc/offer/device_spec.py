@@ -54,6 +54,8 @@ class Omitted:
     address: str
     role: str
     reason: str
+    #: Of a virtual function: its physical function.
+    parent: str | None = None
 
 
 @attrs.frozen
@@ -141,7 +143,14 @@ class _Sieve:
 
     def omit(self, function: Function, reason: str) -> None:
         """Remember why *function* is not offered."""
-        self.omitted.append(Omitted(function.address, self._role[function.address], reason))
+        self.omitted.append(
+            Omitted(
+                function.address,
+                self._role[function.address],
+                reason,
+                function.physical_function,
+            )
+        )
 
     def pools(self) -> list[_Pool]:
         """What may be offered as far as single functions and adapters go."""

@@ -22,7 +22,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.offer import aliases, configured
-from nova_hpc.offer.configured import Configured, HeldBack, Loss
+from nova_hpc.offer.configured import Configured, Loss
 from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.topology import cpuset
@@ -73,16 +73,18 @@ class Options:
 
     #: Hosts that may match one request; the limits of Placement reach them all.
     hosts: int = 1
-    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get.
-    housekeeping_cores: int = 1
+    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get. None:
+    #: the sets that are configured stay; where none are, one core.
+    housekeeping_cores: int | None = None
     #: The deployment's own filters, to which ours are added; None: the configured ones.
     filters: Sequence[str] | None = None
     #: Always put the product id into the name of an alias.
     product_names: bool = False
     #: Values of ``[hpc]device_role`` that are not in a configuration file yet.
     device_role: Sequence[str] = ()
-    #: Options of SINGLE that stay as they are configured.
+    #: Options of SINGLE that stay as they are configured, and those that are made anew.
     keep: frozenset[str] = frozenset()
+    replace: frozenset[str] = frozenset()
     #: With what the node's offer was made.
     declaration: Declaration = attrs.field(factory=Declaration)
 
@@ -163,7 +165,7 @@ class _Files:
     )
 
     def common(self, wanted: Sequence[Mapping[str, str]], specs: Sequence[DeviceSpec]) -> list[str]:
-        lines, losses = configured.aliases(self.before, wanted)
+        lines, losses = configured.aliases(self.before, wanted, not self.options.product_names)
         for text in (*lines, *self.before.other_aliases):
             self._warn(text, specs)
         self.losses[COMMON] += losses
@@ -212,7 +214,7 @@ class _Files:
             "",
             "[scheduler]",
             "# A total for one request: it has to reach every host that can match.",
-            f"{NOVA_LIMIT} = {self._limit(CONTROLLER, NOVA_LIMIT)}",
+            f"{NOVA_LIMIT} = {self._limit(NOVA_LIMIT)}",
             "",
             "[workarounds]",
             "# Dedicated CPUs are PCPU inventory on every node: no second request.",
@@ -226,7 +228,7 @@ class _Files:
             "# One candidate of each host before the second of any; depth first would",
             "# spend the whole limit on the first hosts.",
             "allocation_candidates_generation_strategy = breadth-first",
-            f"{PLACEMENT_LIMIT} = {self._limit(PLACEMENT, PLACEMENT_LIMIT)}",
+            f"{PLACEMENT_LIMIT} = {self._limit(PLACEMENT_LIMIT)}",
             "# Placement's own retries, in a transaction that began before the conflict,",
             "# can give one device to two servers; Nova retries in a new one.",
             "allocation_conflict_retry_count = 1",
@@ -238,8 +240,10 @@ class _Files:
 
     def compute(self) -> list[str]:
         before, spec = self.before, self.spec
-        self.losses[COMPUTE] += configured.devices(before, self.node, spec)
-        held = HeldBack.now(self.options.declaration, before.held_back, spec)
+        self.losses[COMPUTE] += configured.other_driver(before, DRIVER)
+        self.losses[COMPUTE] += configured.devices(
+            before, self.node, spec, self.options.declaration.left_out
+        )
         lines = [
             "# For nova-compute of this node only.",
             "[DEFAULT]",
@@ -250,7 +254,6 @@ class _Files:
             "",
             "[pci]",
             "report_in_placement = true",
-            held.comment(),
         ]
         if not spec.offers:
             lines += ["# No function of this node has a role: nothing is offered."]
@@ -260,24 +263,29 @@ class _Files:
             lines += ["", "[hpc]", *(f"device_role = {_literal(entry)}" for entry in entries)]
         return lines
 
-    def _limit(self, part: str, option: str) -> int:
+    def _limit(self, option: str) -> int:
         """Never below Nova's default: other flavors keep the choice they had."""
         limit = max(FEWEST_CANDIDATES, self.options.hosts)
-        losses = configured.lowered(self.before, option, limit)
-        if losses and option in self.options.keep:
-            return self.before.limits[option]
-        self.losses[part] += losses
-        return limit
+        if option in self.options.replace:
+            return limit
+        return configured.not_lowered(self.before, option, limit)
 
     def _cpu_sets(self) -> list[str]:
-        shared, dedicated = _split(self.node, self.options.housekeeping_cores, self.remarks)
+        shared, dedicated = _split(
+            self.node,
+            1 if self.options.housekeeping_cores is None else self.options.housekeeping_cores,
+            self.remarks,
+        )
+        # Who has set one of the two has thought of the other.
+        stays = self.before.cpu_sets and self.options.housekeeping_cores is None
         lines = []
         for option, cpus in zip(CPU_SETS, (shared, dedicated), strict=True):
-            if option in self.options.keep:
-                text = self.before.cpu_sets.get(option)
+            kept = stays or option in self.options.keep
+            if kept and option not in self.options.replace:
+                text = self.before.own_cpu_sets.get(option)
+                self._say_kept(option, cpus)
             else:
                 text = cpuset.format_list(cpus) if cpus else None
-                self.losses[COMPUTE] += configured.replaced(self.before, option, cpus)
             if text is not None and option == CPU_SETS[0]:
                 lines += [
                     "# The host's own work, emulator threads and servers without dedicated CPUs."
@@ -285,6 +293,20 @@ class _Files:
             if text is not None:
                 lines += [f"{option} = {text}"]
         return lines
+
+    def _say_kept(self, option: str, derived: frozenset[int]) -> None:
+        """Say where a set that stays is not what would be made now."""
+        before = self.before.cpu_sets.get(option)
+        if before is None:
+            return
+        cpus = configured.parse_cpus(before)
+        if cpus is None:
+            self.remarks.append(f"{option} is {before!r}, with which nova-compute does not start.")
+        elif cpus != derived:
+            self.remarks.append(
+                f"{option} stays {before}; with one core of each NUMA node for the host it would "
+                f"be {cpuset.format_list(derived) or 'empty'} (--housekeeping-cores)."
+            )
 
 
 def _literal(text: str) -> str:

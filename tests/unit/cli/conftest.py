@@ -107,7 +107,8 @@ def libvirt(monkeypatch):
 
 
 def contents(folder):
-    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    """The include files; the declaration and the record of --undo are beside them."""
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.conf")}
 
 
 @pytest.fixture

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of the node's declaration, and what the node itself says to it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.cli import include_files
+from nova_hpc.offer import configured
+from nova_hpc.offer.roles import Roles
+from nova_hpc.tenancy import holders, identity, never, never_read
+from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.topology.files import Tree
+from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire import node_declaration
+from nova_hpc.wire.node_declaration import NodeDeclaration
+from nova_hpc.wire.version import WireError
+
+#: Of this machine.
+HERE: Final = Path("/etc/nova-hpc/node.yaml")
+
+
+class NodeFileError(Exception):
+    """The declaration cannot be used; the text names the file and why."""
+
+
+@attrs.frozen
+class NodeFile:
+    """The file as it is; without a path there is none, and none is written."""
+
+    path: Path | None
+    text: str | None = None
+    #: None: nothing was declared yet.
+    declaration: NodeDeclaration | None = None
+
+    def change(self, now: NodeDeclaration) -> include_files.Change | None:
+        """What has to be written; None: the file says it already."""
+        if self.path is None or now == self.declaration:
+            return None
+        return include_files.Change(self.path, self.text, node_declaration.dumps(now))
+
+
+def read(named: Path | None, here: bool, folder: Path | None) -> NodeFile:
+    """Find and read the declaration.
+
+    :param named: by ``--declaration``.
+    :param here: the node is this machine.
+    :param folder: where include files are written.
+    :raises NodeFileError: it is there and cannot be used.
+    :raises include_files.IncludeError: it cannot be read.
+    """
+    path = named
+    if path is None and here:
+        path = HERE
+    elif path is None and folder is not None:
+        path = folder / HERE.name
+    text = None if path is None else include_files.read(path)
+    if text is None:
+        if named is not None and folder is None:
+            raise NodeFileError(f"{named} is not there; --write makes it")
+        return NodeFile(path)
+    try:
+        return NodeFile(path, text, node_declaration.loads(text))
+    except WireError as error:
+        raise NodeFileError(f"{path}: {error}") from error
+
+
+# --- what the node says -------------------------------------------------------------------
+
+
+def hardware(root: Path, node: Node) -> dict[str, str]:
+    """Address -> what a device says that it is, by its serial number; else its slot.
+
+    Virtual functions have no serial number of their own.
+    """
+    tree = Tree(root)
+    seen = {}
+    for each in node.functions:
+        if each.is_bridge or each.physical_function is not None:
+            continue
+        said = baseline.serial_of(each, baseline.take(tree, each, None))
+        seen[each.address] = said or f"{identity.SLOT}{each.address}"
+    return identity.unique(seen)
+
+
+@attrs.frozen
+class Withheld:
+    """What is not offered without an explicit word."""
+
+    #: Address -> why.
+    reasons: dict[str, str] = attrs.field(factory=dict)
+    #: One sentence each: what nobody knows.
+    notes: tuple[str, ...] = ()
+
+
+def withheld(
+    root: Path | None,
+    node: Node,
+    roles: Roles,
+    device_spec: Iterable[str],
+    in_use: Collection[str],
+    whole: Collection[str],
+    anyway: frozenset[str],
+) -> Withheld:
+    """Devices that must never be given, and those that the host uses.
+
+    What is offered already is not asked who uses it: its server does.
+
+    :param root: where the node's ``sys``, ``proc`` and ``dev`` are; None: nobody knows.
+    :param device_spec: what is offered already.
+    :param in_use: addresses that are offered although they are in use.
+    :param whole: adapters that are given whole, or ``all``.
+    :param anyway: ``[hpc]offer_anyway``.
+    """
+    able = [each for each in node.functions if roles.role_of(each, node) is not None]
+    reasons, notes = _never(root, node, able, anyway)
+    if root is None:
+        return Withheld(reasons, notes)
+    entries = [configured.read(text) for text in device_spec]
+    asked = [
+        each.address
+        for each in able
+        if each.address not in reasons
+        and each.address not in in_use
+        and not (each.virtual_functions and not {each.address, node_declaration.EVERY} & {*whole})
+        and not any(configured.matches(entry, each) for entry in entries)
+    ]
+    for address, holder in holders.holders(root, asked).items():
+        if holder.certain:
+            reasons[address] = f"{holder.text}; --offer-in-use {address} offers it all the same"
+    return Withheld(reasons, notes)
+
+
+def _never(
+    root: Path | None, node: Node, able: Iterable[Function], anyway: frozenset[str]
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    @functools.cache
+    def look(address: str) -> str:
+        if root is None:
+            return ""
+        return never.by_vpd(lambda each: never_read.read(root, each), address)
+
+    found = never.reasons(node, [each.address for each in able], look, anyway)
+    sure = {
+        address: f"{why}; if that is wrong, name it in [hpc]offer_anyway"
+        for address, why in found.items()
+        if not why.startswith(never.UNSURE)
+    }
+    notes = tuple(f"{address}: {why}." for address, why in found.items() if address not in sure)
+    return sure, notes

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the host itself keeps offered devices from servers: said at once. Pure.
+
+Nothing here changes what is offered. nova-compute withholds what it may not give, and a
+node whose offer waits for its host is a node that is not finished.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from nova_hpc.offer.device_spec import DeviceSpec
+from nova_hpc.offer.roles import Roles
+from nova_hpc.topology.model import Function, HugePages, Node, NumaNode, address_key
+from nova_hpc.wire.node_declaration import Wishes, page_kib
+
+_MANY: Final = 4
+
+
+def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[str]:
+    """What has to be done on the host before servers get its devices, one sentence each.
+
+    :param node: read from sysfs; lstopo's XML says nothing of this.
+    :param spec: what it offers.
+    :param wishes: what the operator has declared.
+    """
+    offered = [
+        function
+        for offer in spec.offers
+        for each in offer.functions
+        if (function := node.function(each)) is not None
+    ]
+    return [
+        *_iommu(node, offered),
+        *_drivers(
+            offered, {each for offer in spec.offers if offer.network for each in offer.functions}
+        ),
+        *_virtual_functions(node, roles, wishes),
+        *(_pages(node, wishes) if offered or wishes.hugepages else ()),
+    ]
+
+
+def _iommu(node: Node, offered: Iterable[Function]) -> Iterator[str]:
+    without = [each.address for each in offered if each.iommu_group is None]
+    if without and not node.iommu_groups:
+        yield (
+            "The IOMMU is off: the kernel shows no IOMMU group, so no device can be given. Switch "
+            "VT-d or AMD-Vi on in the firmware and add intel_iommu=on (Intel) and iommu=pt to the "
+            "kernel's command line."
+        )
+    elif without:
+        yield f"In no IOMMU group, so not to be given: {_listed(without)}."
+
+
+def _drivers(offered: Iterable[Function], ports: set[str]) -> Iterator[str]:
+    """Of the devices for Neutron's ports libvirt changes the driver itself."""
+    wrong: dict[str | None, list[str]] = defaultdict(list)
+    for each in offered:
+        if each.address not in ports and not _is_vfio(each.driver):
+            wrong[each.driver].append(each.address)
+    for driver, addresses in sorted(wrong.items(), key=lambda item: item[0] or ""):
+        bound = f"bound to {driver}" if driver else "bound to no driver"
+        yield f"{_listed(addresses)}: {bound}, withheld until bound to vfio-pci."
+
+
+def _is_vfio(driver: str | None) -> bool:
+    """As :func:`nova_hpc.tenancy.health.is_vfio`, which this room does not know."""
+    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
+
+
+def _virtual_functions(node: Node, roles: Roles, wishes: Wishes) -> Iterator[str]:
+    wanted = wishes.vfs or {}
+    none = []
+    for each in node.functions:
+        if each.dev_type != "type-PF":
+            continue
+        role = roles.role_of(each, node)
+        count = wanted.get(each.address, wanted.get(role or ""))
+        now = len(each.virtual_functions)
+        if count is not None and now != count:
+            yield (
+                f"{each.address}: {now} virtual functions are switched on, and {count} are declared"
+                f"{f'; it can have {each.total_vfs}' if (each.total_vfs or 0) < count else ''}."
+            )
+        elif count is None and not now and (each.class_code or "").startswith("02") and role:
+            none.append(each.address)
+    if none:
+        yield (
+            f"{_listed(none)}: no virtual functions are switched on, so the adapter would be given "
+            "whole (sriov_numvfs)."
+        )
+
+
+def _pages(node: Node, wishes: Wishes) -> Iterator[str]:
+    if wishes.hugepages:
+        for size, count in wishes.hugepages.items():
+            for numa in node.numa_nodes:
+                now = _total(numa.hugepages, page_kib(size))
+                if numa.cpus and now != count:
+                    yield f"NUMA node {numa.id}: {now} pages of {size}, and {count} are declared."
+        return
+    pools = [*node.hugepages, *(pool for numa in node.numa_nodes for pool in numa.hugepages)]
+    if not any(pool.total for pool in pools):
+        yield (
+            "No hugepages are reserved: flavors with hw:mem_page_size find no memory here. Add "
+            "hugepagesz=1G hugepages=N to the kernel's command line."
+        )
+
+
+def _total(pools: Iterable[HugePages], size_kib: int) -> int:
+    return sum(pool.total for pool in pools if pool.size_kib == size_kib)
+
+
+def pages_now(nodes: Iterable[NumaNode]) -> Mapping[str, int]:
+    """Size -> pages of a NUMA node with CPUs, where all have the same number."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for numa in nodes:
+        for pool in numa.hugepages if numa.cpus else ():
+            found[pool.size_kib].add(pool.total)
+    return {
+        _size(kib): counts.copy().pop()
+        for kib, counts in sorted(found.items())
+        if len(counts) == 1 and counts != {0}
+    }
+
+
+def _size(kib: int) -> str:
+    for unit, step in (("G", 1 << 20), ("M", 1 << 10)):
+        if kib % step == 0:
+            return f"{kib // step}{unit}"
+    return f"{kib}K"
+
+
+def _listed(addresses: Iterable[str]) -> str:
+    found = sorted(addresses, key=address_key)
+    more = f" and {len(found) - _MANY} more" if len(found) > _MANY else ""
+    return f"{', '.join(found[:_MANY])}{more}"

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``configure`` run twice, with and without words, on every capture: the second changes nothing."""
+
+import pathlib
+import subprocess
+
+import pytest
+
+from nova_hpc.cli.configure import Configure
+from nova_hpc.offer import roles
+from nova_hpc.topology import lstopo, sysfs
+from tests.nodes.catalogue import NODES
+
+ROLE = '{"role": "gpu", "class": "03*"}'
+DISK = '{"role": "disk", "class": "0108"}'
+
+
+@pytest.fixture
+def configure(tmp_path, capsys):
+    """Run the command on a capture, beside an empty configuration."""
+    folder = tmp_path / "nova.conf.d"
+    folder.mkdir()
+    nova_conf = tmp_path / "nova.conf"
+    nova_conf.write_text("[DEFAULT]\nhost = somewhere\n", encoding="ascii")
+
+    def run(source, *words):
+        command = Configure(None, None)
+        everything = [
+            *("--config-file", nova_conf, "--config-dir", folder, "--write", folder),
+            *source,
+            *words,
+        ]
+        parser = command.get_parser("nova-hpc configure")
+        status = command.run(parser.parse_args(list(map(str, everything))))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    run.folder = folder
+    return run
+
+
+def state(folder):
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
+def twice(configure, source, words):
+    status, _, err = configure(source, *words)
+    assert status == 0, err
+    before = state(configure.folder)
+    for again in ((), words, ()):
+        status, out, err = configure(source, *again)
+        assert (status, out) == (0, "Nothing to do.\n"), err
+    assert state(configure.folder) == before
+    return before
+
+
+def words_of(node):
+    """Words that mean something on a node: its first device left out, and more."""
+    table = roles.strict([ROLE, DISK])
+    first = [each.address for each in node.functions if table.role_of(each, node)][:1]
+    return [
+        *(word for address in first for word in ("--leave-out", address)),
+        *("--device-role", ROLE, "--device-role", DISK),
+        *("--housekeeping-cores", "0", "--hosts", "2000", "--alias-names", "product"),
+        *("--trait", "gpu=CUSTOM_A", "--role-identity", "disk=trait", "--whole-pf", "all"),
+    ]
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("name", NODES)
+def test_synthetic_nodes(configure, synthetic, name, bare):
+    root = synthetic(name)
+    words = [] if bare else words_of(sysfs.read(root))
+    twice(configure, ["--root", root], words)
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize(
+    "name", ["32em64t-2n8c+dax+nvme+mic+dimms", "40intel64-2g2n4c+pcilocality",
+             "64amd64-4s2n4ca2co", "nvidiagpunumanodes"]
+)  # fmt: skip
+def test_captures_of_real_machines(configure, captures, tmp_path, name, bare):
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    archive = captures / "hwloc" / f"{name}.tar.bz2"
+    subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+    root = next(top for top in folder.iterdir() if (top / "sys").is_dir())
+    node = sysfs.read(root)
+    if not node.functions:
+        status, _, err = configure(["--root", root])
+        assert status == 2
+        assert "no PCI device found" in err
+        assert state(configure.folder) == {}
+        return
+    twice(configure, ["--root", root], [] if bare else words_of(node))
+
+
+@pytest.mark.parametrize("bare", [True, False])
+@pytest.mark.parametrize("name", ["nvidiaDGX2.xml", "16intel64-manyVFs.xml"])
+def test_xml_of_real_machines(configure, captures, name, bare):
+    path = captures / "hwloc" / name
+    twice(configure, ["--xml", path], [] if bare else words_of(lstopo.read(path)))
+
+
+def test_nodes_of_several_kinds_are_remembered(configure, synthetic):
+    """Aliases that name other nodes' devices stay when those are not named again."""
+    root, other = synthetic("hgx-h100"), synthetic("two-socket")
+    before = twice(configure, ["--root", root], ["--also", other])
+    assert pathlib.Path(configure.folder, "nova-hpc-common.conf").read_text().count("alias = ") > 2
+    assert before
