@@ -71,33 +71,55 @@ function nova_hpc_install {
     fi
 }
 
+# Merge the include file of a part, where the node needs one.
+#
+#   nova_hpc_merge_part PART CONF_FILE
+function nova_hpc_merge_part {
+    local include=$NOVA_HPC_CONF_DIR/nova-hpc-$1.conf
+    if [[ -e $include ]]; then
+        nova_hpc_merge $include $2
+    fi
+}
+
 function nova_hpc_configure {
-    local -a more
+    local -a more parts=(--part common)
     # Quotes in the setting group words, as they would on a command line.
     eval "more=($NOVA_HPC_CONFIGURE_ARGS)"
     sudo install -d -o $STACK_USER $NOVA_HPC_CONF_DIR
     # Devstack begins with a new nova.conf, so nothing of the last time counts.
-    sudo rm -f $NOVA_HPC_CONF_DIR/nova-hpc-*.conf
+    sudo rm -f $NOVA_HPC_CONF_DIR/nova-hpc-*.conf $NOVA_HPC_CONF_DIR/nova-hpc-undo.json \
+        $NOVA_HPC_CONF_DIR/node.yaml
+    # A machine without devices gets the files of those services alone that it runs.
+    if is_service_enabled n-api n-sch n-cond; then
+        parts+=(--part controller)
+    fi
+    if is_service_enabled n-cpu; then
+        parts+=(--part compute)
+    fi
+    if is_service_enabled placement-api; then
+        parts+=(--part placement)
+    fi
     # Filters, weighers and aliases of nova.conf are added to. nova_hpc_merge minds
     # the limits, and a machine without devices may be the controller of others.
-    nova-hpc configure --write $NOVA_HPC_CONF_DIR --config-file $NOVA_CONF \
+    nova-hpc configure --write $NOVA_HPC_CONF_DIR --config-file $NOVA_CONF "${parts[@]}" \
+        --declaration $NOVA_HPC_CONF_DIR/node.yaml \
         --enabled-filters "$(iniget $NOVA_CONF filter_scheduler enabled_filters),$NOVA_FILTERS" \
         --keep cpu_shared_set --keep cpu_dedicated_set \
         --replace max_placement_results --replace max_allocation_candidates \
         --replace device_spec "${more[@]}"
-    nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-common.conf $NOVA_CONF
+    nova_hpc_merge_part common $NOVA_CONF
     if is_service_enabled n-api n-sch n-cond; then
-        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-controller.conf $NOVA_CONF
+        nova_hpc_merge_part controller $NOVA_CONF
     fi
     if is_service_enabled n-cpu; then
         # nova-compute is not root and resets devices through oslo.privsep.
         sudo install -D -m 644 $NOVA_HPC_DIR/etc/rootwrap.d/nova-hpc.filters \
             $(dirname $NOVA_CONF)/rootwrap.d/nova-hpc.filters
         # nova-cpu.conf is made from this file when nova-compute starts.
-        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-compute.conf $NOVA_CONF
+        nova_hpc_merge_part compute $NOVA_CONF
     fi
     if is_service_enabled placement-api; then
-        nova_hpc_merge $NOVA_HPC_CONF_DIR/nova-hpc-placement.conf $PLACEMENT_CONF
+        nova_hpc_merge_part placement $PLACEMENT_CONF
     fi
 }
 

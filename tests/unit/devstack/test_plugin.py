@@ -186,7 +186,12 @@ def test_a_machine_without_devices_is_stacked(
     role = '{"role": "gpu", "vendor_id": "ffff"}'
     xml = captures / "hwloc" / "nvidiaDGX2.xml"
     _run(SCRIPT, captures, tmp_path, f"--xml {xml} --device-role '{role}'")
-    assert "HpcTopologyFilter" in (tmp_path / "nova.conf").read_text()
+    nova = _parse(tmp_path / "nova.conf")
+    assert "HpcTopologyFilter" in nova["filter_scheduler"]["enabled_filters"][0]
+    # It is no node of this project's: driver and CPUs are Nova's own.
+    assert nova["DEFAULT"]["compute_driver"] == ["libvirt.LibvirtDriver"]
+    assert "pci" not in nova
+    assert "compute" not in nova
 
 
 def test_quoted_arguments_stay_one_word(captures: pathlib.Path, tmp_path: pathlib.Path) -> None:

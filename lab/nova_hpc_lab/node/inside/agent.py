@@ -201,7 +201,10 @@ def configuration(node: dict[str, Any]) -> None:
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
     kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
     networks = [word for each in kept for word in ("--physical-network", f"{each}={each}")]
-    run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *networks)
+    # What the node has is decided anew at every start: nothing of the last one counts.
+    Path("/etc/nova-hpc/node.yaml").unlink(missing_ok=True)
+    words = (*networks, "--replace", "device_spec")
+    run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
 
 
 def main() -> None:
