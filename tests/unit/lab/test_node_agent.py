@@ -87,10 +87,14 @@ def test_adapters_are_kept_for_the_ports_of_their_network(
     monkeypatch.setattr(agent, "INCLUDES", tmp_path / "there" / "nova.conf.d")
     monkeypatch.setattr(agent, "NOVA", tmp_path / "there")
     monkeypatch.setattr(agent, "STATE", tmp_path / "state")
+    monkeypatch.setattr(agent, "DECLARATION", tmp_path / "node.yaml")
+    (tmp_path / "node.yaml").touch()
     (tmp_path / "nova").mkdir()
     (tmp_path / "lab.conf").write_text("")
     adapters = [{**ADAPTER, "network": each} for each in networks]
     agent.configuration({"uuid": "5b5a1d26-4a33-4f0b-8a4e-5f8f7e9f5b7d", "adapters": adapters})
     ((_, *rest),) = called
     assert rest[:1] == ["configure"]
-    assert rest[5:] == words
+    assert rest[5:] == [*words, "--replace", "device_spec"]
+    # Nothing of the last start counts.
+    assert not (tmp_path / "node.yaml").exists()

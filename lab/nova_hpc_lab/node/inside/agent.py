@@ -25,6 +25,7 @@ PHASE = Path("/run/nova-hpc/phase")
 PCI = Path("/sys/bus/pci/devices")
 NOVA = Path("/etc/nova")
 INCLUDES = NOVA / "nova.conf.d"
+DECLARATION = Path("/etc/nova-hpc/node.yaml")
 STATE = Path("/var/lib/nova")
 
 
@@ -202,7 +203,7 @@ def configuration(node: dict[str, Any]) -> None:
     kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
     networks = [word for each in kept for word in ("--physical-network", f"{each}={each}")]
     # What the node has is decided anew at every start: nothing of the last one counts.
-    Path("/etc/nova-hpc/node.yaml").unlink(missing_ok=True)
+    DECLARATION.unlink(missing_ok=True)
     words = (*networks, "--replace", "device_spec")
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
 
