@@ -34,6 +34,8 @@ QUICK, STANDARD, FULL = "quick", "standard", "full"
 _PROGRESS: Final = 60.0
 #: Lines of a failed job's log that are shown.
 _SHOWN: Final = 150
+#: The niceness of jobs that run beside one that leads.
+_GIVES_WAY: Final = "10"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Job:
     :ivar words: what follows ``--``; none: the environment's own command.
     :ivar minutes: about how long it takes on one quiet CPU. The longest start first.
     :ivar alone: it keeps all CPUs busy itself, and runs when the others have ended.
+    :ivar leads: it waits for one guest after the other, which keep a CPU busy in turn: it runs
+        from the beginning, beside the others, which leave it the CPU that it wants.
     :ivar needs: a program without which it is left out.
     """
 
@@ -52,6 +56,7 @@ class Job:
     minutes: float
     sets: frozenset[str]
     alone: bool = False
+    leads: bool = False
     needs: str = "tox"
 
 
@@ -62,9 +67,10 @@ def _job(
     minutes: float,
     *sets: str,
     alone: bool = False,
+    leads: bool = False,
     needs: str = "tox",
 ) -> Job:
-    return Job(name, env, tuple(words), minutes, frozenset(sets), alone, needs)
+    return Job(name, env, tuple(words), minutes, frozenset(sets), alone, leads, needs)
 
 
 # Services of several threads on a loaded machine: one more try, and pytest counts it.
@@ -89,7 +95,7 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 13, STANDARD),
     _job("functional-33", "functional-33", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
     _job("functional-32", "functional-32", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
-    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 15, STANDARD, alone=True),
+    _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
     # A night.
     _job("unit-20000", "unit-full", (), 240, FULL),
     _job("unit-312", "py312", (), 4, FULL, needs="python3.12"),
@@ -153,13 +159,15 @@ class Runner:
         self._ended = False
 
     def run(self, jobs: Sequence[Job], workers: int) -> list[Outcome]:
-        """Run *jobs*, at most *workers* at once; those that run alone come last."""
+        """Run *jobs*, at most *workers* at once and one that leads; those alone come last."""
         self._logs.mkdir(parents=True, exist_ok=True)
         outcomes: list[Outcome] = []
         with self._progress():
             for alone in (False, True):
-                some = sorted((j for j in jobs if j.alone is alone), key=lambda j: -j.minutes)
-                with futures.ThreadPoolExecutor(1 if alone else workers) as pool:
+                some = [job for job in jobs if job.alone is alone]
+                some.sort(key=lambda job: (not job.leads, -job.minutes))
+                leading = sum(job.leads for job in some)
+                with futures.ThreadPoolExecutor(1 if alone else workers + leading) as pool:
                     try:
                         outcomes += pool.map(self._one, some)
                     except BaseException:
@@ -191,14 +199,19 @@ class Runner:
         with self._lock:
             if self._ended:
                 return 1
+            gives_way = () if job.leads or job.alone else ("nice", "-n", _GIVES_WAY)
             process = subprocess.Popen(
-                ["tox", *words],
+                [*gives_way, "tox", *words],
                 cwd=TOP,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            if gives_way:
+                # Linux weighs sessions first, where it groups processes by them.
+                with contextlib.suppress(OSError):
+                    Path(f"/proc/{process.pid}/autogroup").write_text(_GIVES_WAY)
             before = self._running.get(job.name)
             self._running[job.name] = (before[0] if before else time.monotonic(), process)
         status: int = process.wait()
@@ -293,7 +306,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="JOB", help="some jobs, of any set")
     cpus = os.cpu_count() or 1
     # Jobs wait for threads, sockets and processes for a good part of their time.
-    parser.add_argument("--workers", type=int, default=cpus + 1, help="jobs at once")
+    parser.add_argument("--workers", type=int, default=cpus + 2, help="jobs at once")
     logs = TOP / ".tox" / "logs"
     parser.add_argument("--logs", type=Path, default=logs, help="folder for the jobs' output")
     args = parser.parse_args()

@@ -75,6 +75,31 @@ def test_an_environment_is_prepared_once_for_all_its_jobs(command):
     assert sum("--skip-pkg-install -e functional-34 -- " in call for call in calls) == 3
 
 
+def test_the_lab_runs_beside_the_others_which_give_way(command):
+    """It takes no worker's place, and all others have a higher niceness."""
+    program = command.calls.parent / "bin" / "nice"
+    program.write_text('#!/bin/sh\necho "nice $@" >>"$CALLS"\nshift 2\nexec "$@"\n')
+    program.chmod(0o755)
+    process = command("--only", "docs", "lab", "--workers", "1", sleeps="docs")
+    deadline = time.monotonic() + 30
+    begun = {"run --skip-pkg-install -e docs", "run --skip-pkg-install -e lab -- -m not slow"}
+    while not all(any(line.startswith(each) for line in calls(command)) for each in begun):
+        assert time.monotonic() < deadline, calls(command)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=30)
+    nice = [line for line in calls(command) if line.startswith("nice")]
+    assert nice == [
+        "nice -n 10 tox run --notest -e docs",
+        "nice -n 10 tox run --skip-pkg-install -e docs",
+    ]
+
+
+def calls(command):
+    """What was called so far."""
+    return command.calls.read_text().splitlines() if command.calls.exists() else []
+
+
 def test_an_interrupted_run_leaves_nothing_running(command):
     process = command("--only", "unit", "lint", sleeps="py311")
     pid_file = Path(f"{command.calls}.pid")
