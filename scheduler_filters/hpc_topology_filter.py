@@ -22,10 +22,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import bandwidth, contract, newness, providers, server
+from nova_hpc.from_nova import contract, newness, placement_answer, server
 from nova_hpc.from_nova import hosts as reader
-from nova_hpc.from_nova.patches import answers
+from nova_hpc.from_nova.patches import answers, claims
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
+from nova_hpc.from_nova.placement_answer import PlacementAnswer
 from nova_hpc.from_nova.pools import SAMPLES
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.offer import roles
@@ -35,6 +36,7 @@ from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.model import Miss, Request
 from scheduler_filters import choice, lines
+from scheduler_filters.again import ChooseAgain
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         if not hosts:
             return hosts
         answers.put_down(spec_obj, None)
+        claims.put_down(spec_obj, None)
         try:
             return self._filter(hosts, spec_obj)
         except exception.NoValidHost:
@@ -145,7 +148,8 @@ class HpcTopologyFilter(filters.BaseHostFilter):
     def _place(self, hosts: Sequence[Any], spec: objects.RequestSpec) -> Sequence[Any]:
         try:
             task = server.read_task(spec)
-            views, misses = _read_all(hosts, task)
+            answer = placement_answer.of(spec)
+            views, misses = _read_all(hosts, task, answer)
             lines.unusable(views)
             bound = self._bind(task, views.values())
             request = task.server.request(_with_known(bound, task))
@@ -176,6 +180,9 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         lines.rejected(misses, views, spec, len(passed))
         if not passed:
             return _refuse(spec, _for_user(request, misses.values()))
+        if answer is not None:
+            named = {host.uuid: host for host in passed}
+            claims.put_down(spec, ChooseAgain(named, order, bound, answer))
         return passed
 
     def _bind(self, task: server.Task, views: Iterable[reader.View]) -> Mapping[str, str]:
@@ -191,19 +198,17 @@ class HpcTopologyFilter(filters.BaseHostFilter):
 
 
 def _read_all(
-    hosts: Sequence[Any], task: server.Task
+    hosts: Sequence[Any], task: server.Task, answer: PlacementAnswer | None
 ) -> tuple[dict[Any, reader.View], dict[Any, Miss]]:
-    """Read every host; one that cannot be read is a miss."""
-    free = {kind: providers.free_providers(kind, most) for kind, most in task.kinds.items()}
-    offers = {
-        kind.bandwidth: bandwidth.free(kind.bandwidth, kind.ports.count)
-        for kind in task.ports
-        if kind.bandwidth is not None
-    }
+    """Read every host; one that cannot be read is a miss.
+
+    :param answer: what Placement said is free; None: it is asked.
+    """
+    available = reader.Available.of(task, answer)
     views: dict[Any, reader.View] = {}
     misses: dict[Any, Miss] = {}
     for host in hosts:
-        got = _guarded(host, reader.read_host, host, task, free, offers)
+        got = _guarded(host, reader.read_host, host, task, available.devices, available.bandwidth)
         if isinstance(got, Miss):
             misses[host] = got
         else:

@@ -25,6 +25,7 @@ import attrs
 from nova import objects
 
 from nova_hpc.from_nova import providers
+from nova_hpc.from_nova.placement_answer import PlacementAnswer
 from nova_hpc.from_nova.providers import MOST
 
 #: The key of a pool that names the interface of its adapter.
@@ -81,26 +82,41 @@ def of_request(
     return None
 
 
-def free(wanted: Bandwidth, ports: int) -> Offers | None:
-    """Ask Placement which adapters have the bandwidth.
+def free(wanted: Bandwidth, ports: int, answer: PlacementAnswer | None = None) -> Offers | None:
+    """Which adapters have the bandwidth, by Placement.
 
     :param ports: of that kind.
+    :param answer: what Placement said is free. It says no names of providers, which tell
+        the interface: those are asked for, once. None: all is asked.
     :returns: None where Placement could not be asked: then its claim has to tell.
     """
     found: dict[tuple[str, str], tuple[str, int]] = {}
     most = max(1, min(ports, MOST))
     for count in range(1, most + 1):
-        answer = providers.ask(wanted.times(count), wanted.traits)
-        if answer is None:
+        listed = providers.ask(wanted.times(count), wanted.traits)
+        if listed is None:
             return None
-        if not answer:
+        if not listed:
             break
-        for provider in answer:
+        for provider in listed:
             interface = _interface(str(provider["name"]))
-            if interface is not None:
-                key = (str(provider["root_provider_uuid"]), interface)
-                found[key] = (str(provider["uuid"]), count)
+            if interface is None:
+                continue
+            uuid, root = str(provider["uuid"]), str(provider["root_provider_uuid"])
+            times = count if answer is None else min(most, _times(wanted, uuid, answer))
+            if times:
+                found[root, interface] = (uuid, times)
+        if answer is not None:
+            break
     return Offers(found, most)
+
+
+def _times(wanted: Bandwidth, provider: str, answer: PlacementAnswer) -> int:
+    """For how many ports a provider has the bandwidth."""
+    return min(
+        (answer.free(provider, name) // amount for name, amount in wanted.resources if amount),
+        default=0,
+    )
 
 
 def _interface(name: str) -> str | None:

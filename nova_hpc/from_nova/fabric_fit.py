@@ -17,19 +17,13 @@ from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc.cluster.group_domain.model import Size
+from nova_hpc.from_nova import placement_answer
 from nova_hpc.from_nova.said import SAID, more
 
 LOG = logging.getLogger(__name__)
 
-#: On a request specification: Placement's summaries of all providers of the candidates.
-_SUMMARIES: Final = "_hpc_summaries"
 #: The largest number that the name of a provider holds.
 _MOST: Final = 999_999
-
-
-def keep(spec: objects.RequestSpec, summaries: Mapping[str, Any] | None) -> None:
-    """Put down what Placement said of the providers, for the filter."""
-    setattr(spec, _SUMMARIES, summaries or {})
 
 
 def fit(host: Any, spec: objects.RequestSpec) -> int:
@@ -79,11 +73,13 @@ def _needs(host: Any) -> Mapping[str, int]:
 def _fits(host: Any, spec: objects.RequestSpec, used: bool) -> int:
     needs = _needs(host)
     rooms: collections.Counter[str] = collections.Counter()
-    for provider, each in getattr(spec, _SUMMARIES, {}).items():
-        if (each.get("root_provider_uuid") or provider) != host.uuid:
-            continue
-        for name, amounts in each["resources"].items():
-            rooms[name] += amounts["capacity"] - (amounts["used"] if used else 0)
+    answer = placement_answer.of(spec)
+    if answer is None:
+        return 1
+    amount = answer.free if used else answer.capacity
+    for provider in answer.tree(host.uuid):
+        for name in answer.resources(provider):
+            rooms[name] += amount(provider, name)
     return min((rooms[name] // amount for name, amount in needs.items() if amount), default=1)
 
 

@@ -16,11 +16,12 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.from_nova import bandwidth, cache, pools
+from nova_hpc.from_nova import bandwidth, cache, pools, providers
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
+from nova_hpc.from_nova.placement_answer import AnsweredAmounts, PlacementAnswer
 from nova_hpc.from_nova.pools import Seen
-from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.providers import Amounts, Kind
 from nova_hpc.from_nova.server import Task
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import Host, HostNode, Pool
@@ -84,15 +85,44 @@ class View:
         )
 
 
+@attrs.frozen
+class Available:
+    """What Placement says is free for a server, on all hosts."""
+
+    #: None for a kind: that is not known.
+    devices: Mapping[Kind, Amounts | None]
+    #: The same of the bandwidth of ports.
+    bandwidth: Mapping[Bandwidth, bandwidth.Offers | None]
+
+    @classmethod
+    def of(cls, task: Task, answer: PlacementAnswer | None) -> Available:
+        """By the answer that Nova has got; where there is none, Placement is asked."""
+        found: dict[Kind, Amounts | None] = {}
+        for kind, most in task.kinds.items():
+            if answer is None:
+                found[kind] = providers.free_providers(kind, most)
+            else:
+                found[kind] = AnsweredAmounts(answer, kind)
+        offers = {
+            kind.bandwidth: bandwidth.free(kind.bandwidth, kind.ports.count, answer)
+            for kind in task.ports
+            if kind.bandwidth is not None
+        }
+        return cls(found, offers)
+
+
 _PATTERNS: Final[Cache[Pattern]] = Cache()
 _BOUND: Final[Cache[Pattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
+#: What a node withholds, what it says of itself, and why that is unknown.
+_Report = tuple[Mapping[str, str], tuple[str, ...], str | None]
+_REPORTS: Final[Cache[_Report]] = Cache()
 
 
 def read_host(
     host_state: Any,
     task: Task,
-    free: Mapping[Kind, Free | None],
+    free: Mapping[Kind, Amounts | None],
     offers: Mapping[Bandwidth, bandwidth.Offers | None] | None = None,
 ) -> View:
     """Read one host state: every device with tags, and all that is wanted.
@@ -335,12 +365,21 @@ def _node(
     return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
-def _reported(host_state: Any) -> tuple[Mapping[str, str], tuple[str, ...], str | None]:
+def _reported(host_state: Any) -> _Report:
     """What the node says it withholds, what it says of itself, and why that is unknown."""
     # ``stats`` is unset until the compute node has reported for the first time.
-    values = getattr(host_state, "stats", None) or {}
+    text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
+    if text is None:
+        return {}, (), None
+    if not isinstance(text, str):
+        return _read_report(text)
+    # Most nodes say the same, and each says the same in the next request.
+    return _REPORTS.get(text, lambda: _read_report(text))
+
+
+def _read_report(text: object) -> _Report:
     try:
-        document = hpc_stats.read(values.get(hpc_stats.KEY))
+        document = hpc_stats.read(text)
     except WireError as error:
         return {}, (f"what the node holds back is unknown: {error}",), str(error)
     return ({}, (), None) if document is None else (document.withheld, document.notes, None)

@@ -22,7 +22,7 @@ from oslo_utils import strutils
 
 from nova_hpc.from_nova import cache
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.providers import Amounts, Kind
 from nova_hpc.from_nova.server import Device, Task
 from nova_hpc.placement.model import Pool
 from nova_hpc.placement.roles import Played, RoleConflictError, bind
@@ -290,7 +290,7 @@ def _contradiction(tags: hpc_tags.Tags | None, own_class: str, kind: Kind) -> st
 
 
 def see(
-    known: Known, provider: str | None, count: int, free: Mapping[Kind, Free | None]
+    known: Known, provider: str | None, count: int, free: Mapping[Kind, Amounts | None]
 ) -> Seen | None:
     """What of a pool can be used at this moment.
 
@@ -313,7 +313,7 @@ def see(
         if asked is None:
             if match.is_kind:
                 serves.append(match.want)
-        elif provider in asked.amounts:
+        elif asked.has(provider):
             if match.contradiction is not None:
                 raise hpc_tags.TagError(match.contradiction)
             serves.append(match.want)

@@ -4,14 +4,16 @@
 The pools of a host state are what the compute node last saved. A server that
 is being built has its devices in Placement already but not in the pools, so a
 choice from the pools alone would collide with it again and again: the choice
-is deterministic. One query for a kind of device, over all hosts, settles it;
-it also tells the resource class of a device from Placement itself.
+is deterministic. What Placement says settles it, and tells the resource class
+of a device. A scheduler has that answer already
+(:mod:`nova_hpc.from_nova.placement_answer`); here it is asked for where there
+was none: by ``explain`` and snapshots, which ask about the whole cloud.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib import parse
 
 import attrs
@@ -22,6 +24,9 @@ LOG = logging.getLogger(__name__)
 
 #: The first with ``required`` in a query of providers.
 _MICROVERSION: Final = "1.18"
+
+#: The first whose candidates hold all resource classes of whole trees, and ``in_tree``.
+_WITH_SUMMARIES: Final = "1.31"
 
 #: Free functions of one adapter are told apart up to this number.
 MOST: Final = 8
@@ -35,13 +40,27 @@ class Kind:
     traits: frozenset[str] = frozenset()
 
 
+class Amounts(Protocol):
+    """Which providers have free devices of one kind."""
+
+    def has(self, provider: str | None) -> bool:
+        """Whether a provider has one."""
+
+    def of(self, provider: str | None, counted: int) -> int:
+        """Free devices of *provider*, of which the pools count *counted*."""
+
+
 @attrs.frozen
 class Free:
-    """Providers with free devices of one kind."""
+    """Providers with free devices of one kind, as Placement was asked for them."""
 
     #: provider -> free devices, as far as was asked.
     amounts: Mapping[str, int]
     asked: int
+
+    def has(self, provider: str | None) -> bool:
+        """Whether a provider has one."""
+        return provider in self.amounts
 
     def of(self, provider: str | None, counted: int) -> int:
         """Free devices of *provider*, of which the pools count *counted*."""
@@ -110,6 +129,27 @@ def ask(
             error,
         )
         return None
+
+
+def ask_about(root: str, kind: Kind) -> Mapping[str, Mapping[str, Any]] | None:
+    """What one host has and uses, as the summaries of an answer with candidates.
+
+    :param root: UUID of the compute node.
+    :param kind: of devices; a host that has none of them free is not described.
+    :returns: None if Placement could not be asked.
+    """
+    query = {"in_tree": root, "resources": f"{kind.resource_class}:1", "limit": "1"}
+    url = "/allocation_candidates?" + parse.urlencode(query, safe=":")
+    try:
+        answer = report.report_client_singleton().get(url, version=_WITH_SUMMARIES)
+        if answer.status_code != 200:
+            LOG.warning("Placement answered %s to what is free on %s", answer.status_code, root)
+            return None
+        found: Mapping[str, Mapping[str, Any]] = answer.json()["provider_summaries"]
+    except Exception as error:
+        LOG.warning("Placement could not be asked what is free on %s (%s)", root, error)
+        return None
+    return found
 
 
 def has(provider: str, resources: Mapping[str, int]) -> bool | None:

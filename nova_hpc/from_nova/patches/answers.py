@@ -21,7 +21,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
-from nova_hpc.from_nova import fabric_fit, server, shortage
+from nova_hpc.from_nova import placement_answer, server, shortage
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.said import SAID, more
 from nova_hpc.placement import flavor, refusal
@@ -89,8 +89,7 @@ def _with_reason(call: Call) -> Any:
         _look_at_limit(call, spec)
     elif not _is_of_fabric(spec):
         return call()
-    if _is_of_fabric(spec):
-        fabric_fit.keep(spec, call.given["provider_summaries"])
+    placement_answer.keep(spec, call.given["provider_summaries"])
     try:
         return call()
     except exception.NoValidHost as error:

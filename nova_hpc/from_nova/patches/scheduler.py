@@ -11,9 +11,9 @@ from nova.objects import request_spec
 from nova.scheduler import host_manager
 from nova.scheduler.filters import numa_topology_filter
 
-from nova_hpc.from_nova import patches
+from nova_hpc.from_nova import patches, placement_answer
 from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.patches import alternates, answers
+from nova_hpc.from_nova.patches import alternates, answers, claims
 from nova_hpc.from_nova.patches.numa_fit import Values
 from nova_hpc.from_nova.patches.serving import served, serving
 
@@ -31,7 +31,7 @@ CONSUME: Final = Patch(
     parameters=("spec_obj",),
     lines={32: (264, 276), 33: (263, 275), 34: (264, 276)},
     why="As for the filter, when a server's share is taken from the host for the next server of "
-    "the request.",
+    "the request; and what Placement answered is less by that share.",
     until="numa_fit_instance_to_host is not wrapped any more",
 )
 
@@ -41,6 +41,7 @@ ALL: Final[tuple[Patch, ...]] = (
     answers.SELECT,
     answers.DECIDE,
     alternates.ALTERNATES,
+    claims.CLAIM,
 )
 
 _MARK: Final = "hpc_serving"
@@ -61,17 +62,19 @@ def install() -> None:
     with _LOCK:
         for owner, patch, around in (
             (numa_topology_filter.NUMATopologyFilter, FILTER, _passing),
-            (host_manager.HostState, CONSUME, _serving),
+            (host_manager.HostState, CONSUME, _consuming),
         ):
             if not hasattr(getattr(owner, patch.name), _MARK):
                 wrap(owner, patch, around)
                 setattr(getattr(owner, patch.name), _MARK, True)
         answers.install()
         alternates.install()
+        claims.install()
 
 
-def _serving(call: Call) -> Any:
+def _consuming(call: Call) -> Any:
     spec = call.given["spec_obj"]
+    placement_answer.consumed(spec, call.given["self"])
     if "flavor" not in spec:
         return call()
     with serving(spec.flavor, spec.image if "image" in spec else None):

@@ -16,6 +16,8 @@ import uuid
 from concurrent import futures
 from typing import Any
 
+import attrs
+
 from nova_hpc.topology.level import Location
 from nova_hpc.wire.tags import Tags
 from tests.functional.concurrency import nova_process
@@ -23,6 +25,28 @@ from tests.functional.concurrency.model import Cloud
 
 GPU_CLASS = "CUSTOM_HPC_GPU"
 GPU = ("10de", "20b2")
+VF_CLASS = "CUSTOM_HPC_VF"
+VF = ("15b3", "101e")
+
+
+@attrs.frozen
+class Function:
+    """A virtual function: the adapter that it belongs to, and where that sits."""
+
+    adapter: str
+    place: Location
+
+
+def functions(cloud: Cloud) -> dict[str, Function]:
+    """The virtual functions of a host: address -> function."""
+    places = {place.root: place for place in layout(cloud).values()}
+    found = {}
+    for index, place in enumerate(places.values()):
+        adapter = f"0000:{0x60 + index:02x}:00.0"
+        for number in range(1, cloud.functions + 1):
+            address = f"0000:{0x60 + index:02x}:{number // 8:02x}.{number % 8}"
+            found[address] = Function(adapter, place)
+    return found
 
 
 def layout(cloud: Cloud) -> dict[str, Location]:
@@ -47,27 +71,35 @@ def device_spec(cloud: Cloud) -> list[str]:
         tags = Tags(location=place, role="gpu", resource_class=GPU_CLASS).to_spec()
         entry = {"address": address, "managed": "no", "resource_class": GPU_CLASS}
         entries.append(json.dumps(entry | tags))
+    for address, function in functions(cloud).items():
+        tags = Tags(location=function.place, role="vf", resource_class=VF_CLASS).to_spec()
+        entry = {"address": address, "managed": "no", "resource_class": VF_CLASS}
+        entries.append(json.dumps(entry | tags))
     return entries
 
 
 def _pci_devices(cloud: Cloud) -> str:
-    """What a libvirt driver reports of a host's GPUs."""
-    return json.dumps(
-        [
-            {
-                "dev_id": f"pci_{address}",
-                "address": address,
-                "product_id": GPU[1],
-                "vendor_id": GPU[0],
-                "numa_node": place.numa,
-                "label": f"label_{GPU[0]}_{GPU[1]}",
-                "dev_type": "type-PCI",
-                "parent_addr": None,
-                "managed": "no",
-            }
-            for address, place in layout(cloud).items()
-        ]
-    )
+    """What a libvirt driver reports of a host's GPUs and virtual functions."""
+    found = [_device(address, GPU, place.numa) for address, place in layout(cloud).items()]
+    for address, function in functions(cloud).items():
+        kind = {"dev_type": "type-VF", "parent_addr": function.adapter}
+        found.append(_device(address, VF, function.place.numa) | kind)
+    return json.dumps(found)
+
+
+def _device(address: str, ids: tuple[str, str], node: int | None) -> dict[str, Any]:
+    vendor, product = ids
+    return {
+        "dev_id": f"pci_{address}",
+        "address": address,
+        "product_id": product,
+        "vendor_id": vendor,
+        "numa_node": node,
+        "label": f"label_{vendor}_{product}",
+        "dev_type": "type-PCI",
+        "parent_addr": None,
+        "managed": "no",
+    }
 
 
 def _driver(name: str, cloud: Cloud) -> Any:

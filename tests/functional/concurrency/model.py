@@ -19,6 +19,7 @@ class Cloud:
     hosts: int = 50
     switches: int = 4
     gpus: int = 2  # below each switch
+    functions: int = 0  # of the one adapter below each switch
 
     @property
     def devices(self) -> int:

@@ -150,16 +150,17 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(tries: int = TRIES) -> Iterator[Stage]:
+def stage(tries: int = TRIES, candidates: int = plugin.FEWEST_CANDIDATES) -> Iterator[Stage]:
     """Start MariaDB and Placement, with empty schemas of Placement and Nova.
 
     :param tries: Placement's ``allocation_conflict_retry_count``.
+    :param candidates: its ``max_allocation_candidates``.
     """
     # Short, as unix sockets need it.
     with tempfile.TemporaryDirectory(prefix="nhc") as folder:
         made = Stage(Path(folder), _free_port())
         made.logs.mkdir()
-        _configure(made, tries)
+        _configure(made, tries, candidates)
         with _mariadb(made):
             _schemas(made)
             with _placement(made):
@@ -238,13 +239,13 @@ def _write(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _configure(made: Stage, tries: int) -> None:
+def _configure(made: Stage, tries: int, candidates: int) -> None:
     placement = {
         "api": {"auth_strategy": "noauth2"},
         "placement_database": {"connection": made.database_url("placement")},
         "placement": {
             "allocation_candidates_generation_strategy": "breadth-first",
-            "max_allocation_candidates": plugin.FEWEST_CANDIDATES,
+            "max_allocation_candidates": candidates,
             "allocation_conflict_retry_count": tries,
         },
         "workarounds": {"optimize_for_wide_provider_trees": True},

@@ -10,7 +10,7 @@ from nova import objects
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import fabric, fabric_fit, fabric_near, fabric_records
+from nova_hpc.from_nova import fabric, fabric_near, fabric_records, placement_answer
 from nova_hpc.placement.flavor import Fabric
 from nova_hpc.placement.model import Policy
 
@@ -49,7 +49,9 @@ def host(name: str, *metadata: object, free: int = 2, used: int = 0) -> SimpleNa
 
 
 def seen(request: objects.RequestSpec, *hosts: SimpleNamespace) -> fabric.View:
-    fabric_fit.keep(request, {key: value for each in hosts for key, value in each.summary.items()})
+    placement_answer.keep(
+        request, {key: value for each in hosts for key, value in each.summary.items()}
+    )
     return fabric.look(hosts, request)
 
 

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One scheduler in a process of its own: Nova's SchedulerManager, with or without our filters."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.offer import settings as plugin
+from tests.functional.concurrency import nova_process, scheduler
+from tests.functional.concurrency.computes import GPU_CLASS, VF_CLASS
+from tests.functional.concurrency.model import Variant
+
+#: ``[pci]alias`` of all processes.
+ALIASES: Final = (
+    f'{{"name": "gpu", "resource_class": "{GPU_CLASS}"}}',
+    f'{{"name": "vf", "resource_class": "{VF_CLASS}"}}',
+)
+
+
+@attrs.frozen
+class Question:
+    """What is asked for."""
+
+    gpus: int
+    functions: int = 0
+    servers: int = 1
+
+    def __str__(self) -> str:
+        devices = f"gpu:{self.gpus}" + (f",vf:{self.functions}" if self.functions else "")
+        return devices if self.servers == 1 else f"{self.servers} servers of {devices}"
+
+    def specs(self, ours: bool) -> dict[str, str]:
+        """Extra specs of the flavor."""
+        alias = f"gpu:{self.gpus}" + (f",vf:{self.functions}" if self.functions else "")
+        found = {"pci_passthrough:alias": alias}
+        if ours:
+            found["hpc:affinity"] = "switch" if self.gpus <= 2 else "numa"
+        return found
+
+
+@attrs.frozen
+class Sample:
+    """One answer of a scheduler."""
+
+    #: By the clock, Placement's part included.
+    seconds: float
+    #: Of the scheduler's process alone.
+    cpu_seconds: float
+    #: GET requests to Placement, those of claims aside.
+    gets: int
+    #: Claims that were tried, beyond one for each server.
+    lost: int
+    #: Why nothing was placed; "": all was.
+    fault: str = ""
+
+
+@attrs.frozen
+class _Asked:
+    """A variant of a scheduler, as the scheduler of the races wants it."""
+
+    title: str
+    ours: bool
+    question: Question
+    options: Mapping[tuple[str, str], object] = attrs.field(factory=dict)
+
+    def specs(self, gpus: int) -> dict[str, str]:
+        return self.question.specs(self.ours)
+
+
+class Side:
+    """Answers questions and measures itself."""
+
+    def __init__(self, context: Any, ours: bool) -> None:
+        from nova.scheduler.client import report
+
+        self._context = context
+        self._ours = ours
+        self._gets = 0
+        plain = report.SchedulerReportClient.get
+
+        def get(client: Any, url: str, *arguments: Any, **keywords: Any) -> Any:
+            # Nova's claim reads whether the server has allocations already.
+            self._gets += not url.startswith("/allocations/")
+            return plain(client, url, *arguments, **keywords)
+
+        # Only counts.
+        report.SchedulerReportClient.get = get
+        variant = Variant("ours" if ours else "stock", ours)
+        self._scheduler = scheduler.Scheduler(context, 1, variant, 0)
+
+    def ask(self, question: Question) -> Sample:
+        """Schedule servers, and give back what they have claimed."""
+        from nova import exception
+        from oslo_messaging.rpc import ExpectedException
+
+        title = f"{question}, {'ours' if self._ours else 'stock'}"
+        self._scheduler.variant = _Asked(title, self._ours, question)
+        servers = [str(uuid.uuid4()) for _ in range(question.servers)]
+        spec = self._scheduler.request(servers[0])
+        spec.num_instances = question.servers
+        self._gets = 0
+        self._scheduler._claims.count = 0
+        fault = ""
+        begin, cpu = time.perf_counter(), time.process_time()
+        try:
+            self._scheduler.manager.select_destinations(
+                self._context,
+                spec_obj=spec,
+                instance_uuids=servers,
+                return_objects=True,
+                return_alternates=True,
+            )
+        except ExpectedException as error:
+            fault = str(error.exc_info[1])
+        except exception.NovaException as error:
+            fault = str(error)
+        found = Sample(
+            seconds=time.perf_counter() - begin,
+            cpu_seconds=time.process_time() - cpu,
+            gets=self._gets,
+            lost=self._scheduler._claims.count - len(servers),
+            fault=fault,
+        )
+        for server in servers:
+            self._scheduler.client.delete_allocation_for_instance(self._context, server, force=True)
+        return found
+
+
+def serve(
+    nova_conf: str, log: str, ours: bool, options: Mapping[tuple[str, str], object], pipe: Any
+) -> None:
+    """Main function of the process: takes questions until it meets None."""
+    try:
+        wanted: dict[tuple[str, str], object] = {
+            **scheduler.options(Variant("", ours)),
+            ("pci", "alias"): list(ALIASES),
+            ("pci", "device_spec"): [],
+            **options,
+        }
+        side = Side(nova_process.begin(nova_conf, log, wanted), ours)
+        pipe.send("ready")
+        while (question := pipe.recv()) is not None:
+            pipe.send(side.ask(question))
+    except Exception:
+        pipe.send(traceback.format_exc())
+
+
+def names(count: int, first: int) -> Sequence[str]:
+    """Names of hosts, as the computes of the races are named."""
+    return [f"node{index:05d}" for index in range(first, first + count)]
+
+
+def limits(hosts: int) -> dict[tuple[str, str], object]:
+    """What our documentation sets for a cloud of so many hosts; stock Nova gets the same."""
+    return {("scheduler", "max_placement_results"): max(plugin.FEWEST_CANDIDATES, hosts)}

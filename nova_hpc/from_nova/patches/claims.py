@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim that another scheduler was faster with: other devices of the same host.
+
+Nova gives a host up once its first allocation candidate cannot be claimed. With devices
+that the candidate names, that loses a host which may have others just as good: of several
+schedulers that fill the same host, as packing makes them do, all but one lose it. So the
+filter chooses again there, from what Placement says now, and the claim is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from nova import objects
+from nova.scheduler import utils
+from oslo_log import log as logging
+
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+
+LOG = logging.getLogger(__name__)
+
+CLAIM: Final = Patch(
+    "nova.scheduler.utils:claim_resources",
+    parameters=("ctx", "client", "spec_obj", "instance_uuid", "alloc_req"),
+    lines={32: (1276, 1332), 33: (1277, 1333), 34: (1316, 1372)},
+    why="Only the first allocation candidate of a host is claimed; where another scheduler has "
+    "one of its devices, the host is lost, whatever else is free there.",
+    until="Nova tries the other candidates of a host (the note in its scheduler/manager.py)",
+)
+
+_MARK: Final = "hpc_claims"
+#: On a request specification: chooses other devices for a candidate.
+_AGAIN: Final = "_hpc_choose_again"
+#: How often devices are chosen again on one host. Who loses that often is better off elsewhere.
+_MOST: Final = 3
+
+#: Changes a candidate in its place, so that Nova goes on with what was claimed; False:
+#: there is nothing else that could be claimed.
+ChooseAgain = Callable[[dict[str, Any]], bool]
+
+
+def install() -> None:
+    """Wrap Nova's function, which its scheduler finds in the module each time."""
+    if not hasattr(utils.claim_resources, _MARK):
+        wrap(utils, CLAIM, _claim)
+        setattr(utils.claim_resources, _MARK, True)
+
+
+def put_down(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
+    """Say how devices are chosen again for *spec*; None: they are not."""
+    setattr(spec, _AGAIN, choose)
+
+
+def _claim(call: Call) -> Any:
+    claimed = call()
+    choose: ChooseAgain | None = getattr(call.given["spec_obj"], _AGAIN, None)
+    tries = 0
+    while not claimed and choose is not None and tries < _MOST:
+        tries += 1
+        try:
+            if not choose(call.given["alloc_req"]):
+                return claimed
+        except Exception:
+            # Nova goes on to the next host, as it would anyway.
+            LOG.exception("Other devices could not be chosen after a claim was lost")
+            return claimed
+        LOG.debug(
+            "Server %s: the devices were claimed by another; trying others of the same host",
+            call.given["instance_uuid"],
+        )
+        claimed = call()
+    return claimed

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses other devices on one host, after another scheduler has claimed some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from nova_hpc.from_nova import hosts as reader
+from nova_hpc.from_nova import providers
+from nova_hpc.from_nova.placement_answer import PlacementAnswer
+from scheduler_filters import choice
+
+
+@attrs.frozen
+class ChooseAgain:
+    """What one pass of the filter knows, for the claims that follow it."""
+
+    #: UUID of the compute node -> host state, of the hosts that passed.
+    hosts: Mapping[str, Any]
+    order: choice.Order
+    #: Want -> role.
+    bound: Mapping[str, str]
+    answer: PlacementAnswer
+
+    def __call__(self, candidate: dict[str, Any]) -> bool:
+        """Put other devices of the same host into *candidate*, whose claim was refused.
+
+        :returns: False where nothing else can be claimed: Placement does not answer, the
+            devices were not the reason, or no others are good enough.
+        """
+        named = (self.hosts[each] for each in candidate["allocations"] if each in self.hosts)
+        host = next(named, None)
+        if host is None or not self._look(host):
+            return False
+        task = self.order.task
+        available = reader.Available.of(task, self.answer)
+        view = reader.read_host(host, task, available.devices, available.bandwidth)
+        view = reader.bind(view, self.bound)
+        if choice.place(host, self.order, view) is not None:
+            return False
+        (other,) = host.allocation_candidates
+        if other["allocations"] == candidate["allocations"]:
+            return False
+        # Nova holds on to this very object, and takes the devices from it.
+        candidate.clear()
+        candidate.update(other)
+        host.allocation_candidates = [candidate]
+        return True
+
+    def _look(self, host: Any) -> bool:
+        """Ask Placement what is free on a host now."""
+        kind = next(iter(self.order.task.kinds), None)
+        if kind is None:
+            return False
+        summaries = providers.ask_about(host.uuid, kind)
+        if summaries is None:
+            return False
+        self.answer.renew(host.uuid, summaries)
+        return True
