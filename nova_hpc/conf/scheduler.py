@@ -113,8 +113,11 @@ unshelved to by a scheduler of a release of Nova that this release does not know
 
 New servers are refused there, with the reason. Servers that run have to be able to
 leave a host: HpcTopologyFilter chooses for them as ever, without a promise. With
-``any`` a server for which it finds nothing takes what Nova gives it; the node's own
-check still keeps it from starting with devices that its flavor forbids.
+``any`` a server for which it finds nothing, or whose hosts it cannot read, takes what
+Nova gives it. The node's own check has the last word with any value: a server whose
+flavor requires alignment is never started without it. Where no host has such devices
+it stays as it was, with the reason in its faults; one with ``hpc:affinity_policy``
+``preferred`` moves.
 """,
     ),
     cfg.BoolOpt(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 import sys
@@ -269,6 +270,28 @@ class CleaningTest(DriverTest):
                     self.flags(group="hpc", **{name: _DEFAULTS.get(name, [])})
                 self.stage_of("gpu:service-vm")
                 _ = node.tenancy
+
+    def test_a_mistyped_role_is_refused_by_its_name(self) -> None:
+        """The devices of the right one would be given uncleaned, and nobody would know."""
+        tag = {"role": "gpuu"}
+        for options, words in (
+            ({"clean_stage": {"gpu": "service-vm", "gpuu": "host"}}, "clean_stage names the role"),
+            ({"clean_stage": {"gpuu": "none"}}, "clean_stage names the role"),
+            ({"clean_checks": {"gpu": "memory", "gpuu": "memory"}}, "clean_checks names the role"),
+            ({"clean_drivers": {"gpuu": "nvidia"}}, "clean_drivers names the role"),
+            ({"clean_pins": [json.dumps(tag)]}, "clean_pins names the role"),
+        ):
+            with self.subTest(str(options)):
+                self.flags(group="hpc", **options)
+                error = self.assertRaises(exception.InvalidConfiguration, self.begin)
+                self.assertIn(f"[hpc]{words} gpuu, which neither", str(error))
+                self.assertRegex(str(error), r"the roles are .*\bgpu, ")
+                self.flags(group="hpc", clean_drivers={}, clean_pins=[])
+                self.stage_of("gpu:service-vm")
+        # A role that its devices have kept, and that the configuration has no more.
+        self.flags(group="hpc", device_role=['{"role": "accel", "vendor_id": "10de"}'])
+        self.begin()
+        self.assertIsNotNone(self.stage("alpha"))
 
     def test_without_the_option_nothing_changes(self) -> None:
         self.stage_of("")

@@ -156,6 +156,17 @@ class MoveTest(DriverTest):
         self.host("beta", APART)
         self.refused_move(server, {"migrate": None})
 
+    def test_on_an_unknown_nova_the_node_has_the_last_word(self) -> None:
+        """The operator lets the scheduler take any host, and the node takes nothing scattered."""
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", APART)
+        self.restart_scheduler(with_filter=True)
+        self.topology_filter()._unknown = "nobody has tried this Nova"
+        self.flags(moves_on_unknown_nova="any", group="hpc")
+        self.refused_move(server, {"migrate": None})
+        self.assertTrue(self.log_lines("moves to any host, whatever its devices"))
+
     def test_a_cold_migration_to_aligned_devices(self) -> None:
         self.host("alpha", TOGETHER)
         server = self.boot(self.make_flavor(PAIR))

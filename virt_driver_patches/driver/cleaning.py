@@ -12,6 +12,8 @@ from typing import Any, Final
 from nova.virt import hardware
 from oslo_log import log as logging
 
+from nova_hpc.from_nova.claim import Specs
+from nova_hpc.offer import roles
 from nova_hpc.tenancy import never_read
 from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerFile
@@ -22,6 +24,7 @@ from nova_hpc.tenancy.service_vm.host import OnHost
 from nova_hpc.tenancy.service_vm.runner import ServiceVm
 from nova_hpc.tenancy.service_vm.stage import Mode
 from nova_hpc.tenancy.service_vm.step import Cleansing
+from nova_hpc.wire import tags
 from virt_driver_patches import privileged
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +43,32 @@ def expect_none(conf: Any) -> None:
     """
     if any(word != Mode.NONE.value for word in conf.hpc.clean_stage.values()):
         raise OptionError("[hpc]clean_stage needs [hpc]clean_devices, which is off")
+
+
+def check_roles(conf: Any, specs: Specs) -> None:
+    """Refuse options of the stage that name a role which no device can have.
+
+    A role that is mistyped would leave the devices of the right one uncleaned, in silence.
+    Roles of devices are those of ``[hpc]device_role``, and those that the entries of
+    ``[pci]device_spec`` have kept from an earlier release.
+
+    :raises OptionError: one does; the text says which option, which role, and which there are.
+    """
+    hpc = conf.hpc
+    known = set(roles.lenient(hpc.device_role).names)
+    known |= {str(each.tags[tags.ROLE]) for each in specs.matcher.specs if each.tags.get(tags.ROLE)}
+    named = {"clean_stage": set(hpc.clean_stage)}
+    if any(word != Mode.NONE.value for word in hpc.clean_stage.values()):
+        named["clean_checks"] = set(hpc.clean_checks)
+        named["clean_drivers"] = set(hpc.clean_drivers)
+        named["clean_pins"] = set(_pins(hpc.clean_pins))
+    for option, mine in named.items():
+        strange = sorted(mine - known)
+        if strange:
+            raise OptionError(
+                f"[hpc]{option} names the role {strange[0]}, which neither [hpc]device_role nor "
+                f"[pci]device_spec has; the roles are {', '.join(sorted(known))}"
+            )
 
 
 def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:

@@ -279,6 +279,7 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
     root = os.geteuid() == 0
     yield cleaning.never(conf, source.ledger)
     try:
+        cleaning.check_roles(conf, source.specs)
         if conf.hpc.clean_devices:
             hygiene = _hygiene(conf, source.ledger, root)
             stage = cleaning.stage_of(conf, hygiene)
