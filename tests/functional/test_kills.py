@@ -15,6 +15,7 @@ import pytest
 from nova_hpc.from_nova import contract
 from tests.functional.kills import verdict
 from tests.functional.kills.hypervisor import Hypervisor
+from tests.functional.kills.service import ServiceVms
 
 ONE, OTHER = "0000:40:00.0", "0000:40:01.0"
 DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
@@ -23,6 +24,10 @@ DOMAIN = """<domain><name>{name}</name><uuid>{name}</uuid><devices>
 
 #: A device is marked and its domain not started; cleaned and still marked; free again.
 STEPS = ("libvirt: start the domain", "take_back > clean: file ledger", "Placement: DELETE")
+
+SERVICE_VM = """<domain><uuid>x</uuid><devices><hostdev><source>
+<address domain="0x0" bus="0x40" slot="0x0" function="0x0"/></source></hostdev>
+</devices></domain>"""
 
 
 _KEPT = pytest.mark.skipif(
@@ -35,6 +40,7 @@ _KEPT = pytest.mark.skipif(
 def test_killed_at_some_steps(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"
     matches = [word for step in STEPS for word in ("--match", step)]
+    matches += ["--phase", "spawn", "--phase", "destroy"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.functional.kills", "--json", str(found), *matches],
         cwd=Path(__file__).parents[2],
@@ -75,7 +81,7 @@ def test_other_faults_while_a_device_is_being_reset(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.functional.kills", "--json", str(found)),
-            *("--match", "destroy: a device is being reset", *words),
+            *("--match", "destroy: a device is being reset", "--phase", "destroy", *words),
         ],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "COLUMNS": "200"},
@@ -88,6 +94,36 @@ def test_other_faults_while_a_device_is_being_reset(tmp_path: Path) -> None:
     rows = json.loads(found.read_text())["rows"]
     assert {row["fault"]: row["status"] for row in rows} == FAULTS
     assert {row["devices"] for row in rows} == {"4 of 4 free and clean"}
+
+
+#: In the stage between two servers: before its VM, while the VM has the device, at its end.
+CLEAN = ("process: run a service VM", "a service VM has the devices", "_settle: file ledger")
+
+
+@pytest.mark.slow
+@_KEPT
+def test_killed_in_the_stage_between_two_servers(tmp_path: Path) -> None:
+    found = tmp_path / "rows.json"
+    words = [word for step in CLEAN for word in ("--match", step)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.functional.kills", "--json", str(found)),
+            *("--phase", "clean", "--fault", "kill", "--fault", "guest-dies", *words),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(found.read_text())["rows"]
+    assert [row["fault"] for row in rows].count("kill") == len(rows) / 2 >= len(CLEAN)
+    assert {row["devices"] for row in rows} == {"4 of 4 free and clean"}
+    # The VM of a service that was killed is gone with it, and what it had is cleaned anew.
+    killed = [row for row in rows if "has the devices" in row["step"] and row["fault"] == "kill"]
+    assert [row["meanwhile"] for row in killed] == ["ERROR"]
 
 
 SILENT = """
@@ -137,6 +173,7 @@ FIRST = {
     "unreported": [],
     "domains": {},
     "dirty": {},
+    "uncleaned": {},
     "violations": [],
 }
 
@@ -157,6 +194,7 @@ FIRST = {
         ("unreported", [ONE]),
         ("domains", {"s": {"running": False, "devices": [ONE]}}),
         ("dirty", {ONE: "s"}),
+        ("uncleaned", {"0000:50:00.0": "s"}),
         ("violations", ["two domains"]),
     ],
 )
@@ -186,6 +224,48 @@ def test_a_device_that_a_domain_has_and_that_is_offered_is_told() -> None:
     now = {**FIRST, "domains": {"s": domain}}
     assert verdict.held(now) == [f"{ONE} is offered, and the domain of s has it"]
     assert verdict.held({**now, "tracked": {OTHER: "available"}}) == []
+
+
+def test_a_device_that_can_be_given_before_its_stage_is_told() -> None:
+    now = {**FIRST, "uncleaned": {ONE: "s"}}
+    assert verdict.violations(now) == [
+        f"{ONE} can be given by Placement, and s's data are in its memory"
+    ]
+    assert verdict.violations({**now, "inventory": {OTHER: 1}}) == []
+    assert verdict.violations({**now, "allocations": {f"alpha_{ONE}": ["s"]}}) == []
+    assert verdict.state(FIRST, now) == "1 of 2 free and clean"
+
+
+def test_the_hypervisor_notes_the_memory_of_another(tmp_path: Path) -> None:
+    kept = Hypervisor(tmp_path / "domains.json", tmp_path)
+    kept.service = service = ServiceVms(tmp_path / "service", [ONE])
+    service.prepare()
+    for each in (ONE, OTHER):
+        (tmp_path / each).mkdir()
+        (tmp_path / each / "reset").write_text("1")
+    for name in ("a", "b"):
+        kept.defined(name, name, DOMAIN.format(name=name))
+    kept.started("a")
+    assert kept.uncleaned() == {}
+    kept.stopped("a")
+    (tmp_path / ONE / "reset").write_text("1")
+    assert (kept.dirty(), kept.uncleaned()) == ({}, {ONE: "a"})
+    # It may start again itself; a reset is not enough for another.
+    kept.started("a")
+    assert kept.read()["violations"] == []
+    kept.stopped("a")
+    (tmp_path / ONE / "reset").write_text("1")
+    kept.started("b")
+    assert kept.read()["violations"] == [f"{ONE} was given with another's memory"]
+    # A service VM has it: nobody may start with it, and it gets nothing that a guest has.
+    (service.folder / "x.domain").write_text(f"0\n{SERVICE_VM}")
+    assert service.devices() == {ONE: "x"}
+    assert service.started("b", [ONE]) == [f"{ONE} is in a guest and in a service VM"]
+    service.end()
+    assert service.devices() == {}
+    libvirt = service._libvirt.open(f"fake://{service.folder}")
+    libvirt.createXML(SERVICE_VM, 3)
+    assert service.seen() == [f"{ONE} is in a service VM while a guest has it"]
 
 
 def test_the_hypervisor_notes_what_is_reset_in_use(tmp_path: Path) -> None:

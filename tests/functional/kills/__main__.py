@@ -42,9 +42,10 @@ def _main(options: argparse.Namespace) -> int:
     # Lives are forked from here and find everything imported.
     import tests.functional.conftest  # noqa: F401
     from tests.functional.kills import report, run, world  # noqa: F401
-    from tests.functional.kills.faults import Fault
+    from tests.functional.kills.faults import PHASES, Fault
 
     faults = list(Fault) if "all" in options.fault else [Fault(each) for each in options.fault]
+    phases = [each for each in PHASES if not options.phase or each.name in options.phase]
 
     started = time.monotonic()
     # What was started must end with the command, however that ends.
@@ -53,16 +54,18 @@ def _main(options: argparse.Namespace) -> int:
         runner = run.Runner(Path(folder))
         runner.begin()
         try:
-            steps = runner.steps()
+            steps = runner.steps(phases)
             rows = _known(options.json) if options.resume else []
             done = {(row.fault, row.phase, row.number) for row in rows}
             if options.list:
                 for step in steps:
-                    print(f"{step.phase:8} {step.number:3}  {step.name}")
+                    print(f"{step.phase.name:20} {step.number:3}  {step.name}")
                 return 0
             wanted = run.chosen(steps, options.match)
             for step in (attrs.evolve(step, fault=each) for each in faults for step in wanted):
-                if (step.fault.value, step.phase, step.number) in done:
+                if (step.fault.value, step.phase.name, step.number) in done:
+                    continue
+                if not step.fault.happens_in(step.phase):
                     continue
                 rows.append(runner.kill(step))
                 print(_line(rows[-1]), file=sys.stderr, flush=True)
@@ -74,13 +77,15 @@ def _main(options: argparse.Namespace) -> int:
             runner.life.kill()
     seconds = time.monotonic() - started
     order = [each.value for each in Fault]
-    rows.sort(key=lambda row: (order.index(row.fault), run.PHASES.index(row.phase), row.number))
+    places = [each.name for each in PHASES]
+    rows.sort(key=lambda row: (order.index(row.fault), places.index(row.phase), row.number))
     Console(width=options.width).print(_table(rows))
     bad = [row for row in rows if row.complaints]
     found = Counter(row.phase for row in rows)
+    where = ", ".join(f"{found[each]} of {each}" for each in places if found[each])
     print(
         f"RESULT: {len(rows)} faults ({', '.join(dict.fromkeys(row.fault for row in rows))}) at "
-        f"{len(steps)} steps ({', '.join(f'{found[phase]} of {phase}' for phase in run.PHASES)}): "
+        f"{len(steps)} steps ({where}): "
         f"{len(rows) - len(bad)} ok, {len(bad)} not; {seconds:.0f} s"
     )
     return 1 if bad else 0
@@ -156,6 +161,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
             "all",
         ],
         help="what happens at each step; may be repeated; all: one after the other (default: kill)",
+    )
+    parser.add_argument(
+        "--phase",
+        action="append",
+        default=[],
+        choices=["spawn", "destroy", "spawn with a stage", "destroy with a stage", "clean"],
+        help="only this part of a life; may be repeated (default: all)",
     )
     parser.add_argument("--list", action="store_true", help="only print the steps of a clean run")
     parser.add_argument("--json", help="also write the rows to this file")

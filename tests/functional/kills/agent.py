@@ -37,6 +37,7 @@ _TRACKER: Final = "nova.compute.resource_tracker:ResourceTracker"
 _LIBVIRT: Final = "nova.virt.libvirt.driver:LibvirtDriver"
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
 _HYGIENE: Final = "nova_hpc.tenancy.hygiene.step:Hygiene"
+_STAGE: Final = "nova_hpc.tenancy.service_vm.step:Cleansing"
 
 #: Where the threads that are killed begin.
 ROOTS: Final = (
@@ -44,6 +45,8 @@ ROOTS: Final = (
     f"{_MANAGER}._do_build_and_run_instance",
     f"{_MANAGER}._build_succeeded",
     f"{_MANAGER}.terminate_instance",
+    f"{_STAGE}.attend",
+    f"{_STAGE}._safely",
 )
 
 #: Functions that name the steps below them.
@@ -71,6 +74,8 @@ TRACED: Final = (
     "virt_driver_patches.driver.tenancy:Tenancy.take_back",
     f"{_HYGIENE}.give",
     f"{_HYGIENE}.take_back",
+    f"{_STAGE}.before_start",
+    f"{_STAGE}._settle",
     "nova_hpc.tenancy.hygiene.cleaning:Cleaning.clean",
     "virt_driver_patches.driver.reserve:Reserver.complete",
     f"{_LIBVIRT}._create_guest_with_network",

@@ -12,12 +12,35 @@ import enum
 import uuid
 from typing import Any, Final
 
+import attrs
 from nova import context as nova_context
 from nova import exception
 from nova.tests.fixtures import libvirt as fakelibvirt
 
 from tests.functional.kills.agent import AGENT
 from tests.functional.kills.hypervisor import Hypervisor
+from tests.functional.kills.service import ServiceVms
+
+
+@attrs.frozen
+class Phase:
+    """A part of a life in which faults happen, step by step."""
+
+    name: str
+    #: What is ordered: ``create``, ``delete`` or ``clean``.
+    act: str
+    #: GPUs have a stage between two servers.
+    stage: bool = False
+
+
+#: In the order in which they are tried.
+PHASES: Final = (
+    Phase("spawn", "create"),
+    Phase("destroy", "delete"),
+    Phase("spawn with a stage", "create", stage=True),
+    Phase("destroy with a stage", "delete", stage=True),
+    Phase("clean", "clean", stage=True),
+)
 
 
 class Fault(enum.Enum):
@@ -27,7 +50,7 @@ class Fault(enum.Enum):
     KILL = "kill"
     #: The same, and the user deletes the server before it starts again.
     LOCAL_DELETE = "local-delete"
-    #: The server's QEMU ends.
+    #: The server's QEMU ends; in a stage that of the service VM.
     GUEST_DIES = "guest-dies"
     #: The guest resets itself, and begins to use its devices anew.
     GUEST_RESETS = "guest-resets"
@@ -35,6 +58,17 @@ class Fault(enum.Enum):
     LIBVIRT = "libvirt"
     #: A consumer that nobody knows has a free device in Placement.
     ALLOCATION = "allocation"
+
+    def happens_in(self, phase: Phase) -> bool:
+        """Whether it is tried in a phase.
+
+        Where GPUs have a stage, a kill is: what else may happen to a server does not meet it.
+        In the stage itself there is no server that could be deleted, or reset itself.
+        """
+        if not phase.stage or self is Fault.KILL:
+            return True
+        in_stage = (Fault.GUEST_DIES, Fault.LIBVIRT, Fault.ALLOCATION)
+        return phase.act == "clean" and self in in_stage
 
     @property
     def kills(self) -> bool:
@@ -54,6 +88,8 @@ class Faults:
     computes: Any
     placement: Any
     api: Any
+    with_stage: bool
+    service: ServiceVms
 
     def prepare(self) -> None:
         """Let libvirt be away at times; after nova-compute has started."""
@@ -74,11 +110,17 @@ class Faults:
         if fault is Fault.GUEST_DIES:
             for domain in self._running():
                 domain.destroy()
+            if self.with_stage:
+                self.service.does("die")
+                self.service.end()
         elif fault is Fault.GUEST_RESETS:
             for domain in self._running():
                 self.hypervisor.used(domain.UUIDString())
         elif fault is Fault.LIBVIRT:
             AGENT.away = _gone
+            if self.with_stage:
+                self.service.does("fail")
+                self.service.end()
         elif fault is Fault.ALLOCATION:
             self._leave()
 
@@ -112,8 +154,10 @@ class Faults:
         self.strike(word)
 
     def do_return(self) -> None:
-        """libvirt answers again."""
+        """libvirt answers again, and service VMs do what they have to."""
         AGENT.away = None
+        if self.with_stage:
+            self.service.does("pass")
 
     def do_force_down(self, down: bool) -> None:
         """What an operator says of a nova-compute that is down."""

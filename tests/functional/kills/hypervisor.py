@@ -12,10 +12,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lxml import etree
 from nova.tests.fixtures import libvirt as fakelibvirt
+
+if TYPE_CHECKING:
+    from tests.functional.kills.service import ServiceVms
 
 
 class Hypervisor:
@@ -25,6 +28,8 @@ class Hypervisor:
         """Keep the domains at *path*; *devices* is ``sys/bus/pci/devices`` of the host."""
         self.path = path
         self.devices = devices
+        #: Where some devices have a stage between two servers.
+        self.service: ServiceVms | None = None
 
     def read(self) -> dict[str, Any]:
         """Domains by UUID, traces by address, and what should not have been."""
@@ -44,16 +49,27 @@ class Hypervisor:
     def dirty(self) -> dict[str, str]:
         """Devices with a server's traces that no running domain has."""
         body = self.read()
-        busy = {
-            each
-            for domain in body["domains"].values()
-            if domain["running"]
-            for each in domain["devices"]
-        }
+        busy = self._busy(body)
         return {
             address: server
             for address, server in body["traces"].items()
             if address not in busy and not self.was_reset(address)
+        }
+
+    def uncleaned(self) -> dict[str, str]:
+        """Devices with a server's data in their memory that no running domain has."""
+        if self.service is None:
+            return {}
+        busy = self._busy(self.read())
+        memory = self.service.memory()
+        return {address: server for address, server in memory.items() if address not in busy}
+
+    def _busy(self, body: dict[str, Any]) -> set[str]:
+        return {
+            each
+            for domain in body["domains"].values()
+            if domain["running"]
+            for each in domain["devices"]
         }
 
     def was_reset(self, address: str) -> bool:
@@ -76,6 +92,8 @@ class Hypervisor:
         with self._change() as body:
             domains = body["domains"]
             domains[uuid]["running"] = True
+            if self.service is not None:
+                body["violations"] += self.service.started(uuid, domains[uuid]["devices"])
             for address in domains[uuid]["devices"]:
                 for other, domain in domains.items():
                     if other != uuid and domain["running"] and address in domain["devices"]:
@@ -92,6 +110,8 @@ class Hypervisor:
             domain = body["domains"].get(uuid)
             if domain is not None and domain["running"]:
                 self._look(body, domain)
+                if self.service is not None:
+                    self.service.wrote(uuid, domain["devices"])
                 for address in domain["devices"]:
                     body["traces"][address] = uuid
                     (self.devices / address / "reset").write_text("")

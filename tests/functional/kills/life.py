@@ -31,17 +31,20 @@ class KilledError(Exception):
 class Life:
     """A process with all services on one world."""
 
-    def __init__(self, folder: Path, compute: bool = True) -> None:
+    def __init__(self, folder: Path, compute: bool = True, stage: bool = False) -> None:
         """Start the services.
 
         :param compute: nova-compute, too.
+        :param stage: GPUs have a stage between two servers.
 
         :raises LifeError: they do not start.
         """
         folder.mkdir(parents=True, exist_ok=True)
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_begin, args=(folder, theirs, self._pipe, compute))
+        self._process = context.Process(
+            target=_begin, args=(folder, theirs, self._pipe, compute, stage)
+        )
         self._process.start()
         theirs.close()
         self._answer()
@@ -80,7 +83,7 @@ class Life:
         self._process.join()
 
 
-def _begin(folder: Path, orders: Any, other_end: Any, compute: bool) -> None:
+def _begin(folder: Path, orders: Any, other_end: Any, compute: bool, stage: bool) -> None:
     other_end.close()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # It lives for seconds, on a heap of all of Nova.
@@ -91,7 +94,7 @@ def _begin(folder: Path, orders: Any, other_end: Any, compute: bool) -> None:
     from tests.functional.kills.world import serve
 
     try:
-        serve(folder, orders, compute)
+        serve(folder, orders, compute, stage)
     finally:
         # No thread of any service may hold the process.
         os._exit(0)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from tests.functional.kills.faults import Fault
-from tests.functional.kills.run import PHASES, Row
+from tests.functional.kills.faults import PHASES, Fault
+from tests.functional.kills.run import Row
 
 _COLUMNS: Final = (
     ("Step", "step"),
@@ -24,19 +24,18 @@ def rst(rows: Sequence[Row], steps: int) -> str:
     kills = [row for row in rows if row.fault == Fault.KILL.value]
     bad = sum(bool(row.complaints) for row in kills)
     found = Counter(row.phase for row in kills)
-    counts = " and ".join(f"{found[phase]} of a {phase}" for phase in PHASES)
+    places = [each.name for each in PHASES if found[each.name]]
+    counts = ", ".join(f"{found[each]} of ``{each}``" for each in places)
     lines = [
-        f"Killed at {len(kills)} of {steps} steps, {counts}: {len(kills) - bad} times all was",
-        f"in order afterwards, {bad} times not.",
+        f"Killed at {len(kills)} of {steps} steps ({counts}):",
+        f"{len(kills) - bad} times all was in order afterwards, {bad} times not.",
         "",
         *_faults([row for row in rows if row not in kills], steps),
     ]
-    for phase in PHASES:
+    for phase in places:
         mine = sorted((row for row in kills if row.phase == phase), key=lambda row: row.number)
-        if not mine:
-            continue
         lines += [
-            f".. list-table:: Steps of a {phase}",
+            f".. list-table:: Steps of ``{phase}``",
             "   :header-rows: 1",
             "   :widths: 5 47 12 12 14 10",
             "",
@@ -67,7 +66,7 @@ def _faults(rows: Sequence[Row], steps: int) -> list[str]:
         *(f"     - {title}" for title in titles[1:]),
     ]
     for fault in Fault:
-        for phase in PHASES:
+        for phase in [each.name for each in PHASES]:
             mine = [row for row in rows if row.fault == fault.value and row.phase == phase]
             if not mine:
                 continue

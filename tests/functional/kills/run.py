@@ -12,10 +12,10 @@ from typing import Any, Final
 import attrs
 
 from tests.functional.kills import agent, verdict
-from tests.functional.kills.faults import NOBODY, Fault
+from tests.functional.kills.faults import NOBODY, PHASES, Fault, Phase
 from tests.functional.kills.life import LOG, KilledError, Life, LifeError
+from tests.functional.kills.verdict import Facts
 
-PHASES: Final = ("spawn", "destroy")
 #: The point after the last step.
 END: Final = "the end"
 #: Of a world's log that are kept with a complaint.
@@ -29,7 +29,7 @@ _LOOKS: Final = 3
 class Step:
     """One point to die at."""
 
-    phase: str
+    phase: Phase
     number: int
     name: str
     #: How many of its name there are in its phase up to it: where a step of another name
@@ -69,6 +69,8 @@ class Runner:
         self.folder = folder
         self.trace = folder / "trace"
         self.worlds = 0
+        #: Whether GPUs have a stage in the world that there is.
+        self.stage = False
         self.life: Life
         self.first: dict[str, Any]
         self.flavors: dict[str, str]
@@ -77,39 +79,91 @@ class Runner:
     def world(self) -> Path:
         return self.folder / f"w{self.worlds}"
 
-    def begin(self) -> None:
-        """A world where nothing has happened, and a life in it."""
+    def begin(self, stage: bool = False) -> None:
+        """A world where nothing has happened, and a life in it.
+
+        :param stage: GPUs have a stage between two servers.
+        """
         self.worlds += 1
-        self.life = Life(self.world)
+        self.stage = stage
+        self.life = Life(self.world, stage=stage)
         self.flavors = self.life.ask("flavors")
         self.first = self.life.ask("facts")
         complaints = verdict.clean(self.first, self.first)
         if complaints or not self.first["tracked"]:
             raise LifeError(f"a new world is not clean: {complaints}")
 
-    def steps(self) -> list[Step]:
+    def enter(self, phase: Phase) -> None:
+        """Go on in a world of this kind."""
+        if phase.stage is not self.stage:
+            self.life.kill()
+            self.begin(phase.stage)
+
+    def steps(self, phases: Sequence[Phase] = PHASES) -> list[Step]:
         """The steps of a clean run, in their order, and the end of each phase."""
         found = []
-        server = ""
-        for phase in PHASES:
+        for phase in phases:
+            self.enter(phase)
+            server = self._before(phase)
             with self._traced():
-                if phase == "spawn":
-                    server, status, fault = self.life.ask("create", self.flavors["one"])
-                    if status != "ACTIVE":
-                        raise LifeError(f"the clean run: {status}: {fault}")
-                else:
-                    self.life.ask("delete", server)
+                server = self._do(phase, server)
                 self.life.ask("disarm")
                 names = [*self._names(), END]
             found += [
                 Step(phase, number, name, names[:number].count(name))
                 for number, name in enumerate(names, 1)
             ]
-        self.life.ask("update")
-        complaints = verdict.clean(self.first, self.life.ask("facts"))
-        if complaints:
-            raise LifeError(f"the clean run leaves {complaints}")
+            if phase.act == "create":
+                self.life.ask("delete", server)
+            complaints = self._look(self.first)[1]
+            if complaints:
+                raise LifeError(f"the clean run leaves {complaints}")
         return found
+
+    def _before(self, phase: Phase) -> str:
+        """What a phase begins with; the server that is there then, or "".
+
+        :raises LifeError: it cannot begin.
+        """
+        if phase.act == "create":
+            return ""
+        server, status, fault = self.life.ask("create", self.flavors["one"])
+        if status != "ACTIVE":
+            raise LifeError(f"{status}: {fault}")
+        if phase.act == "delete":
+            return str(server)
+        self.life.ask("delete", server)
+        self.life.ask("update")
+        return ""
+
+    def _do(self, phase: Phase, server: str) -> str:
+        """What a phase is about, without a fault; its server.
+
+        :raises LifeError: it fails.
+        """
+        if phase.act == "create":
+            server, status, fault = self.life.ask("create", self.flavors["one"])
+            if status != "ACTIVE":
+                raise LifeError(f"the clean run: {status}: {fault}")
+            return str(server)
+        self.life.ask(*self._order(phase, server))
+        return server
+
+    def _order(self, phase: Phase, server: str) -> tuple[str, ...]:
+        words = {
+            "create": ("create", self.flavors["one"]),
+            "delete": ("delete", server),
+            "clean": ("clean",),
+        }
+        return words[phase.act]
+
+    def _look(self, first: Facts) -> tuple[Facts, list[str]]:
+        """An update, and where GPUs have a stage what it needs to pass; what is not as before."""
+        self.life.ask("update")
+        if self.stage:
+            self.life.ask("clean")
+        facts = self.life.ask("facts")
+        return facts, verdict.clean(first, facts)
 
     @contextlib.contextmanager
     def _traced(self, at: Step | None = None) -> Iterator[None]:
@@ -138,9 +192,9 @@ class Runner:
         if complaints:
             # What comes next must not suffer from it.
             self.life.kill()
-            self.begin()
+            self.begin(self.stage)
         return Row(
-            phase=step.phase,
+            phase=step.phase.name,
             number=step.number,
             step=step.name,
             status=status,
@@ -157,17 +211,14 @@ class Runner:
         path = self.world / LOG
         return path.read_text().splitlines()[-_LINES:] if path.exists() else []
 
-    def _die(self, step: Step) -> str | None:
-        """Let the fault happen at a step; the server that it was about, if it was there before.
+    def _die(self, step: Step) -> str:
+        """Let the fault happen at a step; the server that it was about, or "": it is new, or gone.
 
         :raises LifeError: the step was not reached.
         """
-        server: str | None = None
-        if step.phase == "destroy":
-            server, status, fault = self.life.ask("create", self.flavors["one"])
-            if status != "ACTIVE":
-                raise LifeError(f"{status}: {fault}")
-        order = ("delete", server) if server else ("create", self.flavors["one"])
+        self.enter(step.phase)
+        server = self._before(step.phase)
+        order = self._order(step.phase, server)
         at = None if step.name == END else step
         with self._traced(at):
             try:
@@ -196,11 +247,11 @@ class Runner:
         life.kill()
         return complaints
 
-    def _recover(self, server: str | None, fault: Fault) -> tuple[str, str, str, list[str]]:
+    def _recover(self, server: str, fault: Fault) -> tuple[str, str, str, list[str]]:
         """Start nova-compute again, if it has died, and do what users and operators do."""
         complaints = self._deleted() if fault is Fault.LOCAL_DELETE else []
         if fault.kills:
-            self.life = Life(self.world)
+            self.life = Life(self.world, stage=self.stage)
         life = self.life
         if fault is Fault.LOCAL_DELETE:
             life.ask("force_down", False)
@@ -228,10 +279,10 @@ class Runner:
         """The facts when no server is left, and what is not as on the first day."""
         life, complaints = self.life, []
         life.ask("update")
-        if fault is Fault.KILL:
-            facts = life.ask("facts")
+        facts = life.ask("facts")
+        if fault is Fault.KILL and not self.stage:
             return facts, verdict.clean(self.first, facts)
-        complaints += verdict.held(life.ask("facts"))
+        complaints += verdict.held(facts) + verdict.violations(facts)
         if fault in (Fault.LOCAL_DELETE, Fault.LIBVIRT):
             # Where libvirt was away, Nova has left a domain that is defined.
             life.ask("reap")
@@ -243,9 +294,7 @@ class Runner:
             life.ask("remove")
         # What is suspect is tried again, and what is clean is offered, by the next looks.
         for _ in range(_LOOKS):
-            life.ask("update")
-            facts = life.ask("facts")
-            more = verdict.clean(self.first, facts)
+            facts, more = self._look(self.first)
             if not more:
                 break
         return facts, complaints + more
@@ -257,8 +306,7 @@ class Runner:
             return [f"no server can have all devices: {status}: {fault}"]
         complaints = verdict.taken(self.first, self.life.ask("facts"), server)
         self.life.ask("delete", server)
-        self.life.ask("update")
-        return complaints + verdict.clean(self.first, self.life.ask("facts"))
+        return complaints + self._look(self.first)[1]
 
 
 def chosen(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step]:
@@ -270,7 +318,7 @@ def chosen(steps: Sequence[Step], wanted: Sequence[str]) -> list[Step]:
         return list(steps)
     found = []
     for text in wanted:
-        mine = [step for step in steps if text in f"{step.phase}: {step.name}"]
+        mine = [step for step in steps if text in f"{step.phase.name}: {step.name}"]
         if not mine:
             raise ValueError(f"no step holds {text!r}")
         found += [step for step in mine if step not in found]

@@ -11,7 +11,7 @@ Facts = Mapping[str, Any]
 #: What must be as it was in the world's first moment.
 SAME = ("tracked", "inventory", "withheld", "quarantine")
 #: What must be empty when no server is left.
-EMPTY = ("allocations", "problems", "marked", "unreported", "domains", "dirty")
+EMPTY = ("allocations", "problems", "marked", "unreported", "domains", "dirty", "uncleaned")
 
 
 def violations(facts: Facts) -> list[str]:
@@ -19,12 +19,23 @@ def violations(facts: Facts) -> list[str]:
     found = list(facts["violations"])
     found += [f"{name} is no whole JSON" for name, whole in facts["files"].items() if not whole]
     found += facts["problems"]
+    found += unclean(facts)
     seen: dict[str, str] = {}
     for server, domain in facts["domains"].items():
         for address in domain["devices"] if domain["running"] else ():
             if seen.setdefault(address, server) != server:
                 found.append(f"{address} is in two domains")
     return found
+
+
+def unclean(facts: Facts) -> list[str]:
+    """Complaints about devices that Placement would give before their stage has passed."""
+    allocated = " ".join(facts["allocations"]).lower()
+    return [
+        f"{address} can be given by Placement, and {server}'s data are in its memory"
+        for address, server in facts["uncleaned"].items()
+        if facts["inventory"].get(address) and address not in allocated
+    ]
 
 
 def held(facts: Facts) -> list[str]:
@@ -69,6 +80,7 @@ def state(first: Facts, now: Facts) -> str:
         if now["tracked"].get(address) == status
         and address not in now["marked"]
         and address not in now["dirty"]
+        and address not in now["uncleaned"]
         and address not in now["withheld"]
     ]
     return f"{len(free)} of {len(first['tracked'])} free and clean"

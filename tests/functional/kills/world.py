@@ -35,6 +35,7 @@ from tests.functional.kills.agent import AGENT, install
 from tests.functional.kills.faults import Faults
 from tests.functional.kills.hypervisor import Hypervisor
 from tests.functional.kills.life import LOG
+from tests.functional.kills.service import Stages
 
 HOST = "alpha"
 #: Seconds for which nova-compute may say nothing: longer than any run takes.
@@ -72,13 +73,15 @@ class KeptSysfs(FakeSysfs):
             self._add(function)
 
 
-class World(Faults, DriverTest):
+class World(Faults, Stages, DriverTest):
     """All services in this process; :meth:`live` serves orders from a pipe."""
 
     host_name = HOST
     folder: Path
     #: Whether nova-compute is started.
     with_compute: bool
+    #: Whether GPUs have a stage between two servers.
+    with_stage: bool
     orders: Any
 
     def setUp(self) -> None:
@@ -113,6 +116,10 @@ class World(Faults, DriverTest):
             ledger_file=str(tree.root / "ledger"),
             group="hpc",
         )
+        if self.with_stage:
+            staged = [each.address for each in SHAPE.functions() if each.kind == "gpu"]
+            self.flags(**self.prepare_stage(staged, tree.root), group="hpc")
+            self.hypervisor.service = self.service
         if self.with_compute:
             self.start_host(HOST, SHAPE)
             self.prepare()
@@ -241,8 +248,9 @@ class World(Faults, DriverTest):
                 uuid: {key: domain[key] for key in ("running", "devices")}
                 for uuid, domain in body["domains"].items()
             },
-            "violations": body["violations"],
+            "violations": body["violations"] + (self.service.seen() if self.with_stage else []),
             "dirty": self.hypervisor.dirty(),
+            "uncleaned": self.hypervisor.uncleaned(),
             "withheld": dict(self.stats_of(HOST).withheld),
             "notes": list(self.stats_of(HOST).notes),
         }
@@ -267,9 +275,10 @@ def _is_json(path: Path) -> bool:
     return True
 
 
-def serve(folder: Path, orders: Any, compute: bool) -> None:
+def serve(folder: Path, orders: Any, compute: bool, stage: bool) -> None:
     """Main function of the process of one life."""
-    World.folder, World.orders, World.with_compute = folder, orders, compute
+    World.folder, World.orders = folder, orders
+    World.with_compute, World.with_stage = compute, stage
     result = unittest.TestResult()
     World("live").run(result)
     for _, text in [*result.errors, *result.failures]:
