@@ -74,6 +74,8 @@ def _switch_on() -> None:
             ours = ("HpcTopologyFilter", "HpcFabricFilter")
             others = [name for name in kw["enabled_filters"] if name not in ours]
             kw["enabled_filters"] = [ours[0], *others, ours[1]]
+        if "weight_classes" in kw:
+            kw["weight_classes"] = [*kw["weight_classes"], WEIGHER, FABRIC_WEIGHER]
         flags(self, **kw)
 
     test.TestCase.flags = with_ours
@@ -90,7 +92,7 @@ def _switch_on() -> None:
         self.flags(
             group="filter_scheduler",
             available_filters=["nova.scheduler.filters.all_filters", FILTER, FABRIC_FILTER],
-            weight_classes=["nova.scheduler.weights.all_weighers", WEIGHER, FABRIC_WEIGHER],
+            weight_classes=["nova.scheduler.weights.all_weighers"],
             enabled_filters=enabled,
         )
 
