@@ -141,7 +141,7 @@ class Simulate(List):
         try:
             names = dict.fromkeys(args.policy or policies.DEFAULT)
             checked = [policies.check(name) for name in names]
-            scenario = _scenario(args)
+            scenario, left_out = _scenario(args)
         except ValueError as error:
             raise CommandError(str(error)) from error
         if args.svg is not None and not args.svg.absolute().parent.is_dir():
@@ -157,9 +157,9 @@ class Simulate(List):
         return Answer(
             columns,
             rows,
-            show=lambda: simulation.table(scenario, summaries, args.seeds),
+            show=lambda: simulation.table(scenario, summaries, args.seeds, left_out),
             document=lambda: (
-                f"{json.dumps(document(scenario, outcomes, _about(args)), indent=1)}\n"
+                f"{json.dumps(document(scenario, outcomes, _about(args, left_out)), indent=1)}\n"
             ),
         )
 
@@ -184,7 +184,8 @@ def _percent(text: str) -> int:
     return value
 
 
-def _scenario(args: argparse.Namespace) -> Scenario:
+def _scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
+    """What is simulated, and what is not."""
     from nova_hpc.cli import simulation
     from nova_hpc.cloud.simulate import model
     from nova_hpc.cloud.simulate.scenario import prepare
@@ -193,13 +194,13 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         raise ValueError("give --nodes and --requests, or --snapshot")
     if args.snapshot is not None and args.nodes is not None:
         raise ValueError("--nodes and --snapshot exclude each other: a snapshot has nodes")
-    machines, tasks = simulation.read(args.nodes, args.requests, args.snapshot, args.role)
+    machines, tasks, left_out = simulation.read(args.nodes, args.requests, args.snapshot, args.role)
     if args.nodes_add_type is not None and not args.nodes_add:
         raise ValueError("--nodes-add-type needs --nodes-add")
     if args.nodes_add:
         machines = model.add(machines, args.nodes_add, args.nodes_add_type)
     machines = simulation.with_topology(machines, args.topology)
-    return prepare(
+    scenario = prepare(
         machines,
         tasks,
         whole=not args.fractions,
@@ -207,9 +208,10 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         levels=args.levels / 100,
         added=args.nodes_add,
     )
+    return scenario, left_out
 
 
-def _about(args: argparse.Namespace) -> dict[str, Any]:
+def _about(args: argparse.Namespace, left_out: tuple[str, ...]) -> dict[str, Any]:
     from nova_hpc.cli import simulation
 
     inputs = {
@@ -219,6 +221,7 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         **inputs,
+        **({"not_simulated": list(left_out)} if left_out else {}),
         "seeds": list(range(args.seeds)),
         "shares": "fractions" if args.fractions else "rounded",
         "topology": [Path(text).name if "/" in text else text for text in args.topology],

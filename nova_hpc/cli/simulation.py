@@ -41,13 +41,14 @@ MOST_BYTES: Final = 512 * 1024 * 1024
 
 def read(
     node_file: Path | None, request_file: Path | None, snapshot_file: Path | None, role: str
-) -> tuple[list[Machine], list[Task]]:
-    """Nodes and requests.
+) -> tuple[list[Machine], list[Task], tuple[str, ...]]:
+    """Nodes and requests, and what of the snapshot's requests is not simulated.
 
     :raises ValueError: a file cannot be used; the text names it, and the line.
     """
     machines: list[Machine] = []
     tasks: list[Task] = []
+    left_out: tuple[str, ...] = ()
     if snapshot_file is not None:
         try:
             cloud = snapshot_document.read(snapshot_file)
@@ -55,18 +56,20 @@ def read(
             raise ValueError(str(error)) from error
         machines = inputs.machines_of(cloud, role)
         tasks = inputs.tasks_of(cloud, role)
+        left_out = inputs.not_simulated(cloud, role) if request_file is None else ()
         if not any(machine.gpus for machine in machines):
             raise ValueError(f"{snapshot_file}: no node has a device of role {role!r}")
         if request_file is None and not tasks:
             raise ValueError(
                 f"{snapshot_file}: no flavor asks for a device of role {role!r}; "
-                "give the requests with --requests"
+                + "".join(f"{each}; " for each in left_out)
+                + "give the requests with --requests"
             )
     if node_file is not None:
         machines = inputs.read_machines(_lines(node_file), str(node_file))
     if request_file is not None:
         tasks = inputs.read_tasks(_lines(request_file), str(request_file))
-    return machines, tasks
+    return machines, tasks, left_out
 
 
 def _lines(path: Path) -> list[str]:
@@ -206,8 +209,13 @@ _HEADERS: Final = {
 }
 
 
-def table(scenario: Scenario, summaries: Sequence[Summary], seeds: int) -> None:
-    """Print the table; wide lines are not folded."""
+def table(
+    scenario: Scenario, summaries: Sequence[Summary], seeds: int, left_out: Sequence[str] = ()
+) -> None:
+    """Print the table; wide lines are not folded.
+
+    :param left_out: what is not simulated, one sentence each.
+    """
     gpus = scenario.capacity // 1000
     print(
         f"{len(scenario.machines)} nodes, {gpus} free GPUs"
@@ -219,6 +227,8 @@ def table(scenario: Scenario, summaries: Sequence[Summary], seeds: int) -> None:
         )
         + f"; {seeds} seed{'s' if seeds > 1 else ''}"
     )
+    for each in left_out:
+        print(f"not simulated: {each}")
     columns, rows = cells(summaries)
     grid = Table(box=None, pad_edge=False, header_style="bold")
     for number, header in enumerate(columns):

@@ -4,8 +4,8 @@
 A CSV is of the openb trace or of a simple form of our own; the header says which.
 Every error names the file and the line.
 
-Of a snapshot the devices of one role are simulated, without their adapters and NVLink
-sets; what is used stays used.
+Of a snapshot the devices of one role are simulated, without their adapters, NVLink sets and
+the ports of servers; what is used stays used.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import attrs
 
 from nova_hpc.cloud import snapshot as cloud
 from nova_hpc.cloud.simulate.model import WHOLE, Machine, Shape, Task
-from nova_hpc.placement.flavor import has_hpc_keys
-from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.flavor import GROUP, has_hpc_keys
+from nova_hpc.placement.grouping import FlavorError, takes_ports
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 
@@ -301,14 +301,10 @@ def machines_of(snapshot: cloud.Snapshot, role: str) -> list[Machine]:
 def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[Task]:
     """One request for each server that runs; without servers, one for each flavor.
 
-    A flavor that asks for no device of *role*, or that the scheduler would
-    refuse, is left out.
+    A flavor that asks for no device of *role* is left out, and so is one that the scheduler
+    would refuse, of which :func:`not_simulated` tells.
     """
-    shapes = {}
-    for flavor in snapshot.flavors:
-        shape = _shape(snapshot, flavor, role)
-        if shape is not None:
-            shapes[flavor.name] = shape
+    shapes = _shapes(snapshot, role)[0]
     running = Counter(server.flavor for server in snapshot.servers if server.flavor in shapes)
     counts = running or Counter(dict.fromkeys(shapes, 1))
     return [
@@ -318,13 +314,62 @@ def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[Task]:
     ]
 
 
+def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
+    """What flavors ask for and :func:`tasks_of` does not have, one sentence each.
+
+    Ports belong to servers, so no snapshot has them; other devices are not modelled.
+    """
+    shapes, left_out = _shapes(snapshot, role)
+    running = {server.flavor for server in snapshot.servers}
+    asked = running if running & shapes.keys() else {*shapes, *left_out}
+    mine = [flavor for flavor in snapshot.flavors if flavor.name in shapes.keys() & asked]
+    ports = sorted(each.name for each in mine if takes_ports(each.extra_specs.get(GROUP)))
+    others = sorted(
+        each.name
+        for each in mine
+        if sum(want.count for want in each.wants) > shapes[each.name].gpus
+    )
+    found = []
+    if others:
+        found.append(f"the devices beside {role} of the flavors {', '.join(others)}")
+    if ports:
+        found.append(f"the ports that the flavors {', '.join(ports)} put beside their devices")
+    found += [f"flavor {name}: {left_out[name]}" for name in sorted(left_out.keys() & asked)]
+    return tuple(found)
+
+
+class _LeftOutError(Exception):
+    """The scheduler would refuse a flavor; the text says why."""
+
+
+def _shapes(snapshot: cloud.Snapshot, role: str) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Flavor -> its request for devices of *role*; flavor -> why it has none."""
+    shapes: dict[str, Shape] = {}
+    left_out: dict[str, str] = {}
+    for flavor in snapshot.flavors:
+        try:
+            shape = _shape(snapshot, flavor, role)
+        except _LeftOutError as error:
+            left_out[flavor.name] = str(error)
+            continue
+        if shape is not None:
+            shapes[flavor.name] = shape
+    return shapes, left_out
+
+
 def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape | None:
-    if flavor.problem is not None or not flavor.wants:
+    """The request of a flavor; None: for no device of *role*.
+
+    :raises _LeftOutError: the scheduler would refuse it.
+    """
+    if flavor.problem is not None:
+        raise _LeftOutError(flavor.problem)
+    if not flavor.wants:
         return None
     try:
         roles = cloud.roles(snapshot.hosts, flavor.server.wants)
-    except FlavorError:
-        return None
+    except FlavorError as error:
+        raise _LeftOutError(str(error)) from error
     keys = {key for key, played in roles.items() if played == role}
     gpus = sum(want.count for want in flavor.server.wants if want.key in keys)
     if not gpus:
@@ -333,8 +378,8 @@ def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape |
     if has_hpc_keys(flavor.extra_specs):
         try:
             request = cloud.request(flavor, snapshot.hosts)
-        except FlavorError:
-            return None
+        except FlavorError as error:
+            raise _LeftOutError(str(error)) from error
         if request.policy is Policy.REQUIRED:
             level = request.level
         group = gpus // len(request.groups)

@@ -11,9 +11,12 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
+import attrs
 import pytest
 
 from nova_hpc.cli.simulate import Simulate
+from nova_hpc.cloud.snapshot import document
+from tests.unit.cloud import clouds
 
 NODES = "name,type,cpus,memory_mib,gpus,count\nbig,big,96,786432,8,2\nsmall,small,32,262144,2,2\n"
 REQUESTS = "name,cpus,memory_mib,gpus,count\none,4,1024,1,4\npair,8,1024,2,2\nall,64,1024,8,1\n"
@@ -145,3 +148,37 @@ def test_topology_of_a_dgx_2(files, captures, capsys):
         "first-fit",
         "nova-hpc",
     ]
+
+
+def test_what_of_a_cloud_is_not_simulated_is_said(tmp_path, capsys):
+    """No snapshot has ports, and a flavor that would be refused must not be missing in silence."""
+    node = clouds.node("one", [2, 2])
+    node = attrs.evolve(node, devices=(*node.devices, clouds.vfs("one", 0)))
+    flavors = [
+        clouds.flavor("plain"),
+        clouds.flavor("rails", group="gpu:1,port:1"),
+        clouds.flavor("fast", wants={"gpu": 2, "vf": 2}),
+        clouds.flavor("store", group="gpu:1,storage:1"),
+        clouds.flavor("other", wants={"vf": 1}),
+    ]
+    path = tmp_path / "cloud.json"
+
+    def simulate(*servers, form="table"):
+        path.write_text(document.dumps(clouds.cloud(node, flavors=flavors, servers=servers)))
+        command = Simulate(None, None)
+        words = ["--snapshot", str(path), "--seeds", "1", "--jobs", "1", "--policy", "fgd"]
+        parser = command.get_parser("nova-hpc simulate")
+        assert command.run(parser.parse_args([*words, "--format", form])) == 0
+        return capsys.readouterr().out
+
+    said = [line for line in simulate().splitlines() if line.startswith("not simulated: ")]
+    assert said[:2] == [
+        "not simulated: the devices beside gpu of the flavors fast",
+        "not simulated: the ports that the flavors rails put beside their devices",
+    ]
+    assert said[2].startswith("not simulated: flavor store: hpc:group names 'storage'")
+    assert len(said) == 3
+    about = json.loads(simulate(form="json"))["about"]
+    assert [f"not simulated: {each}" for each in about["not_simulated"]] == said
+    # What nobody runs is not asked for.
+    assert "not simulated" not in simulate(clouds.server("s", "one", flavor="plain"))

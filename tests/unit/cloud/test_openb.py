@@ -9,7 +9,7 @@ from nova_hpc.cloud.simulate.scenario import play, prepare
 
 def test_best_fit_is_as_published(captures):
     """Published: 95.54 to 96.03 per cent over ten seeds."""
-    machines, tasks = simulation.read(
+    machines, tasks, _ = simulation.read(
         captures / "openb" / "openb_node_list_gpu_node.csv.gz",
         captures / "openb" / "openb_pod_list_multigpu50.csv.gz",
         None,
