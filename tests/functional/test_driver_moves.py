@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from nova import exception
 
 from tests.functional import fixtures
@@ -177,6 +178,26 @@ class MoveTest(DriverTest):
         self.assertEqual("beta", self.host_of(server))
         self.assertEqual("switch", self.decision(server).reached.word)
         self.assert_given_once()
+
+    @pytest.mark.slow
+    def test_placement_refuses_nothing_in_a_move(self) -> None:
+        """A device is reserved when its server has left, right after its allocation changed."""
+        self.useFixture(fixtures.Moves())
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(PAIR))
+        self.host("beta", TOGETHER)
+        self._migrate_server(server)
+        self._confirm_resize(server)
+        self.update("alpha")
+        self.update("alpha")
+        self.assertEqual([], self.log_lines("Failed to update inventory"))
+        self.assertEqual(2, sum(self.given_by_placement("alpha").values()))
+        self._migrate_server(server)
+        self.api.post_server_action(server["id"], {"revertResize": None})
+        self._wait_for_state_change(server, "ACTIVE")
+        self.update("alpha")
+        self.update("beta")
+        self.assertEqual([], self.log_lines("Failed to update inventory"))
 
     def test_a_resize_to_scattered_devices_is_refused(self) -> None:
         self.host("alpha", APART)

@@ -14,6 +14,7 @@ from nova_hpc.from_nova.gate import Call
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology.model import Node
 from virt_driver_patches.driver import orphans
+from virt_driver_patches.driver.generations import Generations
 from virt_driver_patches.driver.isolate import Isolator
 from virt_driver_patches.driver.orphans import Orphans
 from virt_driver_patches.driver.reserve import Look, Reserver, providers
@@ -28,6 +29,7 @@ class Providers:
     reserver: Reserver
     isolator: Isolator = attrs.field(factory=Isolator)
     orphans: Orphans = attrs.field(factory=Orphans)
+    generations: Generations = attrs.field(factory=Generations)
 
     @classmethod
     def of(cls, ledger: LedgerFile, keep_vanished: float, cleans: bool) -> Providers:
@@ -66,6 +68,7 @@ class Providers:
     def guard(self, tracker: Any, call: Call) -> Any:
         """Around ``ResourceTracker._update_to_placement``."""
         self.orphans.finish(tracker.reportclient, call.given["context"])
+        self.generations.ask(tracker.reportclient, call.given["context"])
         return self.isolator.guard(tracker, call, call.given["context"], call.given["compute_node"])
 
     def translate(self, call: Call) -> bool:
@@ -96,6 +99,7 @@ class Providers:
         try:
             self.orphans.suspects = orphans.suspects(allocations, before, devices)
             self.reserver.complete(tree, nodename, before, devices, allocations)
+            self.generations.renew(before, providers(tree, nodename))
         except Exception:
             # The update of Placement goes on as Nova has made it.
             LOG.exception("The resource providers of withheld devices could not be completed")
