@@ -23,6 +23,7 @@ from nova_hpc.tenancy.service_vm.runner import ServiceVm
 
 FAKE = Path(__file__).parent / "fake_libvirt"
 GPU, VF = "0000:41:00.0", "10000:e1:00.7"
+OTHER = "0000:42:00.0"
 VM = "0d6a4f6e-1111-4222-8333-444455556666"
 
 
@@ -75,6 +76,11 @@ def test_answers(host, runner, does, verdict, problem):
     assert problem in found.problem
     assert bool(problem) == bool(found.problem)
     assert list(host.glob("*.domain")) == []
+
+
+def test_an_answer_for_one_device_is_none_for_another(runner):
+    found = runner("refuse").run(VM, {GPU: "gpu", OTHER: "gpu"})
+    assert f"says nothing of {OTHER}" in found.problem
 
 
 @pytest.mark.parametrize(

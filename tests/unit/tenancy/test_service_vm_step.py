@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy.service_vm import stage
-from nova_hpc.tenancy.service_vm.runner import Outcome
+from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
 from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen, Stage
 from nova_hpc.wire.ledger import SOMEBODY, State
 from tests.unit.tenancy.hygiene_node import GPU, OTHER
@@ -52,6 +52,7 @@ def test_the_ordinary_life(found):
     assert service.update() == {}
     assert service.start(TWO, GPU)
     assert _entry(found).seconds == entry.seconds
+    assert (_entry(found).phase, _entry(found).server) == (Phase.DUE, TWO)
 
 
 def test_a_stage_waits_until_nova_has_freed_the_device(found):
@@ -65,6 +66,20 @@ def test_a_stage_waits_until_nova_has_freed_the_device(found):
     service.free(ONE)
     assert service.attend() is False
     assert len(found.seen) == 1
+
+
+def test_a_device_that_is_claimed_meanwhile_is_left_alone(found):
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    service.update()
+    answers = [frozenset(), frozenset({GPU})]
+    asked = attrs.evolve(found.owners(), records=lambda: answers.pop(0))
+    service.stage._work.owners = asked
+    service.attend()
+    assert (answers, found.seen) == ([], [])
+    assert _entry(found).phase is Phase.DUE
 
 
 def test_a_restart_keeps_the_devices(found):
@@ -179,6 +194,45 @@ def test_a_vm_that_cannot_be_ended(found):
     assert found.vms == {}
     assert service.update() == {}
     assert found.traces == {}
+
+
+def test_a_vm_that_stays_after_its_answer(found):
+    service = Service(found)
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    service.update()
+    found.stuck = True
+    service.attend()
+    assert list(found.vms.values()) == [(GPU,)]
+    assert _entry(found).phase is Phase.BEGUN
+    assert not service.start(TWO, GPU)
+
+
+def test_a_device_that_cannot_be_reset_after_its_vm_is_not_clean(found):
+    @attrs.define
+    class Breaks(Runner):
+        def holder(self):
+            return found.holder()
+
+        def run(self, holder, devices):
+            outcome = found.run(holder, devices)
+            (found.node.devices / GPU / "reset").unlink()
+            return outcome
+
+        def end(self, holder, devices):
+            return found.end(holder, devices)
+
+    service = Service(found)
+    service.stage.runners[Mode.SERVICE_VM] = Breaks()
+    service.update()
+    assert service.start(ONE, GPU)
+    service.end(ONE)
+    service.update()
+    service.attend()
+    assert _entry(found).phase is Phase.DUE
+    assert GPU in service.update()
+    assert not service.start(TWO, GPU)
 
 
 def test_a_ledger_that_was_lost_leaves_no_vm(found):
@@ -299,6 +353,16 @@ def test_nothing_begins_on_what_somebody_has(seen):
     if action is Action.FORGET:
         assert seen.mode is Mode.NONE
         assert not seen.taken
+
+
+def test_nobody_gets_a_device_that_is_being_cleaned():
+    due = stage.owed(None, ONE, 0.0)
+    assert stage.refusal(due, ONE) is None  # its start failed, and it is tried again
+    assert stage.refusal(due, TWO) == "it waits to be cleaned between two servers"
+    begun = stage.begun(due, "vm", 1.0)
+    for server in (ONE, TWO):
+        assert stage.refusal(begun, server) == "it is being cleaned in service VM vm"
+    assert stage.refusal(stage.passed(begun, 1.0, 2.0), TWO) is None
 
 
 @pytest.mark.parametrize(
