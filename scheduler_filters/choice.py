@@ -22,6 +22,7 @@ from nova_hpc.placement import between_hosts, nodes
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request, Unmet
+from nova_hpc.placement.solver.costs import Work
 from nova_hpc.placement.spread import rotate
 from nova_hpc.topology.level import Location
 from scheduler_filters import fit
@@ -81,6 +82,8 @@ class Order:
     turn: int | None
     #: Equal for orders with equal answers.
     key: tuple[object, ...]
+    #: What the searches of this pass over hosts may take.
+    work: Work = attrs.field(factory=Work, eq=False)
 
     @classmethod
     def of(
@@ -177,10 +180,12 @@ def _offer(host: Any, order: Order, best: _Offer) -> None:
     # The engine has no say in Nova's NUMA nodes, but the damage is the same.
     score = (*nodes.place(best.judged), *best.devices.score[nodes.PLACE :])
     coarse = between_hosts.grain(order.sold.profile)
+    measured = best.devices.measured
+    order.work.unmeasured += not measured
     host.hpc_choice = Choice(
         order.task.key,
         attrs.evolve(best.judged, score=score),
-        between_hosts.rank(score, order.request.level, coarse),
+        between_hosts.rank(score, order.request.level, coarse, measured),
     )
     LOG.debug(
         "%s, %s: offers %s at level %s (%s)",
@@ -215,9 +220,11 @@ def _reduce(order: Order, pattern: Pattern) -> Pattern:
 
 
 def _choose(order: Order, pattern: Pattern, limit: int) -> Answer:
+    key: tuple[object, ...] = (pattern.number, order.key, limit)
+    if order.work.used_up and key not in _ANSWERS:
+        key = (*key, "unmeasured")
     return _ANSWERS.get(
-        (pattern.number, order.key, limit),
-        lambda: choose(order.request, pattern.host, limit, profile=order.sold.profile),
+        key, lambda: choose(order.request, pattern.host, limit, order.sold.profile, order.work)
     )
 
 
@@ -266,8 +273,10 @@ def _fresh(
 
 def _new(sets: Iterable[DeviceSet], tried: list[object]) -> Iterator[DeviceSet]:
     for devices in sets:
-        if devices.picks not in tried:
-            tried.append(devices.picks)
+        # Where the cells go with them is Nova's to say: the same devices are the same offer.
+        mine = sorted((pick.want, pick.pool) for pick in devices.picks)
+        if mine not in tried:
+            tried.append(mine)
             yield devices
 
 

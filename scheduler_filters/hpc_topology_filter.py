@@ -178,6 +178,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             else:
                 misses[host] = outcome
         lines.rejected(misses, views, spec, len(passed))
+        lines.unmeasured(order.work, spec)
         if not passed:
             return _refuse(spec, _for_user(request, misses.values()))
         if answer is not None:

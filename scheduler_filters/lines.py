@@ -16,6 +16,7 @@ from oslo_log import log as logging
 from nova_hpc.from_nova.hosts import View
 from nova_hpc.from_nova.said import SAID, more, some
 from nova_hpc.placement.model import Miss
+from nova_hpc.placement.solver.costs import Work
 
 LOG = logging.getLogger(__name__)
 
@@ -52,6 +53,21 @@ def broken(host: Any, where: str, error: Exception) -> None:
     if held is not None:
         LOG.exception(
             "%s, %s: cannot be used for hpc: flavors%s", host.host, host.nodename, more(held)
+        )
+
+
+def unmeasured(work: Work, spec: objects.RequestSpec) -> None:
+    """Hosts that were judged without the damage term, because the pass took too long."""
+    if work.unmeasured:
+        held = SAID.due(("unmeasured", spec.flavor.flavorid))
+        LOG.log(
+            logging.DEBUG if held is None else logging.WARNING,
+            "The search for flavor %s has taken all steps of one pass over hosts: %d hosts were "
+            "judged without what they would lose for later servers, and come after the others of "
+            "their level%s",
+            spec.flavor.flavorid,
+            work.unmeasured,
+            more(held or 0),
         )
 
 

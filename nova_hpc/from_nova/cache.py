@@ -62,6 +62,9 @@ class Cache(Generic[_Value]):
                 self._kept.popitem(last=False)
         return value
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._kept
+
     def __len__(self) -> int:
         return len(self._kept)
 

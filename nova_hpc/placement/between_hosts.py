@@ -35,6 +35,9 @@ from nova_hpc.topology.level import Level
 #: good: then closer devices are worth more.
 _PARTS = 25
 
+#: Grains of damage of which nothing is known: more than any host can have.
+_UNKNOWN: Final = 1 << 62
+
 #: How much one place in the users' wishes is worth, in the most that packing is worth.
 _WISH: Final = 2.0
 
@@ -44,19 +47,22 @@ def grain(profile: Profile) -> int:
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
-def rank(score: Sequence[int], asked: Level, coarse: int) -> tuple[int, ...]:
+def rank(score: Sequence[int], asked: Level, coarse: int, measured: bool = True) -> tuple[int, ...]:
     """The place of a host among others, smaller is better.
 
     :param score: of the device set that the host would give, as
         :attr:`nova_hpc.placement.model.DeviceSet.score`.
     :param asked: the level that the flavor names.
     :param coarse: see :func:`grain`.
+    :param measured: whether the damage of the set is known. One of which it is not comes
+        after all others of its level.
     :returns: the level if it is wider than asked, NVLink misses, damage; then level,
         distance, spread and leftovers; then the rest of the score.
     """
     level, misses, distance, spread, damage, groups, left, *rest = score
     wide = max(level, asked)
-    return (wide, misses, -(-damage // coarse), level, distance, spread, left, groups, *rest)
+    grains = -(-damage // coarse) if measured else _UNKNOWN
+    return (wide, misses, grains, level, distance, spread, left, groups, *rest)
 
 
 def scores(

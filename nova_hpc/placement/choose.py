@@ -24,7 +24,7 @@ from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.solver import greedy, reasons
 from nova_hpc.placement.solver.classes import Node
-from nova_hpc.placement.solver.costs import TooMuchError
+from nova_hpc.placement.solver.costs import SPARE_WORK, TooMuchError, Work
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import ALONE, Key, Rank, survey
 from nova_hpc.placement.solver.problem import Problem
@@ -38,34 +38,48 @@ _DOMAINS = (Rank.NUMA, Rank.PIX)
 
 
 def choose(
-    request: Request, host: Host, limit: int = 1, profile: Profile = profiles.DEFAULT
+    request: Request,
+    host: Host,
+    limit: int = 1,
+    profile: Profile = profiles.DEFAULT,
+    work: Work | None = None,
 ) -> Answer:
     """The best device sets of *host* for *request*, or why there is none.
 
-    :param limit: at most so many sets. Each is on other NUMA nodes or in
-        other domains than the ones before: choosing another of two alike
-        devices is no alternative (see spread.rotate). Sets on other nodes come
-        first, in the order of their scores, and then sets in other domains of
+    :param limit: at most so many sets. Each is of devices in other
+        domains than the ones before: choosing another of two alike
+        devices is no alternative (see spread.rotate), and neither are the same
+        devices with the guest's cells elsewhere. Sets with the cells on other nodes
+        come first, in the order of their scores, and then sets in other domains of
         those nodes.
     :param profile: what later servers look like; damage is measured against it
+    :param work: of the pass that this host belongs to: what the search takes is taken from
+        it, and where nothing is left no damage is measured
     :raises ValueError: the request contradicts itself (see Demand.of), the host
         does (see survey), or the profile does (see HostProfile.of).
     """
+    spare = None
+    if work is not None and work.used_up:
+        profile, spare = profiles.UNMEASURED, SPARE_WORK
     if request.ports:
         # Each of the searches without ports comes back here.
         # Only the flavor's devices are apart, and what is left of the host says so.
         host, request = apart.separated(request, host), attrs.evolve(request, apart=False)
-        return ports.choose(request, host, limit, functools.partial(choose, profile=profile))
+        return ports.choose(
+            request, host, limit, functools.partial(choose, profile=profile, work=work)
+        )
     demand = Demand.of(request)
     host = between_hosts.reduced(request, apart.separated(request, host), profile)
     site = survey(demand, host)
     linked = links(request, demand, site, host)
     problem = Problem.of(request, demand, site, profile)
-    solver = Solver(problem, linked)
+    solver = Solver(problem, linked, spare)
     try:
         found = ranked(solver, max(limit, 1))
     except TooMuchError:
         solver.truncated, found = True, []
+    if work is not None:
+        work.left -= solver.budget.spent
     if solver.truncated:
         found = greedy.merge(found, greedy.solve(solver, max(limit, 1)), max(limit, 1))
     if not found:
@@ -99,7 +113,9 @@ def ranked(solver: Solver, limit: int) -> list[DeviceSet]:
             except TooMuchError:  # the best one is known, that is enough
                 return _order(solver, list(found.values()))
             if other is not None:
-                found.setdefault(_places(solver, other), other)
+                places = _places(solver, other)
+                if places not in found or other.score < found[places].score:
+                    found[places] = other
                 heapq.heappush(heap, (other.score, len(tried), more, other))
     return _order(solver, list(found.values()))
 
@@ -135,14 +151,17 @@ def _used(devices: DeviceSet) -> dict[str, int]:
 
 
 def _places(solver: Solver, devices: DeviceSet) -> object:
-    """Sets that differ only in devices of one place are the same to everyone."""
+    """Sets that differ only in devices of one place are the same to everyone.
+
+    And so are those that differ in the guest's cells alone: what is offered are devices,
+    and where the cells go with them is Nova's to say.
+    """
     items = {item.id: item for item in solver.problem.site.items}
     picks = []
     for pick in devices.picks:
         item = items[pick.pool]
-        cell = -1 if pick.cell is None else pick.cell
-        picks.append((cell, pick.want, item.keys[item.rank_to(item)]))
-    return tuple(devices.cells.items()), tuple(sorted(picks))
+        picks.append((pick.want, item.keys[item.rank_to(item)]))
+    return tuple(sorted(picks))
 
 
 def _shape(node: Node, used: dict[str, int]) -> tuple[object, ...]:

@@ -184,6 +184,8 @@ class DeviceSet:
     #: smaller is better, compared as a tuple; comparable between hosts
     score: tuple[int, ...] = ()
     reason: str = ""
+    #: Whether the damage in the score was measured; otherwise it stands for nothing.
+    measured: bool = True
 
 
 class Unmet(enum.IntEnum):

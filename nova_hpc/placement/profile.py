@@ -59,8 +59,12 @@ class Profile:
     """The shapes of a cloud, with their frequencies."""
 
     shapes: tuple[Shape, ...] = ()
+    #: False: no damage is measured, also where no shape names what a host has.
+    measured: bool = True
 
 
+#: Of the steps of a pass nothing is left.
+UNMEASURED: Final = Profile(measured=False)
 #: Where nothing is known: one, two, four, eight and sixteen GPUs, each worth
 #: its size, so that a lost group of eight weighs as much as four lost pairs.
 DEFAULT: Final = Profile(tuple(Shape({"gpu": size}, level=Level.HOST) for size in (1, 2, 4, 8, 16)))
@@ -98,6 +102,8 @@ class HostProfile:
     limited: bool
     #: Most devices of one shape, over all; only for bounds.
     worth: int
+    #: As :attr:`Profile.measured`.
+    measured: bool = True
 
     @classmethod
     def of(cls, profile: Profile, present: frozenset[str], wanted: frozenset[str]) -> HostProfile:
@@ -190,7 +196,7 @@ def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> Hos
     for shape in profile.shapes:
         _check(shape)
     shapes = [shape for shape in profile.shapes if shape.weight and set(shape.counts) <= here]
-    if not any(here & set(shape.counts) for shape in profile.shapes):
+    if profile.measured and not any(here & set(shape.counts) for shape in profile.shapes):
         shapes = [
             attrs.evolve(shape, counts=dict.fromkeys([label], *shape.counts.values()))
             for label in sorted(wanted)
@@ -203,6 +209,7 @@ def _read(profile: Profile, here: frozenset[str], wanted: frozenset[str]) -> Hos
         host_shapes,
         any(one.cpus or one.pages for one in host_shapes),
         sum(one.worth for one in host_shapes),
+        profile.measured,
     )
 
 

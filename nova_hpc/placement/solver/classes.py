@@ -119,7 +119,7 @@ class Forest:
         """
         homes: dict[tuple[int, Key], list[int]] = {}
         for number, members in enumerate(sets):
-            rank, key = _home(members)
+            rank, key = home(members)
             homes.setdefault((rank, key), []).append(number)
         nodes = [self._leaf(items, marks, homes, local) for items in self._leaves]
         hosts: dict[Key, HostNode] = {
@@ -306,7 +306,7 @@ class Forest:
         return cls
 
 
-def _home(members: Sequence[Item]) -> tuple[int, Key]:
+def home(members: Sequence[Item]) -> tuple[int, Key]:
     """The smallest domain that contains all of these devices."""
     for rank in Rank:
         key = members[0].keys[rank]

@@ -25,6 +25,13 @@ from nova_hpc.topology.level import Level
 MAX_WORK: Final = 1_500_000
 
 
+#: Steps of all searches that one pass over hosts may take together; some seconds. A host
+#: with sixteen GPUs and 256 virtual functions takes some ten thousand.
+PASS_WORK: Final = 6_000_000
+#: The same as MAX_WORK once they are used up: what is left is for finding a set at all.
+SPARE_WORK: Final = 50_000
+
+
 class TooMuchError(Exception):
     """The exact search would take more than its bound."""
 
@@ -32,14 +39,39 @@ class TooMuchError(Exception):
 class Budget:
     """Counts steps, so that the bound does not depend on the machine."""
 
-    def __init__(self) -> None:
-        self.left = MAX_WORK
+    def __init__(self, most: int | None = None) -> None:
+        self.most = MAX_WORK if most is None else most
+        self.left = self.most
+
+    @property
+    def spent(self) -> int:
+        """Steps so far, within the bound."""
+        return self.most - max(self.left, 0)
 
     def spend(self, steps: int) -> None:
         """Count *steps*; TooMuchError beyond the bound."""
         self.left -= steps
         if self.left < 0:
             raise TooMuchError
+
+
+class Work:
+    """What is left of the steps of one pass over hosts.
+
+    Where it is used up, device sets are chosen without the damage term: the level, the
+    distance and the spread are as good as ever, and what is left to others is not looked
+    at. So one request on many unlike hosts takes bounded time, whatever they look like.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.left = PASS_WORK if most is None else most
+        #: Hosts that were judged without damage.
+        self.unmeasured = 0
+
+    @property
+    def used_up(self) -> bool:
+        """Whether no more damage is to be measured."""
+        return self.left <= 0
 
 
 #: State -> least cost.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from nova_hpc.placement.model import DeviceSet, HostNode, Nvlink, Policy, Request
+from nova_hpc.placement.model import DeviceSet, HostNode, Nvlink
 from nova_hpc.placement.solver.cells import Seating, seatings
 from nova_hpc.placement.solver.counts import Domain, regions
 from nova_hpc.placement.solver.demand import Demand, label
@@ -29,6 +29,7 @@ from nova_hpc.placement.solver.domains import (
     capacities,
     node_region,
 )
+from nova_hpc.placement.solver.feasible import only, stages
 from nova_hpc.placement.solver.problem import Problem
 from nova_hpc.placement.solver.realise import Choice
 from nova_hpc.placement.solver.solve import Solver
@@ -36,23 +37,6 @@ from nova_hpc.placement.solver.spanning import Stage, choices, selections, wide_
 
 #: Choices of NVLink sets that are tried.
 MAX_TRIES = 32
-
-
-def stages(request: Request) -> list[Stage]:
-    """The ways to place the groups, tightest first; the request allows all.
-
-    A guest cell counts as a member of its groups: they are on one switch,
-    root or NUMA node only if that is on the cell's own node.
-    """
-    if request.cells:
-        ladder = [Stage(rank, Rank.NUMA) for rank in list(Rank)[: Rank.NUMA + 1]]
-        if not request.on_cells:
-            ladder += [Stage(Rank.SOCKET, Rank.SOCKET), Stage(Rank.HOST, Rank.HOST)]
-    else:
-        ladder = [Stage(rank, Rank.HOST) for rank in Rank]
-    if request.policy is Policy.REQUIRED:
-        ladder = [stage for stage in ladder if stage.rank <= Rank.of(request.level)]
-    return ladder
 
 
 @attrs.frozen
@@ -87,7 +71,7 @@ def solve(solver: Solver, limit: int) -> list[DeviceSet]:
         sets = itertools.islice(selections(links.sets, problem.demand.groups), MAX_TRIES)
         for chosen in sets:
             held = {item.id for members in chosen for item in members}
-            found += _sets(solver, _only(problem.site, links.names, held), limit)
+            found += _sets(solver, only(problem.site, links.names, held), limit)
         # Devices of several sets may have been mixed in one group.
         found = [one for one in found if not one.score[1]]
     if problem.request.nvlink is not Nvlink.REQUIRED:
@@ -100,17 +84,6 @@ def merge(some: Sequence[DeviceSet], more: Sequence[DeviceSet], limit: int) -> l
     unique = {str((one.picks, one.cells)): one for one in (*more, *some)}
     ranked = sorted(unique.values(), key=lambda one: (one.score, str(one.picks)))
     return ranked[:limit]
-
-
-def _only(site: Site, names: Sequence[int], held: set[str]) -> Site:
-    """The host without the NVLink devices outside the chosen sets."""
-    mask = sum(1 << i for i in names)
-    items = tuple(item for item in site.items if not item.kind & mask or item.id in held)
-    kept = {item.id for item in items}
-    units = tuple(unit for unit in site.units if all(item.id in kept for item in unit.items))
-    whole = {unit.name for unit in units}
-    items = tuple(item for item in items if item.unit is None or item.unit in whole)
-    return attrs.evolve(site, items=items, units=units)
 
 
 def _sets(solver: Solver, site: Site, limit: int) -> list[DeviceSet]:

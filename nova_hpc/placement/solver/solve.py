@@ -10,10 +10,11 @@ import attrs
 
 from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
 from nova_hpc.placement.solver import reasons
-from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node
+from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node, home
 from nova_hpc.placement.solver.costs import Budget
 from nova_hpc.placement.solver.domains import ALONE, Item, Key, Members, Rank, Unit
 from nova_hpc.placement.solver.exact import Search
+from nova_hpc.placement.solver.feasible import only, tightest
 from nova_hpc.placement.solver.measure import DISTANCES, Measured, measure
 from nova_hpc.placement.solver.problem import Problem
 from nova_hpc.placement.solver.realise import Choice, Realiser
@@ -59,12 +60,15 @@ class _Found:
 
 
 class Solver:
-    """One request on one host."""
+    """One request on one host.
 
-    def __init__(self, problem: Problem, links: Links) -> None:
+    :param most: steps that its searches may take; None: MAX_WORK.
+    """
+
+    def __init__(self, problem: Problem, links: Links, most: int | None = None) -> None:
         self.problem = problem
         self.links = links
-        self.budget = Budget()
+        self.budget = Budget(most)
         self.forest = Forest(problem)
         self.local, self.wide = _units(problem)
         self._searches: dict[object, Search] = {}
@@ -73,6 +77,10 @@ class Solver:
         #: many: the answer is right, but there may be a better one.
         self.truncated = False
         self._rooms: dict[Rank, int] = {}
+        #: What counts allow, once it is known.
+        self._floors: list[Level | None] = []
+        #: Classes of the domains of the plain tree, for sketches.
+        self._plain_classes: dict[tuple[Rank, Key], int] = {}
 
     def best(self, bans: Bans = NOTHING) -> DeviceSet | None:
         """The best set; None if there is none.
@@ -81,11 +89,33 @@ class Solver:
         """
         if self._room(Rank.HOST) < self.problem.demand.groups:
             return None
+        floor = self._floor()
+        if floor is None:
+            return None
         for level in self.levels():
+            if level < floor:
+                continue
             found = self._at(level, bans)
             if found is not None:
                 return self._name(level, found)
         return None
+
+    def _floor(self) -> Level | None:
+        """The tightest level that counts allow; None: no level at all.
+
+        Asked only where choices of NVLink sets would be enumerated: everything else finds
+        out as quickly by itself.
+        """
+        if self.problem.request.nvlink is Nvlink.NONE or not self.links.sets:
+            return Level.SWITCH
+        if not self._floors:
+            problem, site = self.problem, self.problem.site
+            if problem.request.nvlink is Nvlink.REQUIRED:
+                held = {item.id for members in self.links.sets for item in members}
+                site = only(site, self.links.names, held)
+            rank = tightest(problem.request, problem.demand, site)
+            self._floors.append(None if rank is None else rank.level)
+        return self._floors[0]
 
     def plain(self) -> Node:
         """The tree of the host without any decision."""
@@ -140,9 +170,16 @@ class Solver:
     ) -> Iterator[tuple[Search, tuple[Sequence[Item], ...]]]:
         """The searches for so many NVLink sets: one for each outer choice."""
         seen = set()
+        sketches = set()
         for sets in self._first(selections(self._sets(bans, reach), hits), MAX_SELECTIONS):
             held = {item.id for members in sets for item in members}
             touched = {item.unit for members in sets for item in members if item.unit}
+            if sets and bans == NOTHING and not touched and not self.wide:
+                self.budget.spend(GROW)
+                sketch = self._sketch(sets)
+                if sketch in sketches:
+                    continue
+                sketches.add(sketch)
             for units in self._first(choices(self.problem.demand, self.wide), MAX_CHOICES - 1):
                 names = {unit.name for unit in units}
                 if any(unit.name in touched and unit.name not in names for unit in self.wide):
@@ -163,6 +200,46 @@ class Solver:
                 if same not in seen:
                     seen.add(same)
                     yield search, sets
+
+    def _sketch(self, sets: Sequence[Sequence[Item]]) -> tuple[object, ...]:
+        """What a choice of sets takes and where, but for names; equal: the trees are alike.
+
+        Without growing them. A domain is its class in the plain tree, what is taken in it,
+        and how many sets lie in it and in no smaller one.
+        """
+        classes = self._classes_of_plain()
+        homes: dict[tuple[int, Key], int] = {}
+        below: dict[Key, list[tuple[object, ...]]] = {}
+        above: dict[Key, Item] = {}
+        for members in sets:
+            at = home(members)
+            homes[at] = homes.get(at, 0) + 1
+            for item in members:
+                mark = (item.kind, item.free, self.problem.label[item.id])
+                below.setdefault(item.keys[0], []).append(mark)
+                above[item.keys[0]] = item
+        sketch: tuple[object, ...] = ()
+        for rank in Rank:
+            upper: dict[Key, list[tuple[object, ...]]] = {}
+            ups: dict[Key, Item] = {}
+            for key, parts in below.items():
+                parts.sort()
+                sketch = (classes[rank, key], homes.get((rank, key), 0), tuple(parts))
+                item = above[key]
+                if rank is not Rank.HOST:
+                    upper.setdefault(item.keys[rank + 1], []).append(sketch)
+                    ups[item.keys[rank + 1]] = item
+            below, above = upper, ups
+        return sketch
+
+    def _classes_of_plain(self) -> dict[tuple[Rank, Key], int]:
+        if not self._plain_classes:
+            waiting = [self.plain()]
+            while waiting:
+                node = waiting.pop()
+                self._plain_classes[node.cls.rank, node.up[node.cls.rank]] = node.cls.number
+                waiting += node.children
+        return self._plain_classes
 
     def _first(self, things: Iterator[Thing], limit: int) -> Iterator[Thing]:
         """So many of the things, and a note where there are more."""
@@ -275,6 +352,7 @@ class Solver:
                 measured.distance,
                 measured.score[1],
             ),
+            measured=problem.profile.measured,
         )
 
 

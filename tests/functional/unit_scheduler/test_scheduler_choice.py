@@ -16,7 +16,7 @@ from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.placement.model import Group, Miss, Policy, Request
 from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Level
-from scheduler_filters import choice
+from scheduler_filters import choice, lines
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pool, spec
 
@@ -31,12 +31,15 @@ class PlaceTest(HostStates):
         hpc_conf.register(CONF)
         self.flags(spread_equal_sets=False, group="hpc")
 
-    def place(self, host, asked) -> Miss | None:
+    def place(self, host, asked, order: choice.Order | None = None) -> Miss | None:
         task = server.read_task(asked)
         view = hosts.read_host(host, task, {})
-        request = task.server.request({})
-        order = choice.Order.of(asked, task, request, CloudProfile(DEFAULT))
-        return choice.place(host, order, view)
+        return choice.place(host, order or self.order(asked), view)
+
+    def order(self, asked, profile: CloudProfile | None = None) -> choice.Order:
+        task = server.read_task(asked)
+        sold = CloudProfile(DEFAULT) if profile is None else profile
+        return choice.Order.of(asked, task, task.server.request({}), sold)
 
     def taken(self, host) -> list[str]:
         (candidate,) = host.allocation_candidates
@@ -81,6 +84,32 @@ class PlaceTest(HostStates):
         self.assertIn("2 gpu free, but at most 1", miss.operator)
         self.assertEqual([offered], host.allocation_candidates)
         self.assertFalse(hasattr(host, "hpc_choice"))
+
+    def test_a_pass_without_steps_judges_without_damage_and_says_so(self) -> None:
+        """The devices are as near, the host comes after those that were measured."""
+        hosts_ = [self.host(pool(1, count=2), pool(2, numa=1)) for _ in range(3)]
+        for host in hosts_:
+            self.offered(host, uuids.gpu1, uuids.gpu2)
+        sold, asked = CloudProfile(DEFAULT), spec()
+        late = self.order(asked, sold)
+        late.work.left = 0
+        self.assertIsNone(self.place(hosts_[0], asked, late))
+        self.assertEqual(1, late.work.unmeasured)
+        self.assertIsNone(self.place(hosts_[1], asked, self.order(asked, sold)))
+        first, second = (host.hpc_choice for host in hosts_[:2])
+        self.assertEqual(first.devices.level, second.devices.level)
+        self.assertLess(second.rank, first.rank)
+        # What another pass has measured is known, and costs no steps.
+        again = self.order(asked, sold)
+        again.work.left = 0
+        self.assertIsNone(self.place(hosts_[2], asked, again))
+        self.assertEqual(second.rank, hosts_[2].hpc_choice.rank)
+        self.assertEqual(0, again.work.unmeasured)
+        with self.assertLogs(lines.LOG.logger, "WARNING") as said:
+            lines.unmeasured(late.work, asked)
+            lines.unmeasured(again.work, asked)
+        (line,) = said.output
+        self.assertIn("1 hosts were judged without what they would lose", line)
 
     def test_what_nova_would_refuse_is_not_offered(self) -> None:
         """CPUs are free, but the pages beside the device are not."""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether groups fit at all, by counts alone; asked before anything is enumerated.
+
+Which NVLink sets a server takes is chosen from outside, one tree of the host for each
+choice. Where the groups do not even fit as if every device were linked with every other,
+no choice helps, and none has to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import attrs
+
+from nova_hpc.placement.model import Policy, Request
+from nova_hpc.placement.solver.cells import seatings
+from nova_hpc.placement.solver.counts import regions
+from nova_hpc.placement.solver.demand import Demand
+from nova_hpc.placement.solver.domains import Rank, Site
+from nova_hpc.placement.solver.spanning import MAX_CHOICES, Stage, choices, wide_units
+
+
+def stages(request: Request) -> list[Stage]:
+    """The ways to place the groups, tightest first; the request allows all.
+
+    A guest cell counts as a member of its groups: they are on one switch,
+    root or NUMA node only if that is on the cell's own node.
+    """
+    if request.cells:
+        ladder = [Stage(rank, Rank.NUMA) for rank in list(Rank)[: Rank.NUMA + 1]]
+        if not request.on_cells:
+            ladder += [Stage(Rank.SOCKET, Rank.SOCKET), Stage(Rank.HOST, Rank.HOST)]
+    else:
+        ladder = [Stage(rank, Rank.HOST) for rank in Rank]
+    if request.policy is Policy.REQUIRED:
+        ladder = [stage for stage in ladder if stage.rank <= Rank.of(request.level)]
+    return ladder
+
+
+def tightest(request: Request, demand: Demand, site: Site) -> Rank | None:
+    """The tightest rank within which all groups fit, with their cells, without NVLink.
+
+    :returns: None: they do not fit at all. Never a wider rank than the true one: where
+        there are more choices of wide units than are counted, the stage counts as possible.
+    """
+    for stage in stages(request):
+        if _fit(request, demand, site, stage):
+            return stage.rank
+    return None
+
+
+def _fit(request: Request, demand: Demand, site: Site, stage: Stage) -> bool:
+    wide, never = wide_units(demand, site, stage)
+    closed = never | {unit.name for unit in wide}
+    looked_at = 0
+    for chosen in choices(demand, wide):
+        trees = regions(demand, site, stage, (), chosen, closed)
+        tables = {key: tree.table for key, tree in trees.items()}
+        if seatings(request.cells, site.nodes, stage.region, tables, demand.groups, 1):
+            return True
+        looked_at += 1
+    return looked_at >= MAX_CHOICES
+
+
+def only(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
+    """The host without the NVLink devices outside the chosen sets.
+
+    :param names: indices of the names that NVLink devices serve.
+    :param held: ids of the devices that stay.
+    """
+    mask = sum(1 << i for i in names)
+    items = tuple(item for item in site.items if not item.kind & mask or item.id in held)
+    kept = {item.id for item in items}
+    units = tuple(unit for unit in site.units if all(item.id in kept for item in unit.items))
+    whole = {unit.name for unit in units}
+    items = tuple(item for item in items if item.unit is None or item.unit in whole)
+    return attrs.evolve(site, items=items, units=units)
