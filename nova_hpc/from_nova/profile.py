@@ -23,6 +23,7 @@ from nova_hpc.from_nova import cache, server
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.pools import SAMPLES, Samples
 from nova_hpc.placement import flavor as hpc_flavor
+from nova_hpc.placement import mix
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.profile import Profile, Shape
@@ -35,9 +36,6 @@ _ONCE: Final = Once()
 
 #: Seconds for which the flavors are not read again.
 _KEEP: Final = 300.0
-
-#: The time of a choice grows with the number of shapes.
-_MOST: Final = 32
 
 
 @attrs.frozen(eq=False)
@@ -132,40 +130,25 @@ def build(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -
 
     :param weights: flavor name -> weight; 1 where it is not named.
     """
-    found: dict[object, Shape] = {}
-    names = set()
+    shapes, names = [], set()
     for each in sold:
         names.add(each.name)
         weight = weights.get(each.name, 1)
         shape = _shape(each.task, weight, samples) if weight > 0 else None
-        if shape is None:
-            continue
-        key = (
-            tuple(shape.counts.items()),
-            shape.groups,
-            shape.level,
-            shape.cpus,
-            shape.memory_kib,
-            shape.page_kib,
-        )
-        if key in found:
-            shape = attrs.evolve(shape, weight=shape.weight + found[key].weight)
-        found[key] = shape
+        if shape is not None:
+            shapes.append(shape)
     for name in sorted(set(weights) - names):
         if names and _ONCE.first(("no flavor", name)):
             LOG.warning("[hpc]flavor_weights names %s, which is no flavor with devices", name)
-    shapes = sorted(
-        found.values(),
-        key=lambda one: (-one.weight, tuple(one.counts.items()), one.groups, one.level, one.cpus),
-    )
-    if len(shapes) > _MOST and _ONCE.first(("shapes", len(shapes))):
-        LOG.warning(
-            "%d flavors ask for different devices; only the %d with the largest "
-            "[hpc]flavor_weights count for the damage of a placement",
-            len(shapes),
-            _MOST,
+    different = len(mix.merged(shapes, max(len(shapes), 1)))
+    if different > mix.MOST and _ONCE.first(("shapes", different)):
+        LOG.info(
+            "%d flavors ask for different devices, CPUs or memory; those that differ least count "
+            "as one for the damage of a placement, which leaves %d",
+            different,
+            mix.MOST,
         )
-    return Profile(tuple(shapes[:_MOST])) if shapes else profiles.DEFAULT
+    return mix.profile(shapes)
 
 
 def _shape(task: server.Task, weight: int, samples: Samples) -> Shape | None:

@@ -125,6 +125,23 @@ class ProfileTest(test.TestCase):
         self.assertEqual((Shape({"gpu": 2}, weight=9), Shape({"gpu": 1}, weight=4)), self.shapes())
         self.assertIn("flavor_weights names gone", self.stdlog.logger.output)
 
+    def test_of_many_flavors_none_is_left_out(self) -> None:
+        """Forty sizes of memory for one GPU, and a large server that is sold seldom."""
+        for number in range(40):
+            self.sell(
+                f"one{number}",
+                memory_mb=4096 + 64 * number,
+                pci_passthrough__alias="h100:1",
+                hw__mem_page_size="2048",
+            )
+        self.sell("whole", pci_passthrough__alias="h100:8")
+        self.flags(flavor_weights={f"one{number}": 9 for number in range(40)}, group="hpc")
+        shapes = self.shapes()
+        self.assertEqual(32, len(shapes))
+        self.assertEqual(40 * 9 + 1, sum(each.weight for each in shapes))
+        self.assertIn(Shape({"gpu": 8}), shapes)
+        self.assertEqual(1, self.stdlog.logger.output.count("41 flavors ask for different devices"))
+
     def test_weights_are_checked(self) -> None:
         self.assertRaises(ValueError, CONF.set_override, "flavor_weights", "a:-1", group="hpc")
 

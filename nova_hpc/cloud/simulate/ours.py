@@ -15,6 +15,7 @@ each, which gives the same limits for servers.
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import Counter
 from typing import Final
@@ -25,9 +26,9 @@ import numpy as np
 from nova_hpc.cloud.simulate.cluster import Bools, Cluster, Floats, Ints
 from nova_hpc.cloud.simulate.model import Layout, Shape, Typical
 from nova_hpc.cloud.simulate.policy import Policy, Scores, best
-from nova_hpc.placement import between_hosts, model
+from nova_hpc.placement import between_hosts, mix, model
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.profile import HostProfile, Profile
+from nova_hpc.placement.profile import DEFAULT, HostProfile, Profile
 from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.topology.level import Level, Location
 
@@ -43,21 +44,45 @@ _MOST: Final = (16, 16, 4096, 16, 16, 256, 256)
 _NEVER: Final = -1e18
 
 
-def profile_of(workload: tuple[Typical, ...], cells: int) -> Profile:
-    """The workload's typical shapes with GPUs, on hosts with so many NUMA nodes."""
+class Weights(enum.Enum):
+    """What a scheduler knows of its users."""
+
+    #: ``[hpc]flavor_weights`` says how often each flavor is asked for.
+    FREQUENT = "frequent"
+    #: It says nothing, so every flavor counts once.
+    EQUAL = "equal"
+    #: The flavors cannot be read, and the engine's own shapes are taken.
+    UNKNOWN = "unknown"
+
+
+def profile_of(
+    workload: tuple[Typical, ...], cells: int, weights: Weights = Weights.FREQUENT
+) -> Profile:
+    """The profile that a scheduler makes of flavors that are the workload's typical shapes.
+
+    By the function of the scheduler, :func:`nova_hpc.placement.mix.profile`.
+
+    :param cells: NUMA nodes of the hosts, on each of which a server takes its part.
+    """
+    if weights is Weights.UNKNOWN:
+        return DEFAULT
+    made = mix.profile(
+        Sold(
+            counts={_ROLE: one.shape.group_size},
+            groups=one.shape.groups,
+            level=one.shape.level,
+            weight=1 if weights is Weights.EQUAL else max(1, round(one.frequency * PARTS)),
+            cpus=one.shape.cpu_milli,
+            memory_kib=one.shape.memory_mib * _PAGE_KIB,
+            page_kib=_PAGE_KIB,
+        )
+        for one in workload
+        if one.shape.gpus
+    )
     return Profile(
         tuple(
-            Sold(
-                counts={_ROLE: one.shape.group_size},
-                groups=one.shape.groups,
-                level=one.shape.level,
-                weight=max(1, round(one.frequency * PARTS)),
-                cpus=one.shape.cpu_milli * cells,
-                memory_kib=one.shape.memory_mib * cells * _PAGE_KIB,
-                page_kib=_PAGE_KIB,
-            )
-            for one in workload
-            if one.shape.gpus
+            attrs.evolve(each, cpus=each.cpus * cells, memory_kib=each.memory_kib * cells)
+            for each in made.shapes
         )
     )
 
@@ -74,6 +99,7 @@ class Ours(Policy):
     :param by_damage: rank hosts as the weigher does, where the damage comes first
         among those that reach the level; otherwise by the whole score, in which the
         level, the distance and the spread do. Of equal hosts the first is taken.
+    :param weights: what the scheduler knows of what is asked for.
     """
 
     def __init__(
@@ -82,6 +108,7 @@ class Ours(Policy):
         rng: random.Random,
         workload: tuple[Typical, ...],
         by_damage: bool = True,
+        weights: Weights = Weights.FREQUENT,
     ) -> None:
         super().__init__(cluster, rng, workload)
         self.by_damage = by_damage
@@ -89,20 +116,17 @@ class Ours(Policy):
             machine.layout: max(1, len({place.numa for place in machine.layout}))
             for machine in cluster.machines
         }
-        self.profiles = {count: profile_of(workload, count) for count in set(self.cells.values())}
+        self.profiles = {
+            count: profile_of(workload, count, weights) for count in set(self.cells.values())
+        }
+        shapes = profile_of(workload, 1, weights).shapes
         # A need of nothing is never what limits.
-        self.cpus: Ints = np.array(
-            [max(one.shape.cpu_milli, 1) for one in workload if one.shape.gpus], dtype=np.int64
-        )
+        self.cpus: Ints = np.array([max(one.cpus, 1) for one in shapes], dtype=np.int64)
         self.memory: Ints = np.array(
-            [max(one.shape.memory_mib, 1) for one in workload if one.shape.gpus], dtype=np.int64
+            [max(one.memory_kib // _PAGE_KIB, 1) for one in shapes], dtype=np.int64
         )
-        self.groups: Ints = np.array(
-            [one.shape.groups for one in workload if one.shape.gpus], dtype=np.int64
-        )
-        self.sizes: Ints = np.array(
-            [one.shape.group_size for one in workload if one.shape.gpus], dtype=np.int64
-        )
+        self.groups: Ints = np.array([one.groups for one in shapes], dtype=np.int64)
+        self.sizes: Ints = np.array([sum(one.counts.values()) for one in shapes], dtype=np.int64)
         self.known: dict[object, _Verdict] = {}
         self.asked = 0
         self.scores = Scores(cluster, self._compute)

@@ -12,7 +12,7 @@ import attrs
 from nova_hpc.cloud.simulate import policy
 from nova_hpc.cloud.simulate.cluster import Cluster
 from nova_hpc.cloud.simulate.model import Typical
-from nova_hpc.cloud.simulate.ours import Ours
+from nova_hpc.cloud.simulate.ours import Ours, Weights
 from nova_hpc.cloud.simulate.policy import Multipliers, Nova, Policy
 
 Workload = tuple[Typical, ...]
@@ -43,6 +43,14 @@ def _by_score(cluster: Cluster, rng: random.Random, workload: Workload) -> Polic
     return Ours(cluster, rng, workload, by_damage=False)
 
 
+def _equal(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    return Ours(cluster, rng, workload, weights=Weights.EQUAL)
+
+
+def _unknown(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+    return Ours(cluster, rng, workload, weights=Weights.UNKNOWN)
+
+
 POLICIES: Final[Mapping[str, Entry]] = {
     "nova-random": Entry(
         "stock Nova, all weighers off: any host that passes the filters",
@@ -63,12 +71,18 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "clustering": Entry("together with requests of the same size", policy.Clustering),
     "packing": Entry("used GPUs first, then used nodes", policy.Packing),
     "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", policy.Fgd),
-    "nova-hpc": Entry("ours: the least damage; devices by the solver", Ours, True),
+    "nova-hpc": Entry(
+        "ours: the least damage; flavors weighted by how often they are asked for", Ours, True
+    ),
+    "nova-hpc-equal": Entry("ours as shipped: no [hpc]flavor_weights", _equal, True),
+    "nova-hpc-unknown": Entry("ours where the flavors cannot be read", _unknown, True),
     "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score, True),
 }
 
 #: What is compared where nothing is said.
-DEFAULT: Final = tuple(name for name in POLICIES if name != "nova-hpc-score")
+DEFAULT: Final = tuple(
+    name for name in POLICIES if name not in ("nova-hpc-unknown", "nova-hpc-score")
+)
 
 
 def check(name: str) -> str:

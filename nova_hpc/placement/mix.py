@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a cloud sells to the profile that damage is measured against. Pure.
+
+The scheduler makes its profile of the flavors here, and the simulation that of a
+workload, so that what is simulated is what a scheduler runs.
+
+The time of a choice grows with the number of shapes. Where there are more than
+:data:`MOST`, the two that differ least become one, again and again: nothing that is sold
+is left out, and a cloud of fifty flavors that differ in memory keeps the large ones that
+it sells seldom.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.profile import DEFAULT, Profile, Shape
+
+#: Shapes of a profile, at most.
+MOST: Final = 32
+
+#: Differences are counted in these parts.
+_PARTS: Final = 1_000_000
+
+
+def profile(shapes: Iterable[Shape], most: int = MOST) -> Profile:
+    """The profile of these shapes; the engine's default where there are none.
+
+    Whatever the order of *shapes*, the profile is the same, so all schedulers of a cloud
+    have the same one.
+
+    :param shapes: each with its weight; those without any are left out.
+    :param most: so many shapes are kept, at most.
+    """
+    kept = merged(shapes, most)
+    return Profile(kept) if kept else DEFAULT
+
+
+def merged(shapes: Iterable[Shape], most: int = MOST) -> tuple[Shape, ...]:
+    """The shapes as :func:`profile` has them, the heaviest first."""
+    found: dict[tuple[object, ...], Shape] = {}
+    for shape in shapes:
+        if shape.weight <= 0:
+            continue
+        key = (*_kind(shape), shape.cpus, shape.memory_kib)
+        known = found.get(key)
+        weight = shape.weight + (known.weight if known else 0)
+        found[key] = attrs.evolve(shape, weight=weight)
+    # Alike shapes are neighbours in this order, and only neighbours become one.
+    ordered = sorted(found.values(), key=_order)
+    gaps = [_gap(*pair) for pair in itertools.pairwise(ordered)]
+    while len(ordered) > max(most, 1):
+        at = min(range(len(gaps)), key=lambda number: (gaps[number], number))
+        ordered[at : at + 2] = [_one_of(ordered[at], ordered[at + 1])]
+        del gaps[at]
+        for near in (at - 1, at):
+            if 0 <= near < len(gaps):
+                gaps[near] = _gap(ordered[near], ordered[near + 1])
+    return tuple(sorted(ordered, key=lambda one: (-one.weight, *_order(one))))
+
+
+def _kind(shape: Shape) -> tuple[object, ...]:
+    """What is the same in shapes that differ in amounts of CPUs and memory alone."""
+    return (tuple(shape.counts.items()), shape.groups, shape.level, shape.page_kib)
+
+
+def _order(shape: Shape) -> tuple[object, ...]:
+    return (
+        tuple(shape.counts),
+        shape.level,
+        sum(shape.counts.values()) * shape.groups,
+        shape.groups,
+        tuple(shape.counts.values()),
+        shape.page_kib or 0,
+        shape.cpus,
+        shape.memory_kib,
+    )
+
+
+def _gap(one: Shape, other: Shape) -> tuple[int, int]:
+    """What is lost if the lighter of two shapes counts as the heavier one.
+
+    First what differs: amounts of CPUs and memory; how many devices, and in which groups;
+    the level; the roles. Then by how much, times the weight of the lighter one.
+    """
+    if _kind(one) == _kind(other):
+        tier = 0
+    elif tuple(one.counts) != tuple(other.counts):
+        tier = 3
+    else:
+        tier = 1 if one.level is other.level else 2
+    apart = (
+        _apart(one.cpus, other.cpus)
+        + _apart(one.memory_kib, other.memory_kib)
+        + _apart(_devices(one), _devices(other))
+        + _apart(one.groups, other.groups)
+    )
+    return tier, min(one.weight, other.weight) * apart
+
+
+def _devices(shape: Shape) -> int:
+    return sum(shape.counts.values()) * shape.groups
+
+
+def _apart(one: int, other: int) -> int:
+    return abs(one - other) * _PARTS // max(one, other, 1)
+
+
+def _one_of(one: Shape, other: Shape) -> Shape:
+    """Two shapes as one: the heavier of them, of equals the larger, with both weights.
+
+    Amounts are not averaged: what a cloud sells in eights would come in elevenths, and
+    no two hosts would be alike any more (see between_hosts.reduced).
+    """
+    kept = max(one, other, key=lambda each: (each.weight, _order(each)))
+    return attrs.evolve(kept, weight=one.weight + other.weight)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profile of what is sold: summed, merged, and the same for everybody."""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.cloud.simulate.model import Typical
+from nova_hpc.cloud.simulate.ours import PARTS, Weights, profile_of
+from nova_hpc.placement import mix
+from nova_hpc.placement.profile import DEFAULT, Shape
+from nova_hpc.topology.level import Level
+from tests.unit.cloud.build import shape as workload_shape
+
+SHAPES = st.lists(
+    st.builds(
+        Shape,
+        st.dictionaries(st.sampled_from(["gpu", "vf"]), st.integers(1, 8), min_size=1),
+        st.integers(1, 4),
+        st.sampled_from(Level),
+        st.integers(0, 50),
+        st.integers(0, 64),
+        st.integers(0, 64).map(lambda pages: pages * 2048),
+        st.just(2048),
+    ),
+    max_size=20,
+)
+
+
+def test_equal_flavors_are_one_shape() -> None:
+    assert mix.merged([Shape({"gpu": 2}), Shape({"gpu": 1}, weight=4), Shape({"gpu": 2})]) == (
+        Shape({"gpu": 1}, weight=4),
+        Shape({"gpu": 2}, weight=2),
+    )
+
+
+def test_nothing_that_is_sold_is_the_default() -> None:
+    assert mix.profile([]) is DEFAULT
+    assert mix.profile([Shape({"gpu": 1}, weight=0)]) is DEFAULT
+
+
+@given(SHAPES, st.integers(1, 12), st.randoms(use_true_random=False))
+def test_no_weight_is_lost_and_no_order_matters(
+    shapes: list[Shape], most: int, rng: random.Random
+) -> None:
+    found = mix.merged(shapes, most)
+    assert len(found) <= most
+    assert sum(one.weight for one in found) == sum(one.weight for one in shapes)
+    assert mix.merged(rng.sample(shapes, len(shapes)), most) == found
+    # Twice is once: schedulers may get the result of one another.
+    assert mix.merged(found, most) == found
+    # Amounts and counts are those of flavors that there are.
+    bare = {attrs.evolve(one, weight=1) for one in shapes}
+    assert {attrs.evolve(one, weight=1) for one in found} <= bare
+    if len(bare) <= most:
+        kept = {attrs.evolve(one, weight=1) for one in shapes if one.weight}
+        assert {attrs.evolve(one, weight=1) for one in found} == kept
+
+
+@pytest.mark.parametrize(
+    ("shapes", "left"),
+    [
+        # Memory differs less than the number of devices.
+        (
+            [
+                Shape({"gpu": 1}, memory_kib=1000, page_kib=4),
+                Shape({"gpu": 1}, memory_kib=1004, page_kib=4),
+                Shape({"gpu": 2}, memory_kib=1000, page_kib=4),
+            ],
+            {(1, Level.HOST, 1004, 2), (2, Level.HOST, 1000, 1)},
+        ),
+        # The number of devices less than the level; the heavier one stays.
+        (
+            [
+                Shape({"gpu": 4}, level=Level.NUMA, weight=3),
+                Shape({"gpu": 8}, level=Level.NUMA),
+                Shape({"gpu": 8}, level=Level.SWITCH),
+            ],
+            {(4, Level.NUMA, 0, 4), (8, Level.SWITCH, 0, 1)},
+        ),
+    ],
+)
+def test_what_differs_least_becomes_one(
+    shapes: list[Shape], left: set[tuple[int, Level, int, int]]
+) -> None:
+    found = mix.merged(shapes, 2)
+    assert {(one.counts["gpu"], one.level, one.memory_kib, one.weight) for one in found} == left
+
+
+def test_a_large_server_that_is_sold_seldom_stays() -> None:
+    """Before, the 32 heaviest shapes were taken, and it was none of them."""
+    small = [
+        Shape({"gpu": 1}, weight=100, cpus=8, memory_kib=n * 2048, page_kib=2048)
+        for n in range(1, 41)
+    ]
+    found = mix.profile([*small, Shape({"gpu": 8}, weight=1, cpus=64)]).shapes
+    assert len(found) == mix.MOST
+    assert Shape({"gpu": 8}, weight=1, cpus=64) in found
+
+
+def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
+    """The same function, on the shapes that the scheduler makes of such flavors."""
+    workload = tuple(
+        Typical(workload_shape(gpus, cpus=gpus * more, memory_mib=512 * more), 1 / 60)
+        for gpus in (1, 2, 4)
+        for more in range(1, 21)
+    )
+    flavors = [
+        Shape(
+            {"gpu": one.shape.gpus},
+            weight=round(one.frequency * PARTS),
+            cpus=one.shape.cpu_milli,
+            memory_kib=one.shape.memory_mib * 1024,
+            page_kib=1024,
+        )
+        for one in workload
+    ]
+    assert profile_of(workload, 1) == mix.profile(flavors)
+    assert len(profile_of(workload, 1).shapes) == mix.MOST
+    equal = [attrs.evolve(each, weight=1) for each in flavors]
+    assert profile_of(workload, 1, Weights.EQUAL) == mix.profile(equal)
+    assert profile_of(workload, 2, Weights.UNKNOWN) == DEFAULT
+    # On two NUMA nodes a server takes its part from each.
+    assert [one.cpus for one in profile_of(workload, 2).shapes] == [
+        2 * one.cpus for one in profile_of(workload, 1).shapes
+    ]
