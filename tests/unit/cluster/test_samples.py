@@ -37,7 +37,7 @@ case "$3" in
 show) [ -n "$WANTED" ] && echo "$WANTED" || exit 1 ;;
 hosts) printf 'train-1 10.0.0.1\ntrain-2 10.0.0.2\n' ;;
 topology) [ "$6" = slurm ] && echo "SwitchName=x Nodes=train-[1-2]" ||
-    printf 'train-1 l-a\ntrain-2 \n' ;;
+    printf 'Name,Block,Leaf\ntrain-1,b-1,l-a\ntrain-2,,\ntrain-3,,l-c\n' ;;
 create | scale) exit "${FAILS:-0}" ;;
 esac
 """
@@ -91,7 +91,8 @@ def test_further_nodes_join_it(tmp_path: Path) -> None:
 def test_where_slurm_is_told_the_topology(tmp_path: Path) -> None:
     _, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="dynamic")
     assert [each for each in said if "topology=" in each] == [
-        "scontrol update NodeName=train-1 topology=default:l-a"
+        "scontrol update NodeName=train-1 topology=default:cloud:b-1:l-a",
+        "scontrol update NodeName=train-3 topology=default:cloud:l-c",
     ]
     _, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="file")
     assert said[-1] == "scontrol reconfigure"

@@ -20,8 +20,13 @@ _ENTRY = re.compile(r"(\w+)=(\S+)")
 
 
 @contextlib.contextmanager
-def running(folder: Path, topology: str, hosts: Iterable[str], plugin: str) -> Iterator[Path]:
-    """Start slurmctld and wait for it; gives the path of its slurm.conf."""
+def running(
+    folder: Path, topology: str, hosts: Iterable[str], plugin: str, *settings: str
+) -> Iterator[Path]:
+    """Start slurmctld and wait for it; gives the path of its slurm.conf.
+
+    :param settings: more lines of it.
+    """
     state = folder / "state"
     state.mkdir()
     (folder / "topology.conf").write_text(topology, encoding="utf-8")
@@ -47,6 +52,7 @@ def running(folder: Path, topology: str, hosts: Iterable[str], plugin: str) -> I
                 # Without it the nodes of a cloud that are not up are not shown.
                 "PrivateData=cloud",
                 f"TopologyPlugin={plugin}",
+                *settings,
                 # No name is looked up, and nobody answers.
                 f"NodeName={compress(hosts)} NodeAddr=127.0.0.1 CPUs=4 State=CLOUD",
                 "PartitionName=p Nodes=ALL Default=YES State=UP",
