@@ -164,6 +164,14 @@ class PositionTest(DriverTest):
         self.assertIn(f"leaf {leaf}\n", text)
         self.assertIn(f"rail {rail}: device", text)
 
+    def test_a_server_without_devices(self) -> None:
+        """Its flavor only says how near the members of its group are."""
+        self.hosts(place("alpha", "leaf7"))
+        server = self.make({"hpc:fabric": "leaf"}, "alpha")
+        self.assertEqual({position.KEY}, set(self.metadata(server)))
+        found = self.position(server)
+        self.assertEqual(({"spine", "block", "leaf"}, ()), (set(found.domains), found.rails))
+
     def test_a_cloud_that_does_not_know(self) -> None:
         """Without a map, and with one that an earlier release has written."""
         self.hosts(place("alpha", "leaf7"), salt="")

@@ -33,7 +33,7 @@ def write(instance: objects.Instance, node: HpcNode) -> None:
 
     Called once the server's devices are checked and its decision is recorded.
     """
-    mine = has_hpc_keys(instance)
+    mine = _is_ours(instance.flavor)
     try:
         if mine or _has_other_hpc_keys(instance):
             _put(instance, {})
@@ -53,18 +53,26 @@ def _has_other_hpc_keys(instance: objects.Instance) -> bool:
     """Whether a resize, or its revert, is from a flavor with ``hpc:`` keys."""
     names = [name for name in ("old_flavor", "new_flavor") if name in instance]
     others = [each for name in names if (each := getattr(instance, name)) is not None]
-    return any(flavors.has_hpc_keys(each.extra_specs or {}) for each in others)
+    return any(map(_is_ours, others))
+
+
+def _is_ours(flavor: objects.Flavor) -> bool:
+    """Whether servers of the flavor have wishes of this project's."""
+    specs = flavor.extra_specs or {}
+    return flavors.has_hpc_keys(specs) or flavors.has_fabric_keys(specs)
 
 
 def _texts(instance: objects.Instance, node: HpcNode) -> dict[str, str]:
-    claim, reading = Claim.of(instance), node.source.lately()
     where = node.whereabouts(instance)
+    rails: tuple[str, ...] = ()
     found = {}
-    if where.domains:
-        rails = where.rails_of(reading.node, claim.addresses).values()
+    if has_hpc_keys(instance):
+        claim, reading = Claim.of(instance), node.source.lately()
         # In the order of the names, which says nothing.
-        found[position.KEY] = Position(where.domains, tuple(sorted(set(rails)))).dumps()
-    found[server_devices.KEY] = _devices(instance, claim, reading).dumps()
+        rails = tuple(sorted(set(where.rails_of(reading.node, claim.addresses).values())))
+        found[server_devices.KEY] = _devices(instance, claim, reading).dumps()
+    if where.domains:
+        found[position.KEY] = Position(where.domains, rails).dumps()
     return found
 
 
