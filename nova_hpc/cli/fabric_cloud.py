@@ -44,13 +44,20 @@ def connect(args: argparse.Namespace) -> Cloud:
 
     :raises CloudError: there is no such cloud, or openstacksdk is not installed.
     """
+    return Cloud(compute(args))
+
+
+def compute(args: argparse.Namespace) -> Any:
+    """The compute proxy of openstacksdk for the cloud that the options name.
+
+    :raises CloudError: there is no such cloud, or openstacksdk is not installed.
+    """
     try:
         import openstack
     except ImportError as error:
         raise CloudError("openstacksdk is not installed: pip install 'nova-hpc[client]'") from error
     try:
-        connection = openstack.connect(cloud=args.os_cloud)
-        return Cloud(connection.compute)
+        return openstack.connect(cloud=args.os_cloud).compute
     except Exception as error:  # configuration and catalog have errors of several libraries
         raise CloudError(f"the cloud cannot be reached: {_one_line(error)}") from error
 
@@ -128,13 +135,13 @@ class Cloud:
             action = "add_host" if step.kind == sync.ADD else "remove_host"
             self._call("post", f"{target}/action", {action: {"host": step.value}})
 
-    def _groups(self) -> Iterator[Mapping[str, Any]]:
+    def _groups(self, microversion: str = _GROUPS) -> Iterator[Mapping[str, Any]]:
         # This list has no marker, but an offset.
         offset = 0
         while True:
             page = self._get(
                 "/os-server-groups",
-                _GROUPS,
+                microversion,
                 all_projects="True",
                 limit=str(_PAGE),
                 offset=str(offset),
@@ -144,10 +151,12 @@ class Cloud:
                 return
             offset += len(page)
 
-    def _pages(self, path: str, key: str, **query: str) -> Iterator[Mapping[str, Any]]:
+    def _pages(
+        self, path: str, key: str, microversion: str = _FIRST, **query: str
+    ) -> Iterator[Mapping[str, Any]]:
         marker: dict[str, str] = {}
         while True:
-            page = self._get(path, limit=str(_PAGE), **query, **marker)[key]
+            page = self._get(path, microversion, limit=str(_PAGE), **query, **marker)[key]
             yield from page
             # Nova may have a lower limit of its own than what is asked for.
             if not page:

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc drain`` on Nova's stack: all servers leave a host, or it stops and says so."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from typing import Any
+from unittest import mock
+
+from keystoneauth1 import noauth, session
+from openstack import connection
+from oslo_config import cfg
+
+from nova_hpc.cli import drain, drain_cloud, drain_run, fabric_cloud
+from nova_hpc.cli import snapshot as cli_snapshot
+from nova_hpc.cli.main import NovaHpc
+from nova_hpc.fabric.aggregates import aggregates_of
+from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc.from_nova import snapshot
+from tests.functional import base, fixtures
+from tests.functional.driver_base import DriverTest
+from tests.functional.fabric_base import FABRIC_FILTER
+
+CONF = cfg.CONF
+FOUR = fixtures.Shape((fixtures.Switch(gpus=4),))
+PAIR = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"}
+MEMBER = {**PAIR, "hpc:fabric": "leaf"}
+STOCK = {"pci_passthrough:alias": "gpu:1"}
+LEAVES = {"alpha": "leaf1", "beta": "leaf1", "gamma": "leaf2"}
+
+
+class DrainTest(DriverTest):
+    """Two hosts in one leaf and one in another, with four GPUs each."""
+
+    CAST_AS_CALL = False
+    FILTERS = (*DriverTest.FILTERS, "HpcFabricFilter")
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.useFixture(fixtures.Moves())
+        self.useFixture(fixtures.fixtures.MonkeyPatch(f"{drain_run.__name__}._PAUSE", 0.1))
+        for name in LEAVES:
+            self.host(name, FOUR)
+        places = [Place(host, leaf=leaf, spine="s") for host, leaf in LEAVES.items()]
+        for aggregate in aggregates_of(FabricMap(places, name="ib")):
+            made = self.admin_api.post_aggregate({"aggregate": {"name": aggregate.name}})
+            action = {"set_metadata": {"metadata": dict(aggregate.metadata)}}
+            self.admin_api.api_post(f"/os-aggregates/{made['id']}/action", action)
+            for host in aggregate.hosts:
+                self.admin_api.add_host_to_aggregate(made["id"], host)
+        self.member = self.make_flavor(MEMBER)
+        self.pair = self.make_flavor(PAIR)
+        self.group = self.api.post_server_groups({"name": "g", "policy": "soft-anti-affinity"})
+        headers = {
+            "X-Auth-User": "admin",
+            "X-Auth-Project-Id": self.admin_api.project_id,
+            "X-Roles": "reader,member,admin",
+        }
+        auth = noauth.NoAuth(endpoint=self.api_fixture.base_url)
+        self.compute = connection.Connection(
+            session=session.Session(auth=auth, additional_headers=headers),
+            compute_endpoint_override=self.api_fixture.base_url,
+        ).compute
+        for name in ("openstack", "keystoneauth"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+
+    def _start_scheduler(self, with_filter: bool) -> Any:
+        self.flags(
+            available_filters=[
+                "nova.scheduler.filters.all_filters",
+                base.TOPOLOGY_FILTER,
+                FABRIC_FILTER,
+            ],
+            enabled_filters=[*self._stock_filters, *self.FILTERS],
+            weight_classes=["nova.scheduler.weights.all_weighers", base.PACKING_WEIGHER],
+            group="filter_scheduler",
+        )
+        return self.start_service("scheduler")
+
+    def make(self, name: str, flavor: str, host: str, group: bool = False) -> dict[str, Any]:
+        built = self._build_server(name=name, networks="none", flavor_id=flavor, host=host)
+        hints = {"group": self.group["id"], "hpc_members": "2"} if group else {}
+        made = self.admin_api.post_server({"server": built, "os:scheduler_hints": hints})
+        return self._wait_for_state_change(made, "ACTIVE")
+
+    def drain(self, *words: str, cloud: Any = drain_cloud.DrainCloud) -> tuple[int, str, str]:
+        """Run ``nova-hpc drain alpha``; its status, output and errors."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.object(fabric_cloud, "compute", return_value=self.compute),
+            mock.patch.object(drain, "DrainCloud", cloud),
+            mock.patch.object(cli_snapshot, "take", side_effect=lambda *_: snapshot.take()),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            app = NovaHpc()
+            app.command_manager.add_command("drain", drain.Drain)
+            status = app.run(["drain", "alpha", *words])
+        return status, out.getvalue(), err.getvalue()
+
+    def service(self) -> tuple[str, str | None]:
+        (found,) = self.admin_api.get_services(host="alpha", binary="nova-compute")
+        return found["status"], found["disabled_reason"]
+
+    def where(self, *servers: dict[str, Any]) -> list[str]:
+        found = [self.admin_api.get_server(each["id"]) for each in servers]
+        self.assertEqual({"ACTIVE"}, {each["status"] for each in found})
+        return [each["OS-EXT-SRV-ATTR:host"] for each in found]
+
+    # -- all, or nothing is begun -------------------------------------------------
+
+    def test_all_leave(self) -> None:
+        """The member has to stay in its leaf, so the other one goes to where it would fit less."""
+        other = self.make("z", self.member, "beta", group=True)
+        member = self.make("m", self.member, "alpha", group=True)
+        free = self.make("a", self.pair, "alpha")
+        stays = self.make("s", self.make_flavor(STOCK), "gamma")
+        status, out, err = self.drain()
+        self.assertEqual(1, status, err)
+        self.assertIn(f"to do: m ({member['id']}) to beta, level switch, in leaf leaf1\n", out)
+        self.assertIn(f"to do: a ({free['id']}) to gamma, level switch\n", out)
+        self.assertIn("2 servers; nothing was changed, --yes does it", out)
+        self.assertEqual(["alpha", "alpha"], self.where(member, free))
+        self.assertEqual(("enabled", None), self.service())
+
+        status, out, err = self.drain("--yes")
+        self.assertEqual(0, status, err)
+        self.assertIn("2 servers have left alpha\n", out)
+        self.assertEqual(["beta", "gamma", "beta"], self.where(member, free, other))
+        self.assertEqual(["gamma"], self.where(stays))
+        self.assertEqual(("disabled", "nova-hpc drain"), self.service())
+        for each in (member, free):
+            self.assertEqual("switch", self.decision(each).reached.word)
+        self.assert_all_free("alpha")
+        self.assert_given_once()
+        # Once more: nothing is left to do.
+        status, out, err = self.drain("--yes")
+        self.assertEqual((0, "no server with hpc: keys is on alpha\n"), (status, out), err)
+
+    def test_one_without_a_place_keeps_all(self) -> None:
+        # The leaf is full, though the other has room.
+        self.make("z", self.member, "beta", group=True)
+        self.make("y", self.pair, "beta")
+        member = self.make("m", self.member, "alpha", group=True)
+        free = self.make("a", self.pair, "alpha")
+        for words in ((), ("--yes",)):
+            status, out, err = self.drain(*words)
+            self.assertEqual((2, ""), (status, out))
+            self.assertIn("nothing was changed on alpha", err)
+            self.assertIn(f"m ({member['id']}): no host in leaf leaf1 has room for it", err)
+            self.assertEqual(["alpha", "alpha"], self.where(member, free))
+            self.assertEqual(("enabled", None), self.service())
+
+    def test_what_cannot_be_moved_is_named(self) -> None:
+        tied = self.api.post_server_groups({"name": "t", "policy": "affinity"})
+        self.group = tied
+        one = self.make("one", self.pair, "alpha", group=True)
+        self.make("two", self.pair, "alpha", group=True)
+        self.admin_api.post_server_action(one["id"], {"pause": None})
+        self._wait_for_state_change(one, "PAUSED")
+        status, out, err = self.drain("--yes")
+        self.assertEqual((2, ""), (status, out))
+        self.assertIn(f"one ({one['id']}): it is PAUSED; Nova moves servers that are", err)
+        self.assertIn(f"its server group {tied['id']} has the policy affinity", err)
+        self.assertEqual(("enabled", None), self.service())
+        # A resize that waits for its user is the user's to confirm.
+        self.admin_api.post_server_action(one["id"], {"unpause": None})
+        self._wait_for_state_change(one, "ACTIVE")
+        resized = self.make("r", self.pair, "beta")
+        status, out, err = self.drain()
+        self.assertNotIn(resized["id"], out + err)
+
+    def test_a_resize_is_its_users(self) -> None:
+        one = self.make("one", self.pair, "alpha")
+        self.flags(allow_resize_to_same_host=False)
+        resize = {"resize": {"flavorRef": self.make_flavor(PAIR)}}
+        self.admin_api.post_server_action(one["id"], resize)
+        self._wait_for_state_change(one, "VERIFY_RESIZE")
+        status, out, err = self.drain("--yes")
+        self.assertEqual((2, ""), (status, out))
+        self.assertIn(f"one ({one['id']}): its resize waits for its user", err)
+        self.assertEqual("VERIFY_RESIZE", self.admin_api.get_server(one["id"])["status"])
+
+    # -- it stops, and goes on ------------------------------------------------------
+
+    def test_a_move_that_fails_stops_it_and_the_next_run_goes_on(self) -> None:
+        first = self.make("a", self.pair, "alpha")
+        second = self.make("b", self.pair, "alpha")
+        self.make("x", self.pair, "beta")
+        status, out, _ = self.drain()
+        planned = {line.split()[2]: line.split()[5].strip(",") for line in out.splitlines()[:2]}
+        self.assertEqual({"a", "b"}, set(planned))
+        down = planned["b"]
+        (service,) = self.admin_api.get_services(host=down, binary="nova-compute")
+
+        def fall() -> None:
+            self.admin_api.put_service_force_down(service["id"], True)
+
+        class Fails(drain_cloud.DrainCloud):
+            def migrate(self, uuid: str, target: str | None) -> None:
+                if uuid == second["id"]:
+                    fall()
+                super().migrate(uuid, target)
+
+        status, out, err = self.drain("--yes", cloud=Fails)
+        self.assertEqual(1, status)
+        self.assertIn(f"done: a is on {planned['a']}\n", out)
+        self.assertIn("1 of 2 servers have left alpha, which takes no new ones; stopped at b", err)
+        self.assertIn("is ACTIVE on alpha as before: Nova did not move it", err)
+        self.assertIn("run it again to go on", err)
+        self.assertEqual([planned["a"], "alpha"], self.where(first, second))
+        self.admin_api.put_service_force_down(service["id"], False)
+        status, out, err = self.drain("--yes")
+        self.assertEqual(0, status, err)
+        self.assertIn("1 servers have left alpha\n", out)
+        self.assertNotIn("alpha", self.where(first, second))
+        self.assert_given_once()
+
+    def test_cut_short_between_move_and_confirmation(self) -> None:
+        server = self.make("a", self.pair, "alpha")
+
+        class Dies(drain_cloud.DrainCloud):
+            def confirm(self, uuid: str) -> None:
+                raise KeyboardInterrupt
+
+        status, out, err = self.drain("--yes", cloud=Dies)
+        self.assertNotEqual(0, status)
+        self.assertIn("0 of 1 servers have left alpha", err)
+        self.assertEqual("VERIFY_RESIZE", self.admin_api.get_server(server["id"])["status"])
+        status, out, err = self.drain()
+        self.assertEqual(1, status)
+        self.assertIn(f"to do: a ({server['id']}) to ", out)
+        status, out, err = self.drain("--yes")
+        self.assertEqual(0, status, err)
+        self.assertNotIn("alpha", self.where(server))
+        self.assert_all_free("alpha")
