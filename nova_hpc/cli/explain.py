@@ -12,15 +12,22 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import explain_together, snapshot
 from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cloud.asked import Asked
+from nova_hpc.cloud.capacity import measure_flavor
 from nova_hpc.cloud.explain import document as explain_document
 from nova_hpc.cloud.explain import explain, explain_asked
 from nova_hpc.cloud.explain.model import Choice, Given, Past, Placed, Question, Report, Verdict
 from nova_hpc.cloud.explain.past import NoServerError, explain_server
 from nova_hpc.cloud.snapshot import Device, Node, Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot.direct_ports import DirectPorts
+from nova_hpc.cluster.group_domain.choose import Seat
+from nova_hpc.cluster.plan import Policy
+from nova_hpc.cluster.together import Together, look
+from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.placement.flavor import read_fabric
 from nova_hpc.placement.grouping import GROUP, takes_ports
 from nova_hpc.placement.model import Request
 
@@ -76,6 +83,12 @@ class Explain(List):
             help="with --flavor: each server brings so many direct ports (default: 1) of this "
             "physical network; may be repeated",
         )
+        what.add_argument(
+            "--group",
+            metavar="UUID",
+            help="with --flavor, where it has hpc:fabric: a server group that the servers would "
+            "be members of",
+        )
         snapshot.add_arguments(parser)
         self._parser = parser
         return parser
@@ -84,7 +97,7 @@ class Explain(List):
         """Ask; status 0 if it fits, 1 if not."""
         args = parsed_args
         if args.flavor is None:
-            for option in ("image", "count", "host", "port"):
+            for option in ("image", "count", "host", "port", "group"):
                 if getattr(args, option) is not None:
                     self._parser.error(f"--{option} needs --flavor")
         if args.request is not None and args.snapshot is not None:
@@ -104,12 +117,14 @@ class Explain(List):
             columns, rows = _PAST, [_past_row(each) for each in answer.given]
         else:
             columns, rows = _REPORT, [_report_row(each) for each in answer.verdicts]
+        gang = None if isinstance(answer, Past) else _together(taken, answer, args)
+        fits = isinstance(answer, Past) or (answer.fits and (gang is None or gang.fits))
         return Answer(
             columns,
             rows,
-            status=0 if isinstance(answer, Past) or answer.fits else _MISS,
-            show=lambda: _show(answer),
-            document=lambda: explain_document.dumps(answer),
+            status=0 if fits else _MISS,
+            show=lambda: _show(answer, gang),
+            document=lambda: explain_document.dumps(answer, gang.build() if gang else None),
         )
 
 
@@ -135,6 +150,26 @@ def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
             if args.snapshot is not None:
                 raise
     return explain_asked(taken, snapshot.read_asked(args.config, args.server, args.request))
+
+
+def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Together | None:
+    """Whether the servers come together; None: their flavor does not want it."""
+    wish = read_fabric(answer.flavor.extra_specs)
+    if wish is None:
+        return None
+    asked = answer.asked
+    group = args.group or (asked.group if asked is not None else None)
+    members = answer.question.count
+    lines = None if args.snapshot is not None else snapshot.read_fabric_groups(args.config)
+    if asked is not None and not any(line.group == group for line in lines or ()):
+        # Of a group that is nowhere, a place is wanted for all that were announced.
+        members = max(members, asked.members or 1)
+    fits = measure_flavor(taken, answer.flavor).by_host
+    readings = [read_place(node.host, node.aggregates.values()) for node in taken.hosts]
+    found = {each.place.host: each for each in readings}
+    seats = [Seat(each.place, each.map, fits.get(host, 0)) for host, each in found.items()]
+    policy = Policy(wish.policy.value)
+    return look(seats, FabricLevel.from_word(wish.level), policy, members, lines, group or "")
 
 
 # --- for programs ----------------------------------------------------------------
@@ -182,7 +217,7 @@ _WIDE = 200
 _NO_PATH: tuple[str, ...] = ()
 
 
-def _show(answer: Report | Past) -> None:
+def _show(answer: Report | Past, gang: Together | None = None) -> None:
     """Print an answer to standard output."""
     # Where nobody's terminal is as wide as it is, a tree must not lose words.
     width = None if sys.stdout.isatty() else _WIDE
@@ -193,6 +228,8 @@ def _show(answer: Report | Past) -> None:
         _past(console, answer, mark)
     else:
         _report(console, answer, mark)
+    if gang is not None:
+        explain_together.show(console, gang)
 
 
 def _report(console: Console, answer: Report, mark: str) -> None:

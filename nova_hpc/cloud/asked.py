@@ -30,5 +30,9 @@ class Asked:
     request: str | None = None
     #: Neutron's direct ports that it brought.
     ports: tuple[DirectPorts, ...] = ()
+    #: UUID of the server group that it is a member of.
+    group: str | None = None
+    #: How many members were announced for that; None: nothing was.
+    members: int | None = None
     #: What else was asked for, about which ``explain`` knows nothing.
     notes: tuple[str, ...] = ()

@@ -66,7 +66,14 @@ def measure(
     :param ports: the direct ports that each server brings.
     :raises SnapshotError: there is no such flavor, or nobody can create servers of it.
     """
-    flavor = snapshot.with_ports(cloud, find_flavor(cloud, name, image), ports)
+    return measure_flavor(cloud, snapshot.with_ports(cloud, find_flavor(cloud, name, image), ports))
+
+
+def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
+    """The same for a flavor that need not be the cloud's, with its ports.
+
+    :raises SnapshotError: nobody can create servers of it.
+    """
     try:
         request = snapshot.request(flavor, cloud.hosts)
     except FlavorError as error:

@@ -16,7 +16,7 @@ from nova import exception, objects
 
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import SnapshotError, direct_ports, printable
-from nova_hpc.from_nova import server, snapshot
+from nova_hpc.from_nova import fabric, server, snapshot
 
 #: Servers in ERROR that are looked at for a request.
 _MOST: Final = 2000
@@ -114,8 +114,23 @@ def _asked(context: Any, one: objects.Instance, uuids: Iterable[str], request: s
             direct_ports.asked_of(next(iter(each.spec), {}))
             for each in server.port_requests(spec.pci_requests if "pci_requests" in spec else None)
         ),
+        group=_group(spec),
+        members=_members(spec),
         notes=tuple(_notes(spec)),
     )
+
+
+def _group(spec: objects.RequestSpec) -> str | None:
+    """The server group; Nova keeps it as a hint, the object is of the moment."""
+    found = (spec.scheduler_hints or {}).get("group") if "scheduler_hints" in spec else None
+    return printable(str(found[0])) if isinstance(found, list) and len(found) == 1 else None
+
+
+def _members(spec: objects.RequestSpec) -> int | None:
+    try:
+        return fabric.announced(spec)
+    except fabric.HintError:
+        return None
 
 
 def _notes(spec: objects.RequestSpec) -> Iterator[str]:
@@ -123,8 +138,9 @@ def _notes(spec: objects.RequestSpec) -> Iterator[str]:
     if spec.availability_zone:
         yield f"availability zone {printable(spec.availability_zone)}"
     hints = spec.scheduler_hints if "scheduler_hints" in spec else None
-    if hints:
-        yield f"scheduler hints {printable(', '.join(sorted(hints)))}"
+    others = sorted(set(hints or ()) - {"group", fabric.HINT})
+    if others:
+        yield f"scheduler hints {printable(', '.join(others))}"
     for hosts in (spec.force_hosts, spec.force_nodes):
         if hosts:
             yield f"host {printable(', '.join(hosts))}"

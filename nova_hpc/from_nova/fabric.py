@@ -132,16 +132,11 @@ def _spot(host: Any, spec: objects.RequestSpec, problems: dict[str, list[str]]) 
         reading = aggregates.read_place(name, metadata)
         for text in reading.problems:
             problems[text.replace(repr(name), "it")].append(name)
-        maps = sorted({str(each[aggregates.MAP_KEY]) for each in metadata if _ours(each)})
-        return Spot(host, Seat(reading.place, maps[0] if maps else "", fit))
+        return Spot(host, Seat(reading.place, reading.map, fit))
     except Exception as error:
         # Whatever stands in an aggregate, the scheduler goes on.
         problems[f"{type(error).__name__}: {error}"].append(name)
     return Spot(host, Seat(_nowhere(name), fit=fit))
-
-
-def _ours(metadata: Mapping[str, str]) -> bool:
-    return aggregates.is_ours(metadata) and aggregates.MAP_KEY in metadata
 
 
 def _nowhere(name: str) -> Place:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 from nova import objects
+from nova.conductor import manager as conductor_manager
 
 from nova_hpc.cluster.group_domain.records import State, Swept
-from nova_hpc.from_nova import fabric_groups, fabric_records
+from nova_hpc.from_nova import asked, fabric_groups, fabric_records
 from tests.functional.fabric_base import FabricTest
 
 
@@ -120,11 +124,42 @@ class SweepTest(FabricTest):
         self.assertEqual("ACTIVE", last["status"])
         self.assertEqual({last["id"]}, self.tickets())
 
+    @pytest.mark.slow
+    def test_a_group_deleted_in_between(self) -> None:
+        """Before its member is scheduled, and while the scheduler is at it."""
+        flavor = self.make_flavor(fabric="leaf")
+        conductor = conductor_manager.ComputeTaskManager
+        scheduler = self.scheduler_service.manager
+        for owner, name, status in (
+            (conductor, "_schedule_instances", "ERROR"),
+            (scheduler, "_select_destinations", "ACTIVE"),
+        ):
+            group = self.make_group()
+            plain = getattr(owner, name)
+
+            def first(*arguments: Any, group: str = group, plain: Any = plain, **keywords: Any):
+                self.api.api_delete(f"/os-server-groups/{group}")
+                return plain(*arguments, **keywords)
+
+            with mock.patch.object(owner, name, first):
+                server = self.boot(flavor, group, {"hpc_members": 2})
+            self.assertEqual(status, server["status"], name)
+            if status == "ACTIVE":
+                # It was decided for a group that is no more; the server keeps its place.
+                self.assertEqual({server["id"]}, self.tickets())
+            self._delete_server(server)
+        fabric_groups.sweep_all(self.context)
+        self.assertEqual([], self.trees())
+
     def test_who_is_gone(self) -> None:
         flavor = self.make_flavor(fabric="leaf")
         one, two = (self.boot(flavor, self.make_group()) for _ in range(2))
-        failed = self.boot(flavor, self.make_group())
+        group = self.make_group()
+        failed = self.boot(flavor, group, {"hpc_members": 2})
         self.assertEqual("ERROR", failed["status"])
+        # What explain is told of it.
+        found = asked.find(failed["id"])
+        self.assertEqual((group, 2, ()), (found.group, found.members, found.notes))
         servers = fabric_records.Servers(self.context)
         nobody = "00000000-0000-4000-8000-000000000000"
         mapping = objects.InstanceMapping.get_by_instance_uuid(self.context, two["id"])

@@ -19,7 +19,7 @@ from nova_hpc.cloud.explain import remedies as explain_remedies
 from nova_hpc.cloud.explain.model import Choice, Placed, Question, Remedy, Report, Verdict
 from nova_hpc.cloud.explain.remedies import Chooser
 from nova_hpc.cloud.snapshot import Flavor, Node, Snapshot, SnapshotError
-from nova_hpc.placement.flavor import PREFIX, has_hpc_keys
+from nova_hpc.placement.flavor import PREFIX, has_fabric_keys, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
 
@@ -94,6 +94,12 @@ def find_flavor(cloud: Snapshot, name: str, image: str | None = None) -> Flavor:
     flavor = mine[0]
     if flavor.problem is not None:
         raise SnapshotError(f"flavor {flavor.name}: Nova refuses it: {flavor.problem}")
+    if not has_hpc_keys(flavor.extra_specs) and has_fabric_keys(flavor.extra_specs):
+        raise SnapshotError(
+            f"flavor {flavor.name} takes no devices, so how many of its servers fit on a host "
+            "only Placement knows: nova-scheduler logs it, and nova-hpc fabric plan answers for "
+            "a list of hosts"
+        )
     if not has_hpc_keys(flavor.extra_specs):
         raise SnapshotError(
             f"flavor {flavor.name} has no {PREFIX} keys, so Nova alone decides about its servers; "

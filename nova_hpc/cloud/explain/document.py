@@ -20,9 +20,12 @@ SCHEMA: Final = "nova-hpc/explain"
 VERSION: Final = 1
 
 
-def dumps(answer: Report | Past) -> str:
-    """The document as text: ASCII, indented, ends with a newline."""
-    body = report(answer) if isinstance(answer, Report) else past(answer)
+def dumps(answer: Report | Past, together: dict[str, Any] | None = None) -> str:
+    """The document as text: ASCII, indented, ends with a newline.
+
+    :param together: whether members of a server group come together; None: nobody asked.
+    """
+    body = report(answer) | {"together": together} if isinstance(answer, Report) else past(answer)
     return json.dumps({"schema": SCHEMA, "version": VERSION, **body}, indent=2) + "\n"
 
 

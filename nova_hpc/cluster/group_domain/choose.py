@@ -106,6 +106,11 @@ class Ground:
                 found[level, place.domain(level) or ""] = domain
         return found
 
+    def named(self, domain: Domain) -> tuple[FabricLevel, str] | None:
+        """What the planner calls a domain; None: no host is in it, or all are."""
+        found = (key for key, each in self._named.items() if each == domain)
+        return next(found, None)
+
     def capacity(self, cut: Mapping[str, int] = _NONE) -> dict[str, int]:
         """Host -> how many servers fit on it.
 
