@@ -262,6 +262,74 @@ def test_any_order_of_requests(
     assert all(isinstance(each, Joined) for answers in found.values() for each in answers)
 
 
+@settings(max_examples=max(5, settings.default.max_examples // 10))
+@given(st.integers(0, 1), st.randoms(use_true_random=False))
+def test_twenty_groups_for_one_leaf(reapers: int, choose: random.Random) -> None:
+    """As many get it as have room; the others are refused, whatever the order of requests."""
+    bits = random.Random(choose.randrange(1 << 16))
+    made = mock.Mock(side_effect=lambda: uuid.UUID(int=bits.getrandbits(128), version=4))
+    with mock.patch.object(uuid, "uuid4", made):
+        world = World()
+        turns = Turns(world, lambda most: choose.randrange(most))
+        found: dict[str, Joined | Refused] = {}
+
+        def member(name: str) -> None:
+            server = world.server()
+
+            def act(client: Client) -> None:
+                found[name] = groups(world, client).join(Ask(server, name, 4), offer(16))
+
+            turns.add(act)
+
+        for number in range(20):
+            member(f"g{number}")
+        for _ in range(reapers):
+            turns.add(
+                lambda client: sweep(records(client), world, records(client).tree(LEAVES[0].uuid))
+            )
+        turns.run()
+    joined = [name for name, each in found.items() if isinstance(each, Joined)]
+    assert len(found) == 20
+    assert len(joined) == 4
+    (tree,) = world.trees()
+    assert sum(room.members for room in tree.rooms if room.record) == 16
+    refused = [each for each in found.values() if isinstance(each, Refused)]
+    assert all(each.nearest and each.nearest.free == 16 for each in refused)
+    assert len(world.names(ROOM_PREFIX)) == 4
+
+
+def test_500_groups_whose_only_member_comes_to_nothing() -> None:
+    """It fails to be scheduled, or goes while it is built: who decides next sweeps it."""
+    world = World()
+    most = 0
+    for number in range(500):
+        server = world.server()
+        found = groups(world).join(Ask(server, f"g{number}", 4), offer(4))
+        assert isinstance(found, Joined), number
+        most = max(most, len(world.names(ROOM_PREFIX)))
+        if number % 2:
+            del world.states_[server]
+        else:
+            world.states_[server] = State.LEAVING
+    assert most == 1
+    reap(world)
+    assert left(world) == []
+
+
+def test_a_member_deleted_while_its_group_grows() -> None:
+    """Its place goes to the one that replaces it, and to no other group."""
+    world = World()
+    members = [world.server() for _ in range(3)]
+    for each in members[:2]:
+        groups(world).join(Ask(each, "g", 3), offer(3, 9))
+    del world.states_[members[0]]
+    other = groups(world).join(Ask(world.server(), "h", 1), offer(3, 9))
+    assert other == Joined(LEAVES[1].uuid, step=0)
+    for each in (members[2], world.server()):
+        assert groups(world).join(Ask(each, "g", 3), offer(3, 9)) == Joined(LEAVES[0].uuid)
+    assert world.domains_of("g") == {LEAVES[0].uuid}
+
+
 # --- killed, and without an answer ----------------------------------------------
 
 
