@@ -244,7 +244,7 @@ class Computes:
             tracker.update_available_resource(self.context, name)
 
 
-def _make_cells(context: Any) -> Any:
+def _make_cells(context: Any, transport: str = "fake:/") -> Any:
     """Make cell0 and the one cell with hosts; returns the latter."""
     from nova import objects
     from nova.conf import CONF
@@ -261,7 +261,7 @@ def _make_cells(context: Any) -> Any:
             uuid=ident,
             name=name,
             database_connection=connection,
-            transport_url="fake:/",
+            transport_url=transport,
             disabled=ident == zero,
         )
         cell.create()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,16 @@ from typing import Any
 ENVIRONMENT = {"OS_NOVA_DISABLE_EVENTLET_PATCHING": "true"}
 
 
-def begin(nova_conf: str, log: str, options: Mapping[tuple[str, str], object]) -> Any:
-    """Read the configuration; returns an administrator's context."""
+def begin(
+    nova_conf: str,
+    log: str,
+    options: Mapping[tuple[str, str], object],
+    more: Sequence[str] = (),
+) -> Any:
+    """Read the configuration; returns an administrator's context.
+
+    :param more: further files, which go before *nova_conf*.
+    """
     assert all(os.environ.get(name) == value for name, value in ENVIRONMENT.items())
     from nova import config, context, objects
     from nova.conf import CONF
@@ -23,7 +31,8 @@ def begin(nova_conf: str, log: str, options: Mapping[tuple[str, str], object]) -
     from nova_hpc import conf as hpc_conf
 
     hpc_conf.register(CONF)
-    config.parse_args(["nova", "--config-file", nova_conf])
+    files = [f"--config-file={each}" for each in (nova_conf, *more)]
+    config.parse_args(["nova", *files])
     for (group, name), value in options.items():
         CONF.set_override(name, value, group=group or None)
     Path(log).parent.mkdir(parents=True, exist_ok=True)

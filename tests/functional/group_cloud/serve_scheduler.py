@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nova-scheduler, which can be told to die.
+
+``NOVA_HPC_RACE_DEATHS`` names a folder. A file there is a step; the scheduler that reaches it first
+takes the file away and ends with SIGKILL. A file may also say ``slow SECONDS`` or ``status CODE``:
+then Placement answers its request of that step late, or, instead of Placement, somebody with that
+status does (``lost``: after the request took effect).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: What a request to Placement is, by method and the beginning of what it is about.
+STEPS = (
+    "read-record", "read-domain", "post-domain", "post-room", "post-record", "post-ticket", "claim",
+)  # fmt: skip
+
+
+def step_of(method: str, path: str, body: Any) -> str | None:
+    """The step that a request to Placement is; None: none of the protocol's."""
+    if method == "GET":
+        if "name=hpc-group" in path:
+            return "read-record"
+        return "read-domain" if "in_tree=" in path else None
+    if method == "POST":
+        name = str(body["name"])
+        for prefix, step in (
+            ("hpc-fabric:", "post-domain"),
+            ("hpc-room:", "post-room"),
+            ("hpc-group:", "post-record"),
+            ("hpc-member:", "post-ticket"),
+        ):
+            if name.startswith(prefix):
+                return step
+    return None
+
+
+def _taken(folder: Path, name: str) -> str | None:
+    """What the file says, for the one process that takes it away."""
+    try:
+        text = (folder / name).read_text()
+        (folder / name).unlink()
+    except OSError:
+        return None
+    return text
+
+
+def _reach(folder: Path, name: str) -> None:
+    if _taken(folder, name) is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def install(folder: Path) -> None:
+    """Look into the folder before and after each step."""
+    from nova.scheduler import utils
+
+    from nova_hpc.cluster.group_domain.records import Answer
+    from nova_hpc.from_nova import fabric_records
+
+    plain_claim = utils.claim_resources
+    placement = fabric_records.Placement
+
+    def around(method: str, path: str, body: Any, send: Callable[[], Answer]) -> Answer:
+        step = step_of(method, path, body)
+        if step is None:
+            return send()
+        _reach(folder, f"before-{step}")
+        fault = (_taken(folder, f"fault-{step}") or "").split()
+        if fault[:1] == ["slow"]:
+            time.sleep(float(fault[1]))
+        elif fault[:1] == ["status"]:
+            return Answer(int(fault[1]))
+        answer = send()
+        _reach(folder, f"after-{step}")
+        return Answer(0) if fault[:1] == ["lost"] else answer
+
+    plain = {name: getattr(placement, name) for name in ("get", "post", "delete")}
+
+    def get(self: Any, path: str) -> Answer:
+        return around("GET", path, None, lambda: plain["get"](self, path))
+
+    def post(self: Any, path: str, body: Any) -> Answer:
+        return around("POST", path, body, lambda: plain["post"](self, path, body))
+
+    def claim(*arguments: Any, **keywords: Any) -> bool:
+        _reach(folder, "before-claim")
+        found: bool = plain_claim(*arguments, **keywords)
+        _reach(folder, "after-claim")
+        return found
+
+    placement.get, placement.post = get, post  # type: ignore[method-assign]
+    utils.claim_resources = claim
+
+
+def main() -> None:
+    from nova.cmd import scheduler
+
+    folder = os.environ.get("NOVA_HPC_RACE_DEATHS")
+    if folder:
+        install(Path(folder))
+    sys.argv[0] = "nova-scheduler"
+    scheduler.main()
+
+
+if __name__ == "__main__":
+    main()
