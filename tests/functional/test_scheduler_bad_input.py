@@ -9,7 +9,7 @@ from unittest import mock
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.from_nova import providers
+from nova_hpc.from_nova import placement_answer, providers
 from nova_hpc.topology.level import Level
 from scheduler_filters import choice, hpc_topology_filter
 from tests.functional import base, fixtures
@@ -199,10 +199,13 @@ class UnexpectedTest(base.HpcServersTest):
         self.boot(self.make_flavor(PAIR))
 
     def test_placement_cannot_be_asked(self) -> None:
-        """Then the pools and the tags have to do."""
+        """Then the pools and the tags have to do, where Nova's own answer was not kept, too."""
         self.start_host("one", Shape((Switch(gpus=2, pfs=1), Switch(gpus=2, pfs=1))))
         flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2,vf:2", "hpc:affinity": "switch"})
-        with mock.patch.object(providers, "report") as report:
+        with (
+            mock.patch.object(placement_answer, "of", return_value=None),
+            mock.patch.object(providers, "report") as report,
+        ):
             report.report_client_singleton.return_value.get.side_effect = OSError("gone")
             first = self.boot(flavor)
         second = self.boot(flavor)

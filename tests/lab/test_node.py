@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual node from the inside, and what becomes of it when it freezes."""
 
+import re
 import signal
 import time
 
@@ -24,8 +25,8 @@ def test_the_node_is_the_machine_of_its_shape(lab):
         " done;"
         " for d in /sys/bus/pci/devices/*/physfn; do d=${d%/physfn};"
         ' echo "vf $(cat $d/numa_node) $(basename $(readlink $d/driver))"; done;'
-        " for n in /sys/class/net/eth*; do ip link show ${n##*/} | sed -n 's/.*vf [0-9]* .*ether"
-        " \\([0-9a-f:]*\\).*/mac \\1/p'; done"
+        ' for n in /sys/class/net/*; do ip link show ${n##*/} | sed -n "s/.*vf [0-9]* .*ether'
+        ' \\([0-9a-f:]*\\).*/mac ${n##*/} \\1/p"; done'
     ).splitlines()
     assert [line for line in found if line.startswith("numa ")] == [
         f"numa {2 * number}-{2 * number + 1} {node.hugepages}"
@@ -40,7 +41,7 @@ def test_the_node_is_the_machine_of_its_shape(lab):
         f"vf {numa} vfio-pci" for numa, device in adapters for _ in range(device.vfs)
     )
     assert sorted(line for line in found if line.startswith("mac ")) == sorted(
-        f"mac {mac}" for _, device in adapters for mac in device.vf_macs(NUMBER)
+        f"mac {device.name} {mac}" for _, device in adapters for mac in device.vf_macs(NUMBER)
     )
 
 
@@ -52,9 +53,12 @@ def test_the_clock_of_the_node_is_right(lab):
 
 
 def test_the_inventory_in_the_node_shows_every_device(lab):
+    devices = [device for _, device in Shape.load("two-socket").devices()]
     tree = lab.inside("/opt/nova-hpc/venv/bin/nova-hpc inventory --show tree")
-    assert tree.count("1234:1111") == 3
-    assert tree.count("VF x2 vfio-pci") == 2
+    assert tree.count("1234:1111") == sum(isinstance(each, Gpu) for each in devices) == 3
+    for each in devices:
+        if isinstance(each, Adapter):
+            assert re.search(rf"VF x{each.vfs} vfio-pci.* {each.name}$", tree, re.MULTILINE), each
 
 
 @pytest.mark.slow

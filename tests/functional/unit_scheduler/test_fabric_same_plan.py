@@ -23,7 +23,14 @@ from nova_hpc.cluster.group_domain.join import Groups
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, FabricMap
-from nova_hpc.from_nova import contract, fabric, fabric_fit, fabric_near, fabric_records, newness
+from nova_hpc.from_nova import (
+    contract,
+    fabric,
+    fabric_near,
+    fabric_records,
+    newness,
+    placement_answer,
+)
 from nova_hpc.from_nova.patches import answers
 from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from tests.unit.cluster.placement_model import Client, World, records
@@ -86,7 +93,7 @@ def _request(group: str, members: int, specs: dict[str, str], hosts: list[Any]) 
             uuid=group, project_id="p", policy="soft-affinity", hosts=[], members=[]
         ),
     )
-    fabric_fit.keep(spec, {each.uuid: each.summary for each in hosts})
+    placement_answer.keep(spec, {each.uuid: each.summary for each in hosts})
     return spec
 
 
