@@ -126,13 +126,14 @@ def test_a_reset_leaves_memory(lab, gpu):
     lab.until(lambda: _listed(lab)[gpu]["State"] == "free", f"{gpu} is free")
     # The firmware of a guest clears the first words itself.
     assert SECRET in _found(lab, "two")
+    lab.openstack("server", "delete", "--wait", "two")
+    lab.until(lambda: _listed(lab)[gpu]["State"] == "free", f"{gpu} is free")
 
 
 def test_memory_is_clean_for_the_next_server(lab, staged):
-    # The words of the server before are still there: nobody has cleaned them.
-    _found(lab, "two")
+    _found(lab, "three")
     assert lab.inside(_stage(staged)).startswith("due")
-    lab.openstack("server", "delete", "--wait", "two")
+    lab.openstack("server", "delete", "--wait", "three")
     assert _listed(lab)[staged]["State"] == "cleaning"
     # Nobody else gets it meanwhile.
     assert _reserved(lab, staged) == 1
@@ -141,12 +142,14 @@ def test_memory_is_clean_for_the_next_server(lab, staged):
     print(f"RESULT: cleaned in {row['Cleaned in s']} s, {lab.inside(_stage(staged))}")
     assert float(row["Cleaned in s"]) > 0
     _nothing_left(lab, staged)
-    assert _found(lab, "three") == {ZERO}
+    assert _found(lab, "four") == {ZERO}
 
 
 def test_nova_compute_is_killed_at_each_step_of_a_stage(lab, staged):
     """It leaves no VM, no process and no reservation, and the device is clean in the end."""
-    _found(lab, "four")
+    # The guest of the test before has left its words, too.
+    if not any(one["Name"] == "four" for one in lab.servers()):
+        _found(lab, "four")
     lab.openstack("server", "delete", "--wait", "four")
     # 1. Due, and begun or not: what there is goes with nova-compute.
     _killed(lab)
