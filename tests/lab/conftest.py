@@ -21,7 +21,7 @@ from nova_hpc_lab import bootstrap, node
 from nova_hpc_lab.process import MARKER
 from nova_hpc_lab.state import Paths, Settings
 
-BASE_PORT = 28700
+BASE_PORT = int(os.environ.get("NOVA_HPC_LAB_BASE_PORT", "28700"))
 #: Seconds: emulation is slow, but nothing here may wait for ever.
 COMMAND = 1200
 STATE = 600

@@ -9,6 +9,8 @@ import time
 import psutil
 import pytest
 
+from tests.lab.conftest import BASE_PORT
+
 FLAVOR = ("--vcpus", "1", "--ram", "256", "--disk", "1")
 #: Kills nova-compute in the node; init starts it again with its present configuration.
 RESTART_COMPUTE = (
@@ -65,9 +67,9 @@ def test_up_recovers_what_was_killed(lab):
 
 
 def test_another_base_port_is_refused_while_the_lab_runs(lab):
-    done = lab.nova_hpc("up", "--base-port", "28800")
+    done = lab.nova_hpc("up", "--base-port", str(BASE_PORT + 100))
     assert done.returncode == 1
-    assert "the lab runs with base port 28700" in done.stderr
+    assert f"the lab runs with base port {BASE_PORT}" in done.stderr
 
 
 def test_demo_agrees(lab):
