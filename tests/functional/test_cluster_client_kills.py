@@ -120,36 +120,44 @@ class KillTest(base.ClusterClientTest):
     def test_every_request_of_create_with_ports(self) -> None:
         self._every_request("with ports", *_NIC)
 
+    def _every_request_of_change(self, name: str, *words: str) -> None:
+        """Kill a change of a cluster of two before and after each request."""
+        at = tried = 0
+        died = True
+        while died:
+            at += 1
+            died = False
+            for before in (True, False):
+                self.cluster(*self.create_words(*_NIC))
+                if self.killed(at, before, words):
+                    died = True
+                    tried += 1
+                self.assert_all_is_listed()
+                if self.groups() and words[0] != "delete":
+                    self.cluster("create", "--resume", "k")
+                    (row,) = self.cluster("list", "-f", "json").json
+                    self.assertEqual("ACTIVE", row["State"])
+                    count = row["Members"].partition("/")
+                    self.assertEqual(count[0], count[2])
+                    self.assertEqual(int(count[0]), len(self.servers()))
+                    self.assertEqual(int(count[0]), len(self.made_ports()))
+                if self.groups():
+                    self.cluster("delete", "k")
+                self.assert_nothing_left()
+        print(f"RESULT: {name}: {at - 1} requests, killed {tried} times, 0 leaks")
+
     @pytest.mark.slow
-    def test_every_request_of_changes_and_of_delete(self) -> None:
-        commands = {
-            "scale up": ("scale", "k", "--members", "3"),
-            "scale down": ("scale", "k", "--members", "1"),
-            "replace": ("replace", "k", "2"),
-            "delete": ("delete", "k"),
-        }
-        for name, words in commands.items():
-            at = tried = 0
-            while True:
-                at += 1
-                died = False
-                for before in (True, False):
-                    self.cluster(*self.create_words(*_NIC))
-                    if self.killed(at, before, words):
-                        died = True
-                        tried += 1
-                    self.assert_all_is_listed()
-                    if self.groups() and words[0] != "delete":
-                        self.cluster("create", "--resume", "k")
-                        (row,) = self.cluster("list", "-f", "json").json
-                        self.assertEqual("ACTIVE", row["State"])
-                        count = row["Members"].partition("/")
-                        self.assertEqual(count[0], count[2])
-                        self.assertEqual(int(count[0]), len(self.servers()))
-                        self.assertEqual(int(count[0]), len(self.made_ports()))
-                    if self.groups():
-                        self.cluster("delete", "k")
-                    self.assert_nothing_left()
-                if not died:
-                    break
-            print(f"RESULT: {name}: {at - 1} requests, killed {tried} times, 0 leaks")
+    def test_every_request_of_scale_up(self) -> None:
+        self._every_request_of_change("scale up", "scale", "k", "--members", "3")
+
+    @pytest.mark.slow
+    def test_every_request_of_scale_down(self) -> None:
+        self._every_request_of_change("scale down", "scale", "k", "--members", "1")
+
+    @pytest.mark.slow
+    def test_every_request_of_replace(self) -> None:
+        self._every_request_of_change("replace", "replace", "k", "2")
+
+    @pytest.mark.slow
+    def test_every_request_of_delete(self) -> None:
+        self._every_request_of_change("delete", "delete", "k")

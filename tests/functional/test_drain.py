@@ -9,6 +9,7 @@ import logging
 from typing import Any
 from unittest import mock
 
+import pytest
 from keystoneauth1 import noauth, session
 from openstack import connection
 from oslo_config import cfg
@@ -139,6 +140,7 @@ class DrainTest(DriverTest):
         status, out, err = self.drain("--yes")
         self.assertEqual((0, "no server with hpc: keys is on alpha\n"), (status, out), err)
 
+    @pytest.mark.slow
     def test_one_without_a_place_keeps_all(self) -> None:
         # The leaf is full, though the other has room.
         self.make("z", self.member, "beta", group=True)
@@ -153,6 +155,7 @@ class DrainTest(DriverTest):
             self.assertEqual(["alpha", "alpha"], self.where(member, free))
             self.assertEqual(("enabled", None), self.service())
 
+    @pytest.mark.slow
     def test_what_cannot_be_moved_is_named(self) -> None:
         tied = self.api.post_server_groups({"name": "t", "policy": "affinity"})
         self.group = tied
@@ -172,6 +175,7 @@ class DrainTest(DriverTest):
         status, out, err = self.drain()
         self.assertNotIn(resized["id"], out + err)
 
+    @pytest.mark.slow
     def test_a_resize_is_its_users(self) -> None:
         one = self.make("one", self.pair, "alpha")
         self.flags(allow_resize_to_same_host=False)
@@ -185,6 +189,7 @@ class DrainTest(DriverTest):
 
     # -- it stops, and goes on ------------------------------------------------------
 
+    @pytest.mark.slow
     def test_a_move_that_fails_stops_it_and_the_next_run_goes_on(self) -> None:
         first = self.make("a", self.pair, "alpha")
         second = self.make("b", self.pair, "alpha")
@@ -218,6 +223,7 @@ class DrainTest(DriverTest):
         self.assertNotIn("alpha", self.where(first, second))
         self.assert_given_once()
 
+    @pytest.mark.slow
     def test_cut_short_between_move_and_confirmation(self) -> None:
         server = self.make("a", self.pair, "alpha")
 
