@@ -124,6 +124,19 @@ JOBS: Final[tuple[Job, ...]] = (
         *(10, FULL),
         alone=True,
     ),
+    # Ten rounds of four ways with 512 hosts, and what may happen to a scheduler.
+    _job(
+        *("group-cloud", "functional-34"),
+        ("python", "-m", "tests.functional.group_cloud"),
+        *(240, FULL),
+        alone=True,
+    ),
+    _job(
+        *("group-kills", "functional-34"),
+        ("python", "-m", "tests.functional.group_cloud.kills"),
+        *(40, FULL),
+        alone=True,
+    ),
     _job("mutations", "functional-34", ("python", "tools/mutate.py"), 60, FULL),
     _job("lab-all", "lab", ("tests/lab",), 45, FULL, alone=True),
 )

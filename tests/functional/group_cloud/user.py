@@ -7,7 +7,6 @@ import collections
 import contextlib
 import http.client
 import json
-import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent import futures
@@ -52,7 +51,6 @@ class User:
 
     made: Stage
     port: int
-    _local: threading.local = attrs.field(factory=threading.local)
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """One request; status 0 where there was no answer."""
@@ -61,17 +59,16 @@ class User:
             "OpenStack-API-Version": "compute 2.90",
             "Content-Type": "application/json",
         }
+        # A connection that has been idle may be closed, and a POST is not sent twice.
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
-            connection = getattr(self._local, "connection", None)
-            if connection is None:
-                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
-                self._local.connection = connection
             connection.request(method, f"/v2.1{path}", json.dumps(body) if body else None, headers)
             answer = connection.getresponse()
             text = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            self._local.connection = None
             return 0, repr(error)
+        finally:
+            connection.close()
         try:
             return answer.status, json.loads(text) if text else {}
         except ValueError:
