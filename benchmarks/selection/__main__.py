@@ -160,10 +160,13 @@ def measure(
 
 
 @contextlib.contextmanager
-def cloud() -> Iterator[tuple[Stage, rows.Databases, rows.Copies]]:
-    """Placement and Nova's databases with the first hosts, and what makes more of them."""
+def cloud(hosts: int) -> Iterator[Stage]:
+    """Placement and Nova's databases with *hosts* hosts, the first ten of which are real.
+
+    :raises AssertionError: the copies differ from hosts that registered themselves.
+    """
     shape = Cloud(hosts=_REAL, switches=4, gpus=2, functions=8)
-    with stage(candidates=10_000) as made:
+    with stage(candidates=side.candidates(hosts)) as made:
         runner = Runner(made, shape)
         try:
             runner.start()
@@ -174,7 +177,11 @@ def cloud() -> Iterator[tuple[Stage, rows.Databases, rows.Copies]]:
         others = [f"node{index:03d}" for index in range(1, _REAL)]
         rows.check(databases, template, others)
         print(f"rows as {len(others)} hosts have made them through the API", file=sys.stderr)
-        yield made, databases, rows.copies(databases, template, seed=1)
+        maker = rows.copies(databases, template, seed=1)
+        for count in rows.fill(databases, maker, side.names(hosts - _REAL, _REAL)):
+            print(f"{_REAL + count} hosts", file=sys.stderr)
+        databases.analyse()
+        yield made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,13 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions = [each for each in QUESTIONS if not options.only or str(each) in options.only]
     found: list[Measured] = []
     console = Console(width=options.width)
-    with cloud() as (made, databases, maker):
-        there = _REAL
-        for hosts, samples in zip(options.hosts, options.samples, strict=True):
-            for count in rows.fill(databases, maker, side.names(hosts - there, there)):
-                print(f"{there + count} hosts", file=sys.stderr)
-            there = hosts
-            databases.analyse()
+    for hosts, samples in zip(options.hosts, options.samples, strict=True):
+        with cloud(hosts) as made:
             for each in measure(made, hosts, questions, samples):
                 found.append(each)
                 print("  ".join(each.cells()), file=sys.stderr, flush=True)

@@ -156,6 +156,11 @@ def names(count: int, first: int) -> Sequence[str]:
     return [f"node{index:05d}" for index in range(first, first + count)]
 
 
+def candidates(hosts: int) -> int:
+    """How many candidates our documentation lets Placement return for so many hosts."""
+    return max(plugin.FEWEST_CANDIDATES, hosts)
+
+
 def limits(hosts: int) -> dict[tuple[str, str], object]:
-    """What our documentation sets for a cloud of so many hosts; stock Nova gets the same."""
-    return {("scheduler", "max_placement_results"): max(plugin.FEWEST_CANDIDATES, hosts)}
+    """What belongs to it in Nova; stock Nova gets the same."""
+    return {("scheduler", "max_placement_results"): candidates(hosts)}
