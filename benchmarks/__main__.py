@@ -69,9 +69,10 @@ TINY = Size(
 
 def engine(size: Size) -> Iterator[measure.Row]:
     """One host."""
-    from benchmarks import engine
+    from benchmarks import engine, unlike
 
     yield from engine.run(size.samples)
+    yield from unlike.run(size.samples)
 
 
 def scheduler(size: Size) -> Iterator[measure.Row]:

@@ -146,12 +146,14 @@ JOBS: Final[tuple[Job, ...]] = (
 class Outcome:
     """How a job ended.
 
+    :ivar cpu: seconds of the processors, of all processes that it has waited for.
     :ivar said: the last line of its test runner, or of its log.
     """
 
     job: Job
     status: int
     seconds: float
+    cpu: float
     said: str
 
 
@@ -191,27 +193,29 @@ class Runner:
     def _one(self, job: Job) -> Outcome:
         begun = time.monotonic()
         log = self._logs / f"{job.name}.log"
+        cpu = 0.0
         with log.open("wb") as stream:
             status = 0
             if job.env not in self._prepared:
                 with self._preparing:
                     if job.env not in self._prepared:
-                        status = self._call(job, stream, ["run", "--notest", "-e", job.env])
+                        status, cpu = self._call(job, stream, ["run", "--notest", "-e", job.env])
                         if status == 0:
                             self._prepared.add(job.env)
             if status == 0:
                 words = ["--", *job.words] if job.words else []
                 argv = ["run", "--skip-pkg-install", "-e", job.env, *words]
-                status = self._call(job, stream, argv)
-        outcome = Outcome(job, status, time.monotonic() - begun, _said(log))
+                status, more = self._call(job, stream, argv)
+                cpu += more
+        outcome = Outcome(job, status, time.monotonic() - begun, cpu, _said(log))
         self._tell(outcome, log)
         return outcome
 
-    def _call(self, job: Job, stream: IO[bytes], words: Sequence[str]) -> int:
-        """Call tox in a process group of its own; 1 once all is to end."""
+    def _call(self, job: Job, stream: IO[bytes], words: Sequence[str]) -> tuple[int, float]:
+        """Call tox in a process group of its own: its status, 1 once all is to end, and its CPU."""
         with self._lock:
             if self._ended:
-                return 1
+                return 1, 0.0
             gives_way = () if job.leads or job.alone else ("nice", "-n", _GIVES_WAY)
             process = subprocess.Popen(
                 [*gives_way, "tox", *words],
@@ -227,11 +231,11 @@ class Runner:
                     Path(f"/proc/{process.pid}/autogroup").write_text(_GIVES_WAY)
             before = self._running.get(job.name)
             self._running[job.name] = (before[0] if before else time.monotonic(), process)
-        status: int = process.wait()
+        status, cpu = _wait(process)
         with self._lock:
             begun = self._running.pop(job.name)[0]
             self._running[job.name] = (begun, None)
-        return status
+        return status, cpu
 
     def _tell(self, outcome: Outcome, log: Path) -> None:
         with self._lock:
@@ -274,6 +278,14 @@ class Runner:
             thread.join()
 
 
+def _wait(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Wait for its end: exit status, and the CPU seconds of it and of what it has waited for."""
+    # Left as it is, for Popen to take the status from: only one can.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+    return process.wait(), sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
 _COUNTS: Final = re.compile(r"^=* ?(\d+ (?:passed|failed|error).*?) ?=*$")
 
 
@@ -302,13 +314,16 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> str:
     """What took how long, the longest first."""
     rows = sorted(outcomes, key=lambda each: -each.seconds)
     width = max(len(each.job.name) for each in rows)
-    lines = [f"{'job':{width}}  {'min:s':>7}  result"]
+    lines = [f"{'job':{width}}  {'min:s':>7}  {'of CPU':>7}  result"]
     lines += [
-        f"{each.job.name:{width}}  {_clock(each.seconds):>7}  "
+        f"{each.job.name:{width}}  {_clock(each.seconds):>7}  {_clock(each.cpu):>7}  "
         f"{'FAILED ' if each.status else ''}{each.said}"
         for each in rows
     ]
-    return "\n".join([*lines, f"{'all, by the clock':{width}}  {_clock(seconds):>7}"])
+    cpu = sum(each.cpu for each in rows)
+    return "\n".join(
+        [*lines, f"{'all, by the clock':{width}}  {_clock(seconds):>7}  {_clock(cpu):>7}"]
+    )
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ echo "$@" >>"$CALLS"
 case "$*" in
     *--notest*) exit 0 ;;
     *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
+    *"-e $WORKS"*) exec python3 "$CALLS.py" ;;
     *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 60 ;;
 esac
 echo "===== 7 passed, 2 deselected in 0.20s ====="
@@ -32,13 +33,16 @@ def command(tmp_path):
     program.write_text(TOX)
     program.chmod(0o755)
 
-    def start(*words, fails="none", sleeps="none"):
+    (tmp_path / "calls.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")
+
+    def start(*words, fails="none", sleeps="none", works="none"):
         env = {
             **os.environ,
             "PATH": f"{program.parent}:{os.environ['PATH']}",
             "CALLS": str(tmp_path / "calls"),
             "FAILS": fails,
             "SLEEPS": sleeps,
+            "WORKS": works,
         }
         argv = [sys.executable, TOP / "tools" / "test_sets.py", "--logs", tmp_path / "logs", *words]
         return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
@@ -57,6 +61,13 @@ def test_table_of_a_set_that_passes(command):
     table = last[last.index(next(line for line in last if line.startswith("job "))) :]
     assert {line.split()[0] for line in table[1:-2]} == {"lint", "unit"}
     assert all(line.endswith("7 passed, 2 deselected in 0.20s") for line in table[1:-2])
+
+
+def test_the_table_has_the_processor_time_of_each_job(command):
+    out, _ = command("quick", works="py311").communicate(timeout=60)
+    rows = {line.split()[0]: line.split()[1:3] for line in out.splitlines() if "  0:0" in line}
+    assert rows["lint"][1] == "0:00"
+    assert rows["unit"][1] == "0:01"
 
 
 def test_a_failure_is_shown_and_counted_and_the_others_run(command):

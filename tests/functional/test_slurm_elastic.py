@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sample programs for Slurm, called by a real slurmctld, against Nova's own API."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.functional.cluster_client import base
+from tests.unit.cluster.test_samples import SLURM
+from tests.unit.fabric import slurmctld
+from tests.unit.fabric.slurmctld import scontrol
+
+_TOP = Path(__file__).resolve().parents[2]
+_NODES = [f"train-{number}" for number in range(1, 9)]
+
+
+@pytest.mark.slow
+class SlurmTest(base.ClusterClientTest):
+    """Three hosts of two vCPUs: room for six members."""
+
+    def setUp(self) -> None:
+        for tool in ("slurmctld", "scontrol", "sbatch"):
+            if shutil.which(tool) is None:
+                self.skipTest(f"{tool} is not installed")
+        super().setUp()
+        self.folder = self._folder / "slurm"
+        self.folder.mkdir()
+        (self.folder / "openstack").write_text(
+            f'#!/bin/bash\nexec {sys.executable} -m openstackclient.shell "$@"\n'
+        )
+        (self.folder / "openstack").chmod(0o755)
+        environment = {
+            "OS_AUTH_URL": f"{self.front.url}/identity/v3",
+            "OS_AUTH_TYPE": "v3password",
+            "OS_USERNAME": "fake",
+            "OS_PASSWORD": "x",
+            "OS_USER_DOMAIN_ID": "default",
+            "OS_PROJECT_ID": base.PROJECT,
+            "OS_IDENTITY_API_VERSION": "3",
+            "HPC_CREATE": f"--flavor one --image {base.IMAGE} --network {base.NETWORK}",
+            "HPC_LOCKS": str(self.folder),
+            "HPC_TOPOLOGY": "file",
+            "HPC_TOPOLOGY_FILE": str(self.folder / "topology.conf"),
+        }
+        lines = [f"{key}={shlex.quote(value)}\n" for key, value in environment.items()]
+        (self.folder / "hpc.env").write_text("".join(lines))
+        for name in ("hpc-resume", "hpc-suspend"):
+            self._program(name)
+
+    def _program(self, name: str) -> None:
+        """The sample, with what an installation has in its usual places: slurmctld gives none."""
+        given = {
+            "PATH": f"{self.folder}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{_TOP}:{_TOP / 'lab'}",
+            "HPC_ENV": str(self.folder / "hpc.env"),
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+        }
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in given.items())
+        log = self.folder / f"{name}.log"
+        path = self.folder / name
+        path.write_text(f'#!/bin/bash\n{exports}exec {SLURM / name} "$@" >>{log} 2>&1\n')
+        path.chmod(0o755)
+
+    def slurm(self):
+        return slurmctld.running(
+            self.folder,
+            f"SwitchName=all Nodes={','.join(_NODES)}\n",
+            _NODES,
+            "topology/tree",
+            f"ResumeProgram={self.folder / 'hpc-resume'}",
+            f"SuspendProgram={self.folder / 'hpc-suspend'}",
+            "ResumeTimeout=3000",
+            "SuspendTimeout=30",
+            "SuspendTime=3000",
+            "ResumeRate=0",
+            "SuspendRate=0",
+        )
+
+    def submit(self, nodes: int) -> str:
+        ended = subprocess.run(
+            ["sbatch", "--parsable", f"-N{nodes}", "--wrap=true"],
+            cwd=self.folder,
+            env={**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(0, ended.returncode, ended.stderr)
+        return ended.stdout.strip()
+
+    def until(self, done: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + 900
+        while not done():
+            if time.monotonic() > end:
+                logs = "\n".join(
+                    f"{path.name}: {path.read_text(errors='replace')[-3000:]}"
+                    for path in [*self.folder.glob("*.log"), self.folder / "log"]
+                )
+                raise AssertionError(f"{what} never came\n{logs}")
+            time.sleep(1)
+
+    def names(self) -> list[str]:
+        return sorted(each["name"] for each in self.servers() if each["status"] == "ACTIVE")
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text() if path.exists() else ""
+
+    def test_jobs_make_and_end_a_cluster(self) -> None:
+        with self.slurm() as conf:
+            # The nodes of a job come in one call, and become one cluster.
+            self.submit(2)
+            self.until(lambda: self.names() == ["train-1", "train-2"], "two members")
+            (server, _) = sorted(self.servers(), key=lambda each: each["name"])
+            (address,) = [each["addr"] for each in server["addresses"][base.NETWORK]]
+            self.until(
+                lambda: f"NodeAddr={address} " in scontrol(conf, "show", "node", "train-1"),
+                "the address of train-1",
+            )
+            self.until(lambda: len(slurmctld.switches(conf)) > 0, "a topology")
+            self.until(
+                lambda: (
+                    {"train-1", "train-2"}
+                    == set().union(*(hosts for _, hosts in slurmctld.switches(conf).values()))
+                ),
+                "the topology of the two",
+            )
+            # Those of another job join it.
+            self.submit(2)
+            self.until(lambda: len(self.names()) == 4, "four members")
+            (row,) = self.cluster("list", "-f", "json").json
+            self.assertEqual(
+                ("train", "ACTIVE", "4/4"), (row["Name"], row["State"], row["Members"])
+            )
+            # More than there is room for: none of them is made, and Slurm has its nodes back.
+            self.submit(4)
+            self.until(lambda: "no room" in scontrol(conf, "show", "node"), "a refusal")
+            self.until(
+                lambda: self.cluster("list", "-f", "json").json[0]["State"] == "ACTIVE", "order"
+            )
+            self.assertEqual(["train-1", "train-2", "train-3", "train-4"], self.names())
+            # Nodes that go: some, then all.
+            scontrol(conf, "update", "NodeName=train-[3-4]", "State=POWER_DOWN_FORCE")
+            self.until(lambda: self.names() == ["train-1", "train-2"], "two members less")
+            scontrol(conf, "update", "NodeName=train-[1-2]", "State=POWER_DOWN_FORCE")
+            self.until(lambda: not self.groups(), "the end")
+            self.assertIn("hpc-cluster", str(list(self.folder.glob("*.lock"))))
+        self.assert_nothing_left()
