@@ -16,7 +16,7 @@ from nova_hpc.placement.model import Policy, Request
 from nova_hpc.placement.solver.cells import seatings
 from nova_hpc.placement.solver.counts import regions
 from nova_hpc.placement.solver.demand import Demand
-from nova_hpc.placement.solver.domains import Rank, Site
+from nova_hpc.placement.solver.domains import Rank, Site, Unit
 from nova_hpc.placement.solver.spanning import MAX_CHOICES, Stage, choices, wide_units
 
 
@@ -63,15 +63,27 @@ def _fit(request: Request, demand: Demand, site: Site, stage: Stage) -> bool:
 
 
 def only(site: Site, names: Sequence[int], held: Collection[str]) -> Site:
-    """The host without the NVLink devices outside the chosen sets.
+    """The host as it is where nothing but the chosen sets serves what NVLink devices serve.
+
+    A device outside of them still serves the other names that it can.
 
     :param names: indices of the names that NVLink devices serve.
-    :param held: ids of the devices that stay.
+    :param held: ids of the devices that serve them.
     """
     mask = sum(1 << i for i in names)
-    items = tuple(item for item in site.items if not item.kind & mask or item.id in held)
-    kept = {item.id for item in items}
-    units = tuple(unit for unit in site.units if all(item.id in kept for item in unit.items))
+    narrowed = {
+        item.id: item if item.id in held else attrs.evolve(item, kind=item.kind & ~mask)
+        for item in site.items
+    }
+    units = tuple(
+        Unit(unit.name, tuple(narrowed[item.id] for item in unit.items))
+        for unit in site.units
+        if all(narrowed[item.id].kind for item in unit.items)
+    )
     whole = {unit.name for unit in units}
-    items = tuple(item for item in items if item.unit is None or item.unit in whole)
+    items = tuple(
+        item
+        for item in narrowed.values()
+        if item.kind and (item.unit is None or item.unit in whole)
+    )
     return attrs.evolve(site, items=items, units=units)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Host, HostNode, Nvlink, Policy, Ports, Request
+from nova_hpc.placement.model import Host, HostNode, Nvlink, Policy, Pool, Ports, Request
 from nova_hpc.placement.profile import DEFAULT, UNMEASURED, Profile, Shape
 from nova_hpc.placement.solver import costs, solve
 from nova_hpc.placement.solver.costs import Work
@@ -21,7 +21,7 @@ from nova_hpc.placement.solver.problem import Problem
 from nova_hpc.placement.solver.solve import Solver
 from nova_hpc.placement.solver.spanning import links, selections
 from nova_hpc.topology.level import Level
-from tests.unit.placement.examples import DGX, adapters, ask, gpus, host
+from tests.unit.placement.examples import DGX, adapters, ask, gpus, host, spot
 from tests.unit.placement.worlds import cases
 
 MANY = settings(max_examples=100, deadline=None)
@@ -73,6 +73,29 @@ def test_what_does_not_fit_without_nvlink_is_not_enumerated(
     assert grown == []
     # The same without NVLink: it is the counts that do not allow it.
     assert not choose(asked, found).sets
+
+
+def test_a_device_of_no_set_serves_what_needs_none() -> None:
+    """The switch has the second name from a device that could serve the first, too."""
+    both = Pool("both", "both", spot(2), 1, frozenset({"gpu", "vf"}))
+    found = attrs.evolve(
+        host(*gpus(1, 2), both), nvlink=tuple(frozenset({f"gpu0{n}"}) for n in (0, 1))
+    )
+    asked = attrs.evolve(ask(Level.SWITCH, gpu=1, vf=1), nvlink=Nvlink.REQUIRED)
+    (best,) = choose(asked, found, 1, Profile()).sets
+    assert {pick.want: pick.pool for pick in best.picks} == {"gpu": "gpu01", "vf": "both"}
+    assert best.level is Level.SWITCH
+
+
+@MANY
+@given(cases())
+def test_no_floor_is_above_what_is_found(case: tuple[Request, Host]) -> None:
+    """What counts allow is never less than what the whole search finds without asking them."""
+    request, found = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Solver, "_floor", lambda self: Level.SWITCH)
+        without = choose(request, found, 1, Profile()).sets
+    assert choose(request, found, 1, Profile()).sets == without
 
 
 def test_choices_of_one_class_are_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
