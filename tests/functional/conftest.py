@@ -21,6 +21,11 @@ from nova import test
 from nova.tests.fixtures import conf as conf_fixture
 from nova.tests.functional import integrated_helpers
 
+from tests.functional import once
+
+once.compile_statements()
+once.check_schemas()
+
 #: Random histories kill a service at its own threads, which release 34 brought.
 _THREADS = "nova.thread_pool_factory"
 collect_ignore = [] if importlib.util.find_spec(_THREADS) else ["test_histories.py"]
@@ -65,7 +70,7 @@ class _Patience(threading.local):
     """
 
     #: Seconds before each question of one loop; all others are as Nova has them.
-    FIRST = (0.05, 0.1, 0.15, 0.25, 0.35)
+    FIRST = (0.1, 0.2, 0.3)
     #: What the first questions have saved is added to a later one.
     REST = 0.5 * (len(FIRST) + 1) - sum(FIRST)
 

@@ -101,6 +101,7 @@ def test_demo_notices_two_devices_that_were_swapped(lab):
     assert "WRONG the guest has exactly these devices, by their identities" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_guests_own_check_notices_a_device_that_is_missing(lab):
     lab.inside(
         "virsh='virsh -c qemu:///system'; name=$($virsh list --name | head -1);"

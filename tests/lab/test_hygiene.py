@@ -60,6 +60,7 @@ def flavor(lab):
     lab.openstack("flavor", "delete", "lab.hygiene.rest", check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("flavor")
 def test_a_device_whose_reset_fails(lab):
     server = _create(lab, "first")

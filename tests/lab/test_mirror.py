@@ -18,7 +18,7 @@ FLAVOR = {
     "hpc:group": "gpu:3,vf:1",
 }
 
-pytestmark = pytest.mark.parametrize("lab", ["mirror"], indirect=True)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("lab", ["mirror"], indirect=True)]
 
 
 def _server(lab, word):
@@ -77,14 +77,12 @@ def test_mirror(lab):
     assert {place.numa for place in compare.guest_places(report).values()} >= {0, 1}
 
 
-@pytest.mark.slow
 def test_numa(lab):
     found, _ = _pairs(lab, "numa")
     for pair in found:
         assert pair.guest is (Distance.SYS if pair.host is Distance.SYS else Distance.PHB)
 
 
-@pytest.mark.slow
 def test_flat(lab):
     found, report = _pairs(lab, "flat")
     # One root, and near to no cell: what stock Nova shows.

@@ -23,6 +23,7 @@ PROPERTIES = {
     "hw:mem_page_size": "2048",
     "hw:pci_numa_affinity_policy": "required",
     "pci_passthrough:alias": "gpu:1",
+    "hpc:guest_topology": "mirror",
 }
 LEVELS = ("root", "switch")
 BUILD = "compute__do_build_and_run_instance"
@@ -83,6 +84,11 @@ def test_a_direct_port_beside_the_gpu(lab):
     (function,) = (one for one in report.functions if one.ids == VF)
     assert (function.macs, function.driver) == ((mac,), "igbvf")
     (gpu,) = (one for one in report.functions if one.ids == GPU)
+    # Its own command finds them at the places of the host's tree that it was promised.
+    assert (report.check_status, report.check) == (
+        0,
+        ("As promised: 2 devices, 1 NUMA nodes, topology mirror.",),
+    )
     # The host: which devices these are, by what the guest says of them, and where they sit.
     devices = _devices(lab)
     given = [

@@ -18,6 +18,7 @@ PROPERTIES = {
     "pci_passthrough:alias": "gpu:1,vf:1",
     "hpc:affinity": "numa",
 }
+pytestmark = pytest.mark.slow
 DEVICES = sorted(":".join(ids) for ids in (qemu.GPU_IDS, qemu.VF_IDS))
 
 
@@ -60,7 +61,6 @@ def test_a_port_of_a_network_beside_the_devices(lab, create):
     assert report.check_status == 0, report.check
 
 
-@pytest.mark.slow
 def test_a_server_that_is_shelved_gets_devices_again(lab, create):
     server = create("shelved", "--network", "lab")
     (port,) = json.loads(lab.openstack("port", "list", "--server", server, "-f", "json"))

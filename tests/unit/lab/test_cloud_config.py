@@ -117,7 +117,7 @@ def test_the_roles_of_the_virtual_node_are_valid(settings, tmp_path):
 def test_adapters_of_a_network_have_a_role_of_their_own(settings):
     compute = config.compute(settings, "hpc1", "10.0.2.2", {"hca2": "physnet1"})
     found = roles.strict(compute["hpc"]["device_role"])
-    assert found.names == ("physnet1", "gpu", "vf", "pf")
+    assert found.names == ("physnet1", "gpu", "vf", "pf", "wide")
     parent = Function(address="0000:44:00.0", os_devices=("net hca2",), **PF)
     other = Function(address="0000:42:00.0", os_devices=("net hca1",), **PF)
     kept = Function(address="0000:44:10.0", physical_function=parent.address, **VF)

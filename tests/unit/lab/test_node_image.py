@@ -210,6 +210,12 @@ def test_the_configuration_disk_tells_the_node_what_to_be(folder):
     assert [one["vfs"] for one in node["adapters"]] == [
         ["52:54:00:02:00:00", "52:54:00:02:00:01"],
         ["52:54:00:02:01:00", "52:54:00:02:01:01"],
+        ["52:54:00:02:02:00", "52:54:00:02:02:01"],
+    ]
+    assert [(one["name"], one["network"]) for one in node["adapters"]] == [
+        ("hca0", None),
+        ("hca1", None),
+        ("hca2", "physnet1"),
     ]
     settings = configparser.ConfigParser()
     settings.read_string(read_disk(disk, "lab.conf"))

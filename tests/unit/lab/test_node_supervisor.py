@@ -297,7 +297,7 @@ def test_the_state_of_a_node_that_does_not_run_can_always_be_told(tmp_path, text
         (found.folder / "status.json").write_text(text)
     assert found.status().state is State.ABSENT
     assert found.status().qemu_pid is None
-    assert len(found.status().devices) == 5
+    assert len(found.status().devices) == 6
 
 
 def test_a_node_that_was_given_up_says_why(tmp_path):
