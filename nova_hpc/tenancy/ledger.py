@@ -49,6 +49,12 @@ class LedgerError(Exception):
     """The ledger cannot be read, written or locked; the text names it and the cure."""
 
 
+@functools.lru_cache(maxsize=2)
+def _loads(text: str) -> Ledger:
+    """One text is read many times in an update, and says the same each time."""
+    return wire.loads(text)
+
+
 @attrs.frozen
 class LedgerFile:
     """The ledger of one node, on its disk."""
@@ -77,7 +83,7 @@ class LedgerFile:
         problems: list[str] = []
         if text is not None:
             try:
-                ledger = text.parse(f"{_WHAT} {self.path}", wire.loads, problems)
+                ledger = text.parse(f"{_WHAT} {self.path}", _loads, problems)
             except WireError as error:
                 return Ledger(problems=(str(error),), lost=True)
         for name, text in old.items():
