@@ -80,7 +80,7 @@ class Configure(List):
             return Answer(("File", "State"), writer.undo(args.config))
         if args.write is not None:
             configure_write.check_folder(args.write)
-        work = _Work.read(args)
+        work = Work.read(args)
         spec, result = work.render()
         parts = work.parts(spec)
         files = {
@@ -104,8 +104,8 @@ class Configure(List):
 
 
 @attrs.frozen
-class _Work:
-    """One run: what the node is, what it was told, what is declared for it."""
+class Work:
+    """What a node is, what it was told and what is declared for it; ``doctor`` looks, too."""
 
     args: argparse.Namespace
     node: Node
@@ -121,7 +121,8 @@ class _Work:
     whole: node_wishes.Found
 
     @classmethod
-    def read(cls, args: argparse.Namespace) -> _Work:
+    def read(cls, args: argparse.Namespace) -> Work:
+        """Read all of it, as the options say; raises what :attr:`Configure.errors` names."""
         words = configure_options.wishes(args)
         parts = args.part or settings.PARTS
         told = node_config.told(args.config, args.write, settings.PLACEMENT in parts)
@@ -261,7 +262,8 @@ class _Work:
             for new, old in sorted(table.kept.items())
         ]
         ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
-        remarks = (*result.remarks, *stays, *kept_back.notes, *ready)
+        said = [f"{each.seen} {each.cure}" for each in ready]
+        remarks = (*result.remarks, *stays, *kept_back.notes, *said)
         return spec, attrs.evolve(result, remarks=remarks)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:

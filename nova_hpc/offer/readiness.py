@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from nova_hpc.offer.device_spec import DeviceSpec
+from nova_hpc.offer.findings import Finding
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, HugePages, Node, NumaNode, address_key
 from nova_hpc.wire.node_declaration import Wishes, page_kib
@@ -19,8 +20,8 @@ from nova_hpc.wire.node_declaration import Wishes, page_kib
 _MANY: Final = 4
 
 
-def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[str]:
-    """What has to be done on the host before servers get its devices, one sentence each.
+def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[Finding]:
+    """What has to be done on the host before servers get its devices.
 
     :param node: read from sysfs; lstopo's XML says nothing of this.
     :param spec: what it offers.
@@ -42,19 +43,24 @@ def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[str
     ]
 
 
-def _iommu(node: Node, offered: Iterable[Function]) -> Iterator[str]:
+def _iommu(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
     without = [each.address for each in offered if each.iommu_group is None]
     if without and not node.iommu_groups:
-        yield (
-            "The IOMMU is off: the kernel shows no IOMMU group, so no device can be given. Switch "
-            "VT-d or AMD-Vi on in the firmware and add intel_iommu=on (Intel) and iommu=pt to the "
-            "kernel's command line."
+        yield Finding(
+            "iommu-off",
+            "The IOMMU is off: the kernel shows no IOMMU group, so no device can be given.",
+            "Switch VT-d or AMD-Vi on in the firmware, add intel_iommu=on (Intel) and iommu=pt to "
+            "GRUB_CMDLINE_LINUX in /etc/default/grub, run update-grub and restart the host.",
         )
     elif without:
-        yield f"In no IOMMU group, so not to be given: {_listed(without)}."
+        yield Finding(
+            "iommu-group",
+            f"In no IOMMU group, so not to be given: {_listed(without)}.",
+            f"See why in the kernel's log: dmesg | grep {without[0]}",
+        )
 
 
-def _drivers(offered: Iterable[Function], ports: set[str]) -> Iterator[str]:
+def _drivers(offered: Iterable[Function], ports: set[str]) -> Iterator[Finding]:
     """Of the devices for Neutron's ports libvirt changes the driver itself."""
     wrong: dict[str | None, list[str]] = defaultdict(list)
     for each in offered:
@@ -62,7 +68,11 @@ def _drivers(offered: Iterable[Function], ports: set[str]) -> Iterator[str]:
             wrong[each.driver].append(each.address)
     for driver, addresses in sorted(wrong.items(), key=lambda item: item[0] or ""):
         bound = f"bound to {driver}" if driver else "bound to no driver"
-        yield f"{_listed(addresses)}: {bound}, withheld until bound to vfio-pci."
+        yield Finding(
+            "driver",
+            f"{_listed(addresses)}: {bound}, withheld until bound to vfio-pci.",
+            "; ".join(f"driverctl set-override {each} vfio-pci" for each in _some(addresses)),
+        )
 
 
 def _is_vfio(driver: str | None) -> bool:
@@ -70,7 +80,7 @@ def _is_vfio(driver: str | None) -> bool:
     return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
 
 
-def _virtual_functions(node: Node, roles: Roles, wishes: Wishes) -> Iterator[str]:
+def _virtual_functions(node: Node, roles: Roles, wishes: Wishes) -> Iterator[Finding]:
     wanted = wishes.vfs or {}
     none = []
     for each in node.functions:
@@ -80,32 +90,46 @@ def _virtual_functions(node: Node, roles: Roles, wishes: Wishes) -> Iterator[str
         count = wanted.get(each.address, wanted.get(role or ""))
         now = len(each.virtual_functions)
         if count is not None and now != count:
-            yield (
+            yield Finding(
+                "vfs-declared",
                 f"{each.address}: {now} virtual functions are switched on, and {count} are declared"
-                f"{f'; it can have {each.total_vfs}' if (each.total_vfs or 0) < count else ''}."
+                f"{f'; it can have {each.total_vfs}' if (each.total_vfs or 0) < count else ''}.",
+                f"echo {count} > /sys/bus/pci/devices/{each.address}/sriov_numvfs, at boot before "
+                "nova-compute; or change vfs in /etc/nova-hpc/node.yaml.",
             )
         elif count is None and not now and (each.class_code or "").startswith("02") and role:
             none.append(each.address)
     if none:
-        yield (
+        yield Finding(
+            "vfs-none",
             f"{_listed(none)}: no virtual functions are switched on, so the adapter would be given "
-            "whole (sriov_numvfs)."
+            "whole.",
+            f"echo N > /sys/bus/pci/devices/{none[0]}/sriov_numvfs, at boot before nova-compute; "
+            "or name it with --whole-pf where that is meant.",
         )
 
 
-def _pages(node: Node, wishes: Wishes) -> Iterator[str]:
+def _pages(node: Node, wishes: Wishes) -> Iterator[Finding]:
     if wishes.hugepages:
         for size, count in wishes.hugepages.items():
             for numa in node.numa_nodes:
                 now = _total(numa.hugepages, page_kib(size))
                 if numa.cpus and now != count:
-                    yield f"NUMA node {numa.id}: {now} pages of {size}, and {count} are declared."
+                    yield Finding(
+                        "hugepages-declared",
+                        f"NUMA node {numa.id}: {now} pages of {size}, and {count} are declared.",
+                        f"echo {count} > /sys/devices/system/node/node{numa.id}/hugepages/"
+                        f"hugepages-{page_kib(size)}kB/nr_hugepages, at boot; or change hugepages "
+                        "in /etc/nova-hpc/node.yaml.",
+                    )
         return
     pools = [*node.hugepages, *(pool for numa in node.numa_nodes for pool in numa.hugepages)]
     if not any(pool.total for pool in pools):
-        yield (
-            "No hugepages are reserved: flavors with hw:mem_page_size find no memory here. Add "
-            "hugepagesz=1G hugepages=N to the kernel's command line."
+        yield Finding(
+            "hugepages-none",
+            "No hugepages are reserved: flavors with hw:mem_page_size find no memory here.",
+            "Add hugepagesz=1G hugepages=N to GRUB_CMDLINE_LINUX in /etc/default/grub, run "
+            "update-grub and restart the host.",
         )
 
 
@@ -133,7 +157,11 @@ def _size(kib: int) -> str:
     return f"{kib}K"
 
 
+def _some(addresses: Iterable[str]) -> list[str]:
+    return sorted(addresses, key=address_key)[:_MANY]
+
+
 def _listed(addresses: Iterable[str]) -> str:
     found = sorted(addresses, key=address_key)
     more = f" and {len(found) - _MANY} more" if len(found) > _MANY else ""
-    return f"{', '.join(found[:_MANY])}{more}"
+    return f"{', '.join(_some(found))}{more}"

@@ -126,6 +126,14 @@ NODE_DECLARATION: Final = Document(
     schema="nova-hpc/node",
     longest=1 << 20,
 )
+FINDINGS: Final = Document(
+    name="findings",
+    lives="the output of nova-hpc doctor",
+    writer="nova_hpc.wire.findings:dumps",
+    readers=("nova_hpc.wire.findings:loads",),
+    schema="nova-hpc/findings",
+    longest=1 << 24,
+)
 UNDO: Final = Document(
     name="undo record",
     lives="nova-hpc-undo.json beside the include files",
@@ -193,6 +201,7 @@ ALL: Final = (
     DECLARATION,
     NODE_DECLARATION,
     UNDO,
+    FINDINGS,
     FABRIC_MAP,
     CLUSTER_LABEL,
     CLUSTER_WISH,

@@ -44,6 +44,7 @@ from nova_hpc.wire import (
     cluster_wish,
     device_record,
     fabric_map,
+    findings,
     inventory,
     node_declaration,
     undo,
@@ -419,6 +420,20 @@ DECLARED: Final = NodeDeclaration(
     hosts=("gpu-*", "node17"),
     nodes={"node17": Wishes(left_out=(Declared(hardware="serial:1"),), cpus=Cpus(4))},
 )
+FOUND: Final = findings.Findings(
+    node="gpu7",
+    findings=(
+        findings.Said(
+            check="driver",
+            severity="error",
+            seen="0000:19:00.0: bound to nvidia, withheld until bound to vfio-pci.",
+            why="A device on another driver than vfio-pci is withheld from servers.",
+            cure="driverctl set-override 0000:19:00.0 vfio-pci",
+            docs="admin/doctor.html#driver",
+        ),
+    ),
+    aliases=('{"name": "gpu", "vendor_id": "10de", "product_id": "2330"}',),
+)
 UNDONE: Final = (
     (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", None, "[pci]\n"),),
     (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", "[pci]\n", "[compute]\n"),),
@@ -451,6 +466,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "node-declaration/v1.json": lambda: (
         json.dumps(node_declaration.build(DECLARED), indent=1) + "\n"
     ),
+    "findings/v1.json": lambda: findings.dumps(FOUND),
     "undo-record/v1.json": lambda: undo.dumps(UNDONE),
     "declaration/v1.txt": lambda: "".join(f"{entry}\n" for entry in DEFAULT_ROLES),
 }

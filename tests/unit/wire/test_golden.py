@@ -34,6 +34,7 @@ from nova_hpc.wire import (
     device_record,
     documents,
     fabric_map,
+    findings,
     guest_abi,
     ledger,
     node_declaration,
@@ -86,6 +87,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "server-devices": server_devices.loads,
     "node-declaration": node_declaration.loads,
     "undo-record": undo.loads,
+    "findings": findings.loads,
 }
 #: What the golden text means.
 MEANING: dict[str, object] = {
@@ -110,6 +112,7 @@ MEANING: dict[str, object] = {
     "server-devices": examples.DEVICES,
     "node-declaration": examples.DECLARED,
     "undo-record": examples.UNDONE,
+    "findings": examples.FOUND,
 }
 
 

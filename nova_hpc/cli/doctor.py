@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc doctor``: what is wrong with a node, a controller, Placement or a fleet."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from oslo_config import cfg
+
+from nova_hpc.cli import configure_options, node_config, node_file
+from nova_hpc.cli.base import Answer, CommandError, List
+from nova_hpc.cli.configure import Configure, Work
+from nova_hpc.offer import doctor_cloud, doctor_node, settings
+from nova_hpc.offer.doctor_cloud import Controller, Placement
+from nova_hpc.offer.doctor_node import Facts
+from nova_hpc.offer.findings import CHECKS, Finding, Severity, status
+from nova_hpc.topology.model import Node
+from nova_hpc.wire import findings as document
+from nova_hpc.wire.findings import Findings, Said
+from nova_hpc.wire.version import WireError
+
+NODE, CONTROLLER, PLACEMENT = "node", "controller", "placement"
+_COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
+_LARGEST: Final = 1 << 24
+
+#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py and
+#: quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
+_NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
+    "DEFAULT": [cfg.StrOpt("compute_driver")],
+    "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
+    "pci": [
+        cfg.MultiStrOpt("alias", default=[]),
+        cfg.MultiStrOpt("device_spec", default=[]),
+        cfg.BoolOpt("report_in_placement", default=False),
+    ],
+    "filter_scheduler": [
+        cfg.ListOpt("enabled_filters", default=list(settings.NOVA_FILTERS)),
+        cfg.MultiStrOpt("available_filters", default=["nova.scheduler.filters.all_filters"]),
+        cfg.ListOpt("weight_classes", default=[settings.ALL_WEIGHERS]),
+        cfg.BoolOpt("pci_in_placement", default=False),
+    ],
+    "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT, default=settings.FEWEST_CANDIDATES)],
+    "quota": [cfg.IntOpt("server_group_members", default=10)],
+}
+_PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
+    "placement": [
+        cfg.StrOpt("allocation_candidates_generation_strategy", default="depth-first"),
+        cfg.IntOpt(settings.PLACEMENT_LIMIT, default=-1),
+        cfg.IntOpt("allocation_conflict_retry_count", default=10),
+    ]
+}
+
+
+class Doctor(List):
+    """Say what is wrong, why it matters, and what makes it right.
+
+    Looks at this machine or the capture of another one, at what its services
+    are told, and at its declaration; changes nothing. With --merge, at what
+    the doctor has found on many nodes. The exit status is 0 where nothing is
+    wrong, 1 where something is (warnings), 3 where it keeps servers from
+    their devices or other teams from theirs (errors), and 2 where nothing
+    could be read.
+    """
+
+    errors = (*Configure.errors, WireError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--root",
+            type=Path,
+            default=Path("/"),
+            metavar="DIR",
+            help="directory that holds sys and proc of the node (default: /)",
+        )
+        parser.add_argument(
+            "--declaration",
+            type=Path,
+            metavar="FILE",
+            help="the node's declaration (default: /etc/nova-hpc/node.yaml, of this machine)",
+        )
+        node_config.add_options(parser, "the services that are looked at")
+        parser.add_argument(
+            "--part",
+            choices=(NODE, CONTROLLER, PLACEMENT),
+            action="append",
+            help="what this machine is; may be repeated (default: node)",
+        )
+        parser.add_argument(
+            "--merge",
+            type=Path,
+            metavar="DIR",
+            help="put together what -f json has written on many nodes, one .json file each",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Look, and say it."""
+        args = parsed_args
+        if args.merge is not None:
+            return self._answer(*_merged(args.merge))
+        found, node, aliases = _here(args)
+        said = tuple(map(_said, found))
+        everything = Findings(node.hostname, said, aliases)
+        rows = [(node.hostname, each) for each in said]
+        answer = self._answer(rows, status(found))
+        return attrs.evolve(answer, document=lambda: document.dumps(everything))
+
+    def _answer(self, rows: Sequence[tuple[str | None, Said]], code: int) -> Answer:
+        for node, each in rows:
+            name = f"{node}: " if node else ""
+            self.say(f"{each.severity.upper()} {name}{each.seen} [{each.check}]")
+            self.say(f"  {each.why}")
+            self.say(f"  Cure: {each.cure}")
+            self.say(f"  {each.docs}")
+        if not rows:
+            self.say("Nothing is wrong.")
+        cells = [
+            (node or "", each.severity, each.check, each.seen, each.why, each.cure, each.docs)
+            for node, each in rows
+        ]
+        return Answer(_COLUMNS, cells, status=code)
+
+
+def _said(found: Finding) -> Said:
+    return Said(
+        check=found.check,
+        severity=found.severity.word,
+        seen=found.seen,
+        why=CHECKS[found.check].why,
+        cure=found.cure,
+        docs=found.anchor,
+    )
+
+
+# --- this machine -----------------------------------------------------------------------
+
+
+def _here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...]]:
+    work = Work.read(_words(args))
+    nova = node_config.load(node_config.files(args.config), _NOVA)
+    parts = args.part or [NODE]
+    hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
+    found: list[Finding] = []
+    if NODE in parts:
+        found += doctor_node.look(_facts(work, nova))
+    limit = None
+    if CONTROLLER in parts:
+        told = _controller(args.config, nova)
+        limit = told.limit
+        found += doctor_cloud.controller(told, hosts)
+    if PLACEMENT in parts:
+        found += doctor_cloud.placement(_placement(), limit, hosts)
+    return found, work.node, tuple(nova.pci.alias)
+
+
+def _words(args: argparse.Namespace) -> argparse.Namespace:
+    """As ``configure`` would be called: what it would offer is what is expected."""
+    parser = argparse.ArgumentParser()
+    configure_options.add(parser)
+    words = ["--root", str(args.root)]
+    if args.declaration is not None:
+        words += ["--declaration", str(args.declaration)]
+    for part in (
+        (settings.COMMON, settings.COMPUTE)
+        if NODE in (args.part or [NODE])
+        else (settings.CONTROLLER,)
+    ):
+        words += ["--part", part]
+    found = parser.parse_args(words)
+    found.config = args.config
+    return found
+
+
+def _facts(work: Work, nova: Any) -> Facts:
+    spec, _ = work.render()
+    table = work.table()
+    lines = tuple(nova.pci.device_spec)
+    never = node_file.withheld(
+        work.root, work.node, table, lines, (), ("all",), work.told.anyway
+    ).reasons
+    return Facts(
+        node=work.node,
+        roles=table,
+        spec=spec,
+        wishes=work.wishes,
+        device_spec=lines,
+        driver=nova.compute_driver,
+        report=nova.pci.report_in_placement,
+        cpu_sets={
+            name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None
+        },
+        never=never,
+    )
+
+
+def _controller(words: Sequence[str], nova: Any) -> Controller:
+    by_file = {}
+    for path in node_config.files(words, "nova-scheduler"):
+        alone = node_config.load([path], _NOVA)
+        where = alone.get_location("enabled_filters", "filter_scheduler")
+        if where is not None and where.location.is_user_controlled:
+            by_file[str(path)] = tuple(alone.filter_scheduler.enabled_filters)
+    scheduler = nova.filter_scheduler
+    return Controller(
+        filters=tuple(scheduler.enabled_filters),
+        available=tuple(scheduler.available_filters),
+        weighers=tuple(scheduler.weight_classes),
+        pci_in_placement=scheduler.pci_in_placement,
+        limit=nova.scheduler[settings.NOVA_LIMIT],
+        aliases=tuple(nova.pci.alias),
+        group_members=nova.quota.server_group_members,
+        by_file=by_file,
+    )
+
+
+def _placement() -> Placement:
+    folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
+    words = [f"--config-file={folder}/placement.conf"] if folder else []
+    options = node_config.load(node_config.files(words, "placement", "placement"), _PLACEMENT)
+    told = options.placement
+    return Placement(
+        strategy=told.allocation_candidates_generation_strategy,
+        limit=told[settings.PLACEMENT_LIMIT],
+        retries=told.allocation_conflict_retry_count,
+    )
+
+
+# --- the fleet --------------------------------------------------------------------------
+
+
+def _merged(folder: Path) -> tuple[list[tuple[str | None, Said]], int]:
+    """What was found on all nodes, and between them; what cannot be read is a finding."""
+    if not folder.is_dir():
+        raise CommandError(f"--merge: there is no directory {folder}")
+    rows: list[tuple[str | None, Said]] = []
+    aliases: dict[str, Iterable[str]] = {}
+    more: list[Finding] = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found = document.loads(path.read_bytes()[:_LARGEST].decode("utf-8"))
+        except (OSError, UnicodeDecodeError, WireError) as error:
+            cure = "Run nova-hpc doctor -f json there again."
+            more.append(Finding("not-read", f"{path.name}: {error}.", cure, path.stem))
+            continue
+        name = found.node or path.stem
+        aliases[name] = found.aliases
+        rows += [(name, each) for each in found.findings]
+    if not aliases and not more:
+        raise CommandError(f"--merge: no .json file in {folder}")
+    more += doctor_cloud.fleet(aliases)
+    rows += [(each.node, _said(each)) for each in more]
+    known = {each.word: each.value for each in Severity}
+    # One of a later release counts as a warning at least.
+    return rows, max((known.get(each.severity, 1) for _, each in rows), default=0)

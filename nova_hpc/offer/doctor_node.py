@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a node: its host, and what its nova-compute is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.offer import configured, readiness, settings
+from nova_hpc.offer.device_spec import DeviceSpec
+from nova_hpc.offer.findings import Finding
+from nova_hpc.offer.roles import Roles
+from nova_hpc.topology import cpuset
+from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire import tags
+from nova_hpc.wire.node_declaration import Wishes
+
+_SHARED, _DEDICATED = settings.CPU_SETS
+_WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
+_RESTART: Final = "and restart nova-compute."
+_NETWORK: Final = "physical_network"
+
+
+@attrs.frozen
+class Facts:
+    """A node, and what its nova-compute is told."""
+
+    node: Node
+    roles: Roles
+    #: What ``nova-hpc configure`` would offer now.
+    spec: DeviceSpec
+    wishes: Wishes = attrs.field(factory=Wishes)
+    #: Values of ``[pci]device_spec``.
+    device_spec: tuple[str, ...] = ()
+    #: ``[DEFAULT]compute_driver``.
+    driver: str | None = None
+    #: ``[pci]report_in_placement``.
+    report: bool = False
+    #: ``[compute]cpu_shared_set`` and ``cpu_dedicated_set``, where they are set.
+    cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Address -> why it must never be given.
+    never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    @property
+    def entries(self) -> list[Mapping[str, Any]]:
+        """What is offered, as objects."""
+        return [configured.read(text) for text in self.device_spec]
+
+    @property
+    def offered(self) -> list[Function]:
+        """The functions that ``configure`` would offer."""
+        return [
+            found
+            for offer in self.spec.offers
+            for each in offer.functions
+            if (found := self.node.function(each)) is not None
+        ]
+
+
+def look(facts: Facts) -> list[Finding]:
+    """Everything that is wrong, in the order of what has to be done first."""
+    host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
+    return [*host, *_devices(facts), *_cpus(facts), *_told(facts)]
+
+
+# --- the host -----------------------------------------------------------------------
+
+
+def _devices(facts: Facts) -> Iterator[Finding]:
+    node, offered = facts.node, facts.offered
+    addresses = {each.address for each in offered}
+    groups = {each.iommu_group for each in offered} - {None}
+    for group in sorted(each for each in groups if each is not None):
+        others = [
+            each
+            for each in node.functions
+            if each.iommu_group == group
+            and not each.is_bridge
+            and each.address not in addresses
+            and each.driver is not None
+            and not each.driver.replace("_", "-").endswith("vfio-pci")
+        ]
+        if others:
+            said = ", ".join(f"{each.address} ({each.driver})" for each in others)
+            yield Finding(
+                "group-shared",
+                f"IOMMU group {group} has offered devices and functions of the host: {said}.",
+                f"driverctl set-override {others[0].address} vfio-pci; or plug the device into a "
+                "slot of its own",
+            )
+    for each in offered:
+        if each.link is not None and each.link.narrow and each.physical_function is None:
+            yield Finding(
+                "link-narrow",
+                f"{each.address}: its link has {each.link.width} of {each.link.max_width} lanes.",
+                f"Reseat the card; lspci -vvs {each.address} shows LnkSta and LnkCap.",
+            )
+        if each.reset_methods == ():
+            yield Finding(
+                "reset-none",
+                f"{each.address}: the kernel knows no way to reset it.",
+                f"nova-hpc configure --write /etc/nova/nova.conf.d --leave-out {each.address}",
+            )
+    for each in node.functions:
+        if each.unknown is not None and facts.roles.role_of(each, node) is not None:
+            yield Finding(
+                "unreadable",
+                f"{each.address} cannot be relied on: {each.unknown}.",
+                f"See lspci -vvs {each.address} and the kernel's log.",
+            )
+    yield from _uneven(facts)
+
+
+def _uneven(facts: Facts) -> Iterator[Finding]:
+    """NUMA nodes with devices and without any hugepage, where others have some."""
+    homes = {each.numa_node for each in facts.offered}
+    pages = {
+        numa.id: sum(pool.size_kib * pool.total for pool in numa.hugepages)
+        for numa in facts.node.numa_nodes
+        if numa.cpus
+    }
+    if not any(pages.values()):
+        return
+    for number, amount in pages.items():
+        if number in homes and not amount:
+            pool = f"/sys/devices/system/node/node{number}/hugepages"
+            yield Finding(
+                "hugepages-uneven",
+                f"NUMA node {number} has devices and no hugepages; other nodes have some.",
+                f"echo N > {pool}/hugepages-1048576kB/nr_hugepages, at boot before nova-compute.",
+            )
+
+
+# --- CPUs ---------------------------------------------------------------------------
+
+
+def _cpus(facts: Facts) -> Iterator[Finding]:
+    sets: dict[str, frozenset[int]] = {}
+    for name, text in facts.cpu_sets.items():
+        cpus = configured.parse_cpus(text)
+        if cpus is None:
+            yield Finding(
+                "cpus-unreadable",
+                f"[compute]{name} is {text!r}, no set of CPUs.",
+                f"Write [compute]{name} like 1-7,9-15 in the file that has it, {_RESTART}",
+            )
+        else:
+            sets[name] = cpus
+    if facts.offered and _DEDICATED not in facts.cpu_sets:
+        yield Finding(
+            "cpus-none",
+            f"[compute]{_DEDICATED} is not set.",
+            f"{_WRITE}, {_RESTART}",
+        )
+    node = facts.node
+    for name, cpus in sets.items():
+        if node.cpus and cpus - node.cpus:
+            away = cpuset.format_list(cpus - node.cpus)
+            yield Finding(
+                "cpus-absent",
+                f"[compute]{name} has CPUs that the host has not: {away}.",
+                f"Take {away} out of [compute]{name}, {_RESTART}",
+            )
+    shared, dedicated = sets.get(_SHARED, frozenset()), sets.get(_DEDICATED, frozenset())
+    if shared & dedicated:
+        both = cpuset.format_list(shared & dedicated)
+        yield Finding(
+            "cpus-overlap",
+            f"CPUs {both} are in [compute]{_SHARED} and in [compute]{_DEDICATED}.",
+            f"Take {both} out of one of them, {_RESTART}",
+        )
+    elif shared:
+        yield from _split(node, shared, dedicated)
+    yield from _away(facts, dedicated)
+
+
+def _split(node: Node, shared: frozenset[int], dedicated: frozenset[int]) -> Iterator[Finding]:
+    for numa in node.numa_nodes:
+        for core in numa.smt_siblings:
+            if core & shared and core & dedicated:
+                said = cpuset.format_list(core)
+                yield Finding(
+                    "cpus-split",
+                    f"The threads {said} of one core are shared and dedicated.",
+                    f"Put {said} into one of [compute]{_SHARED} and {_DEDICATED}, {_RESTART}",
+                )
+                return  # one line; its cure is looked at again
+
+
+def _away(facts: Facts, dedicated: frozenset[int]) -> Iterator[Finding]:
+    homes = {each.numa_node for each in facts.offered}
+    for numa in facts.node.numa_nodes:
+        if dedicated and numa.id in homes and numa.cpus and not numa.cpus & dedicated:
+            yield Finding(
+                "cpus-away",
+                f"NUMA node {numa.id} has devices, and none of its CPUs is dedicated.",
+                f"Add some of {cpuset.format_list(numa.cpus)} to [compute]{_DEDICATED}, {_RESTART}",
+            )
+
+
+# --- what nova-compute is told --------------------------------------------------------
+
+
+def _told(facts: Facts) -> Iterator[Finding]:
+    mine = [entry for entry in facts.entries if tags.ROLE in entry]
+    if mine and facts.driver != settings.DRIVER:
+        yield Finding(
+            "driver-stock",
+            f"[DEFAULT]compute_driver is {facts.driver or 'not set'}.",
+            f"Set [DEFAULT]compute_driver = {settings.DRIVER}, {_RESTART}",
+        )
+    if facts.entries and not facts.report:
+        yield Finding(
+            "pci-report",
+            "[pci]report_in_placement is not true.",
+            f"Set [pci]report_in_placement = true, {_RESTART}",
+        )
+    yield from _entries(facts, mine)
+    missing = [offer.provider for offer in facts.spec.offers if not _named(facts, offer.functions)]
+    if missing:
+        yield Finding(
+            "not-offered",
+            f"Not offered to servers, and could be: {', '.join(missing)}.",
+            f"{_WRITE}, {_RESTART}",
+        )
+
+
+def _named(facts: Facts, functions: Iterable[str]) -> bool:
+    found = [each for one in functions if (each := facts.node.function(one))]
+    return any(configured.matches(entry, each) for entry in facts.entries for each in found)
+
+
+def _entries(facts: Facts, mine: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    now = {_key(entry): entry for offer in facts.spec.offers for entry in offer.entries}
+    for entry in mine:
+        place = ", ".join(configured.addresses_of(entry)) or str(entry.get("address"))
+        functions = [each for each in facts.node.functions if configured.matches(entry, each)]
+        if not functions:
+            yield Finding(
+                "offered-gone",
+                f"{place} ({entry[tags.ROLE]}) is offered and is not there.",
+                f"Plug it in again; or {_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+            )
+            continue
+        for each in functions:
+            if each.address in facts.never:
+                yield Finding(
+                    "offered-never",
+                    f"{each.address} is offered: {facts.never[each.address]}.",
+                    f"{_WRITE} --replace {place.partition(',')[0]}, {_RESTART}",
+                )
+        stale = _stale(entry, now.get(_key(entry)))
+        if stale:
+            yield Finding(
+                "tags-stale",
+                f"{place}: the tags say {stale}.",
+                f"{_WRITE}, {_RESTART}",
+            )
+        if entry.get("managed") != "no" and _NETWORK not in entry:
+            yield Finding(
+                "managed",
+                f"{place}: its entry does not say managed: no.",
+                f"{_WRITE}, {_RESTART}",
+            )
+
+
+def _stale(before: Mapping[str, Any], now: Mapping[str, Any] | None) -> str:
+    """What of the place has changed; "": nothing, or nobody knows."""
+    if now is None:
+        return ""
+    keys = [key for key in now if key.startswith("hpc_")]
+    return ", ".join(
+        f"{key} {before.get(key, 'nothing')} and it is {now[key]}"
+        for key in keys
+        if str(before.get(key)) != str(now[key])
+    )
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(entry.get(name)).lower() for name in ("vendor_id", "product_id", "address"))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc doctor`` finds: the checks, how bad each is and why it matters. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import attrs
+
+#: Where each check is explained, below the documentation's root.
+PAGE: Final = "admin/doctor.html"
+
+
+class Severity(enum.Enum):
+    """How bad it is, and the exit status that it makes."""
+
+    WARNING = 1
+    ERROR = 3
+
+    @property
+    def word(self) -> str:
+        """As it is written."""
+        return self.name.lower()
+
+
+@attrs.frozen
+class Check:
+    """One thing that is looked at."""
+
+    severity: Severity
+    #: Why it matters, one sentence.
+    why: str
+
+
+_E, _W = Severity.ERROR, Severity.WARNING
+
+#: Name -> check; the name is also the anchor on the page.
+CHECKS: Final[Mapping[str, Check]] = {
+    # A node
+    "iommu-off": Check(_E, "Without an IOMMU the kernel gives no device to a guest."),
+    "iommu-group": Check(_E, "A device in no IOMMU group cannot be given."),
+    "group-shared": Check(
+        _E, "The kernel gives all functions of an IOMMU group together, or none of them."
+    ),
+    "driver": Check(_E, "A device on another driver than vfio-pci is withheld from servers."),
+    "vfs-declared": Check(_W, "The node has not the virtual functions that were declared."),
+    "vfs-none": Check(_W, "One server would get the whole adapter."),
+    "hugepages-none": Check(_E, "Servers with hw:mem_page_size find no memory on this node."),
+    "hugepages-declared": Check(_W, "The node has not the memory that was declared for servers."),
+    "hugepages-uneven": Check(
+        _W, "Servers that need the devices of the poorer NUMA node find no memory beside them."
+    ),
+    "cpus-none": Check(_W, "Servers with dedicated CPUs are never scheduled to this node."),
+    "cpus-unreadable": Check(_E, "nova-compute does not start with it."),
+    "cpus-absent": Check(_E, "nova-compute refuses CPUs that the host does not have."),
+    "cpus-overlap": Check(_E, "nova-compute refuses a CPU that is both shared and dedicated."),
+    "cpus-split": Check(
+        _W, "A thread of the host slows the server that has the other thread of the core."
+    ),
+    "cpus-away": Check(
+        _W, "Devices there are given only to servers whose CPUs are on other NUMA nodes."
+    ),
+    "link-narrow": Check(_W, "The device has a part of its bandwidth; often it sits badly."),
+    "reset-none": Check(_W, "The next server would find the device as the last one left it."),
+    "unreadable": Check(_E, "What cannot be read is never offered."),
+    "offered-gone": Check(_E, "Nova is told of a device that the node does not have."),
+    "offered-never": Check(_E, "It must not be in the hands of a server."),
+    "not-offered": Check(_W, "Hardware that nobody can use."),
+    "tags-stale": Check(_E, "Servers are placed by where the device was, not by where it is."),
+    "managed": Check(
+        _W, "libvirt hands it to the host's driver after each server, before it was checked."
+    ),
+    "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
+    "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
+    # A controller
+    "filter-missing": Check(_E, "Servers of hpc: flavors get any devices, wherever they sit."),
+    "filter-unknown": Check(_E, "nova-scheduler does not start: it does not know the filter."),
+    "filter-order": Check(_E, "Nova's filters judge candidates before the devices are chosen."),
+    "filter-last": Check(_W, "It counts hosts that later filters take away."),
+    "filter-lost": Check(
+        _E, "A list in a later file hides another team's filter, with what it kept apart."
+    ),
+    "weigher-missing": Check(_W, "Hosts are not packed: large requests find no room."),
+    "pci-in-placement": Check(_E, "Candidates are made without devices; claims fail on the node."),
+    "limit-placement": Check(_W, "Hosts behind the limit are never considered."),
+    "alias-twice": Check(_E, "Nova refuses a name with two specifications; every boot fails."),
+    "alias-broken": Check(_E, "Nova refuses the alias; every request that names it fails."),
+    "group-members": Check(_W, "A cluster of more members is refused by its server group."),
+    # Placement
+    "candidates-depth": Check(_E, "The whole limit is spent on the first hosts."),
+    "limit-candidates": Check(_W, "Hosts behind the limit are never considered."),
+    "conflict-retry": Check(
+        _W, "On MariaDB and MySQL two schedulers can claim one device at the same moment."
+    ),
+    # The fleet
+    "aliases-differ": Check(_E, "A flavor's name stands for other devices on another node."),
+    "not-read": Check(_W, "Nobody knows how that node is."),
+}
+
+
+@attrs.frozen
+class Finding:
+    """One thing that is wrong."""
+
+    check: str
+    #: What was seen, one sentence.
+    seen: str
+    #: The line and the file, or the command, that makes it right.
+    cure: str
+    #: Of the fleet: which node.
+    node: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """How bad it is."""
+        return CHECKS[self.check].severity
+
+    @property
+    def anchor(self) -> str:
+        """Where the documentation explains it."""
+        return f"{PAGE}#doctor-{self.check}"
+
+
+def status(found: Iterable[Finding]) -> int:
+    """The exit status: that of the worst; 0: nothing is wrong."""
+    return max((each.severity.value for each in found), default=0)

@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that are made for real on a small node, each with what cures it.
+
+``python -m tests.unit.cli.doctor_faults`` writes the table of the documentation.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.offer import settings
+from nova_hpc.offer.findings import CHECKS
+from tests.unit.cli.conftest import put
+
+PAGE: Final = Path(__file__).parents[3] / "docs/source/admin/doctor-faults.inc"
+GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"
+_PCI: Final = "/sys/devices/pci0000:17"
+_NODES: Final = "/sys/devices/system/node"
+
+
+@attrs.define
+class Place:
+    """A node and the files of its services."""
+
+    root: Path
+    #: Nova's include files; those of Placement.
+    folder: Path
+    placement: Path
+    nova_conf: Path
+    #: Runs ``nova-hpc configure``.
+    configure: Callable[..., Any]
+
+    def healthy(self) -> None:
+        """Two NUMA nodes, devices on vfio-pci in groups of their own, hugepages, settings."""
+        cpu = "/sys/devices/system/cpu"
+        for number, core, threads in ((2, 2, "2-3"), (3, 2, "2-3"), (4, 4, "4-5"), (5, 4, "4-5")):
+            folder = f"{cpu}/cpu{number}/topology"
+            self.put(f"{folder}/physical_package_id", "0")
+            self.put(f"{folder}/core_id", str(core))
+            self.put(f"{folder}/thread_siblings_list", threads)
+            self.put(f"{folder}/core_cpus_list", threads)
+        self.put(f"{cpu}/online", "0-5")
+        self.put(f"{_NODES}/online", "0-1")
+        self.put(f"{_NODES}/node1/cpulist", "2-5")
+        self.put(f"{_NODES}/node1/meminfo", "Node 1 MemTotal: 1048576 kB")
+        for number in range(2):
+            self.pages(number, 4)
+        for number, address in enumerate((GPU, PF, VF)):
+            self.group(address, number)
+            self.put(f"{_PCI}/{address}/reset_method", "flr")
+        self.driver(GPU, "vfio-pci")
+        self.driver(VF, "vfio-pci")
+        self.driver(PF, "mlx5_core")
+        for name, text in (
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
+            ("current_link_width", "16"),
+            ("max_link_width", "16"),
+        ):
+            self.put(f"{_PCI}/{GPU}/{name}", text)
+        self.nova_conf.write_text(
+            "[filter_scheduler]\nenabled_filters = ComputeFilter,Mine\n"
+            "[quota]\nserver_group_members = -1\n",
+            encoding="ascii",
+        )
+        self.again("--hosts", 2000, "--vfs", "pf=1", "--hugepages", "1G=4")
+        status, _, err = self.configure(
+            *("--part", "placement", "--hosts", 2000, "--write", self.placement), write=False
+        )
+        assert status == 0, err
+
+    def again(self, *words: object) -> None:
+        """Run ``nova-hpc configure`` as the cures say."""
+        parts = [word for part in settings.PARTS[:3] for word in ("--part", part)]
+        status, _, err = self.configure(*parts, *words)
+        assert status == 0, err
+
+    def put(self, path: str, text: str) -> None:
+        put(self.root, path, text)
+
+    def pages(self, node: int, count: int) -> None:
+        pool = f"{_NODES}/node{node}/hugepages/hugepages-1048576kB"
+        self.put(f"{pool}/nr_hugepages", str(count))
+        self.put(f"{pool}/free_hugepages", str(count))
+
+    def driver(self, address: str, name: str) -> None:
+        link = self.root / _PCI.lstrip("/") / address / "driver"
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"../../../bus/pci/drivers/{name}")
+
+    def group(self, address: str, number: int | None) -> None:
+        link = self.root / _PCI.lstrip("/") / address / "iommu_group"
+        groups = self.root / "sys/kernel/iommu_groups"
+        if link.is_symlink():
+            (groups / link.readlink().name / "devices" / address).unlink()
+            link.unlink()
+        if number is not None:
+            (groups / str(number) / "devices").mkdir(parents=True, exist_ok=True)
+            (groups / str(number) / "devices" / address).symlink_to(
+                f"../../../../devices/pci0000:17/{address}"
+            )
+            link.symlink_to(f"../../../kernel/iommu_groups/{number}")
+
+    def device(self, address: str, vendor: str, product: str, code: str) -> None:
+        """Plug a function in."""
+        for name, text in (("vendor", vendor), ("device", product), ("class", code)):
+            self.put(f"{_PCI}/{address}/{name}", text)
+        self.put(f"{_PCI}/{address}/numa_node", "0")
+        self.put(f"{_PCI}/{address}/reset_method", "flr")
+        self.link(address)
+
+    def link(self, address: str, there: bool = True) -> None:
+        link = self.root / "sys/bus/pci/devices" / address
+        if there:
+            link.symlink_to(f"../../../devices/pci0000:17/{address}")
+        else:
+            link.unlink()
+
+    def edit(self, part: str, old: str, new: str) -> None:
+        """Change a file of ours by hand."""
+        folder = self.placement if part == settings.PLACEMENT else self.folder
+        path = folder / settings.file_name(part)
+        text = path.read_text(encoding="ascii")
+        assert old in text, text
+        path.write_text(text.replace(old, new), encoding="ascii")
+
+    def option(self, part: str, name: str, value: str | None) -> None:
+        """Give an option of ours another value, or none."""
+        folder = self.placement if part == settings.PLACEMENT else self.folder
+        path = folder / settings.file_name(part)
+        lines = path.read_text(encoding="ascii").splitlines()
+        found = [line for line in lines if line.startswith(f"{name} = ")]
+        assert found, name
+        keep = [line for line in lines if line not in found[1:] or value is not None]
+        path.write_text(
+            "".join(
+                f"{line}\n"
+                for line in (
+                    (f"{name} = {value}" if value is not None else "") if line in found else line
+                    for line in keep
+                )
+            ),
+            encoding="ascii",
+        )
+
+    def declare(self, old: str, new: str) -> None:
+        path = self.folder / "node.yaml"
+        text = path.read_text(encoding="utf-8")
+        assert old in text, text
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@attrs.frozen
+class Fault:
+    """One fault."""
+
+    text: str
+    check: str
+    make: Callable[[Place], object]
+    #: What is done, in words, and the same.
+    cured_by: str
+    cure: Callable[[Place], object]
+    part: str = "node"
+
+
+CONFIGURE: Final = "``nova-hpc configure --write``"
+
+
+def _again(place: Place) -> None:
+    place.again()
+
+
+def _controller(filters: str) -> Callable[[Place], None]:
+    return lambda place: place.option(settings.CONTROLLER, "enabled_filters", filters)
+
+
+def _no_groups(place: Place) -> None:
+    for address in (GPU, PF, VF):
+        place.group(address, None)
+    shutil.rmtree(place.root / "sys/kernel/iommu_groups")
+
+
+def _groups(place: Place) -> None:
+    for number, address in enumerate((GPU, PF, VF)):
+        place.group(address, number)
+
+
+def _sound(place: Place) -> None:
+    place.device("0000:18:00.1", "0x10de", "0x22f0", "0x040300")
+    place.driver("0000:18:00.1", "snd_hda_intel")
+    place.group("0000:18:00.1", 0)
+
+
+def _no_vf(place: Place) -> None:
+    place.link(VF, False)
+    (place.root / _PCI.lstrip("/") / PF / "virtfn0").unlink()
+
+
+def _vf(place: Place) -> None:
+    place.link(VF)
+    (place.root / _PCI.lstrip("/") / PF / "virtfn0").symlink_to(f"../{VF}")
+
+
+def _manager(place: Place) -> None:
+    path = place.root / _PCI.lstrip("/") / PF / "vpd"
+    path.write_bytes(b"\x90" + (14).to_bytes(2, "little") + b"V0\x0bSMDL=SW_MNG\x78")
+
+
+def _second(place: Place) -> None:
+    place.device("0000:1d:00.0", "0x10de", "0x2330", "0x030200")
+    place.driver("0000:1d:00.0", "vfio-pci")
+    place.group("0000:1d:00.0", 9)
+
+
+def _hidden(place: Place) -> None:
+    text = place.folder / settings.file_name(settings.CONTROLLER)
+    line = next(each for each in text.read_text().splitlines() if "enabled_filters" in each)
+    last = line.replace("Mine,", "")
+    (place.folder / "zz.conf").write_text(f"[filter_scheduler]\n{last}\n", encoding="ascii")
+
+
+_PLACEMENT_WORDS: Final = ("--part", "placement")
+
+
+def _placement(place: Place) -> None:
+    status, _, err = place.configure(*_PLACEMENT_WORDS, "--write", place.placement, write=False)
+    assert status == 0, err
+
+
+def _quota(count: int) -> Callable[[Place], None]:
+    def change(place: Place) -> None:
+        text = place.nova_conf.read_text(encoding="ascii")
+        head = text.partition("server_group_members")[0]
+        place.nova_conf.write_text(f"{head}server_group_members = {count}\n", encoding="ascii")
+
+    return change
+
+
+FULL: Final = ",".join(settings.filters(["ComputeFilter", "Mine"]))
+COMMON, CONTROLLER, COMPUTE, PLACEMENT = settings.PARTS
+
+FAULTS: Final = (
+    Fault("no IOMMU", "iommu-off", _no_groups, "IOMMU switched on", _groups),
+    Fault(
+        "a GPU without an IOMMU group", "iommu-group", lambda p: p.group(GPU, None),
+        "its group is back", lambda p: p.group(GPU, 0),
+    ),
+    Fault(
+        "a sound function of the host in a GPU's group", "group-shared", _sound,
+        "bound to vfio-pci", lambda p: p.driver("0000:18:00.1", "vfio-pci"),
+    ),
+    Fault(
+        "a GPU on the host's driver", "driver", lambda p: p.driver(GPU, "nvidia"),
+        "``driverctl``: vfio-pci", lambda p: p.driver(GPU, "vfio-pci"),
+    ),
+    Fault(
+        "fewer VFs than declared", "vfs-declared", lambda p: p.declare("pf: 1", "pf: 2"),
+        "the declaration changed", lambda p: p.declare("pf: 2", "pf: 1"),
+    ),
+    Fault(
+        "VFs switched off", "vfs-declared", _no_vf, "``sriov_numvfs`` written", _vf,
+    ),
+    Fault(
+        "VFs off and none declared", "vfs-none",
+        lambda p: (p.declare("vfs:\n  pf: 1\n", ""), _no_vf(p)), "``sriov_numvfs`` written", _vf,
+    ),
+    Fault(
+        "no hugepages", "hugepages-none",
+        lambda p: (p.declare("hugepages:\n  1G: 4\n", ""), p.pages(0, 0), p.pages(1, 0)),
+        "reserved", lambda p: (p.pages(0, 4), p.pages(1, 4)),
+    ),
+    Fault(
+        "fewer hugepages than declared", "hugepages-declared", lambda p: p.pages(1, 2),
+        "``nr_hugepages`` written", lambda p: p.pages(1, 4),
+    ),
+    Fault(
+        "hugepages on the other NUMA node alone", "hugepages-uneven", lambda p: p.pages(0, 0),
+        "``nr_hugepages`` written", lambda p: p.pages(0, 4),
+    ),
+    Fault(
+        "no dedicated CPUs", "cpus-none",
+        lambda p: (
+            p.option(COMPUTE, "cpu_dedicated_set", None), p.option(COMPUTE, "cpu_shared_set", None)
+        ),
+        CONFIGURE, _again,
+    ),
+    Fault(
+        "a set that is none", "cpus-unreadable",
+        lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1-"),
+        "the line corrected", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
+    ),
+    Fault(
+        "CPUs that the host has not", "cpus-absent",
+        lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-9"),
+        "taken out", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
+    ),
+    Fault(
+        "a CPU shared and dedicated", "cpus-overlap",
+        lambda p: p.option(COMPUTE, "cpu_dedicated_set", "0-1,4-5"),
+        "taken out of one", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
+    ),
+    Fault(
+        "the threads of a core apart", "cpus-split",
+        lambda p: (
+            p.option(COMPUTE, "cpu_dedicated_set", "1,3-5"),
+            p.option(COMPUTE, "cpu_shared_set", "0,2"),
+        ),
+        "both into one set",
+        lambda p: (
+            p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
+            p.option(COMPUTE, "cpu_shared_set", "0,2-3"),
+        ),
+    ),
+    Fault(
+        "dedicated CPUs on the other NUMA node alone", "cpus-away",
+        lambda p: p.option(COMPUTE, "cpu_dedicated_set", "4-5"),
+        "CPUs added", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
+    ),
+    Fault(
+        "a GPU with 8 of 16 lanes", "link-narrow",
+        lambda p: p.put(f"{_PCI}/{GPU}/current_link_width", "8"),
+        "the card reseated", lambda p: p.put(f"{_PCI}/{GPU}/current_link_width", "16"),
+    ),
+    Fault(
+        "a GPU that cannot be reset", "reset-none",
+        lambda p: (p.root / _PCI.lstrip("/") / GPU / "reset_method").unlink(),
+        "``configure --leave-out``", lambda p: p.again("--leave-out", GPU),
+    ),
+    Fault(
+        "a GPU whose NUMA node cannot be read", "unreadable",
+        lambda p: p.put(f"{_PCI}/{GPU}/numa_node", "many"),
+        "the card replaced", lambda p: p.put(f"{_PCI}/{GPU}/numa_node", "0"),
+    ),
+    Fault(
+        "an offered GPU that is away", "offered-gone", lambda p: p.link(GPU, False),
+        f"{CONFIGURE} ``--replace``", lambda p: p.again("--replace", GPU),
+    ),
+    Fault(
+        "an offered adapter that manages NVSwitches", "offered-never", _manager,
+        f"{CONFIGURE} ``--replace``", lambda p: p.again("--replace", PF),
+    ),
+    Fault("a GPU that is not offered", "not-offered", _second, CONFIGURE, _again),
+    Fault(
+        "a GPU moved to another NUMA node", "tags-stale",
+        lambda p: p.put(f"{_PCI}/{GPU}/numa_node", "1"), CONFIGURE, _again,
+    ),
+    Fault(
+        "an entry without managed: no", "managed",
+        lambda p: p.edit(COMPUTE, '"managed": "no", ', ""), CONFIGURE, _again,
+    ),
+    Fault(
+        "the stock driver", "driver-stock",
+        lambda p: p.option(COMPUTE, "compute_driver", "libvirt.LibvirtDriver"), CONFIGURE, _again,
+    ),
+    Fault(
+        "devices that Placement does not know", "pci-report",
+        lambda p: p.option(COMPUTE, "report_in_placement", "false"), CONFIGURE, _again,
+    ),
+    Fault(
+        "the filter not enabled", "filter-missing", _controller("ComputeFilter,Mine"),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "the filter not available", "filter-unknown",
+        lambda p: p.edit(CONTROLLER, f"available_filters = {settings.FILTER_CLASS}\n", ""),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "the filter behind Nova's", "filter-order",
+        _controller(FULL.replace("HpcTopologyFilter,", "").replace(
+            "NUMATopologyFilter", "NUMATopologyFilter,HpcTopologyFilter")),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "the fabric's filter not the last", "filter-last",
+        _controller(f"HpcFabricFilter,{FULL.replace(',HpcFabricFilter', '')}"),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "another team's filter hidden by a later file", "filter-lost", _hidden,
+        "added to the last file",
+        lambda p: (p.folder / "zz.conf").write_text(
+            f"[filter_scheduler]\nenabled_filters = {FULL}\n"
+        ),
+        "controller",
+    ),
+    Fault(
+        "the weighers replaced", "weigher-missing",
+        lambda p: p.option(CONTROLLER, "weight_classes", settings.ALL_WEIGHERS),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "candidates without devices", "pci-in-placement",
+        lambda p: p.option(COMMON, "pci_in_placement", "false"), CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "Nova's limit below the number of hosts", "limit-placement",
+        lambda p: p.option(CONTROLLER, "max_placement_results", "1500"),
+        CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "an alias given twice", "alias-twice",
+        lambda p: (p.folder / "aa.conf").write_text(
+            '[pci]\nalias = {"name": "gpu", "product_id": "2330", "vendor_id": "10de"}\n'
+        ),
+        "one removed", lambda p: (p.folder / "aa.conf").unlink(), "controller",
+    ),
+    Fault(
+        "an alias that is no JSON", "alias-broken",
+        lambda p: (p.folder / "aa.conf").write_text("[pci]\nalias = gpu\n"),
+        "written as JSON",
+        lambda p: (p.folder / "aa.conf").write_text('[pci]\nalias = {"name": "x"}\n'),
+        "controller",
+    ),
+    Fault(
+        "server groups of ten members", "group-members", _quota(10),
+        "``server_group_members`` raised", _quota(2000), "controller",
+    ),
+    Fault(
+        "candidates depth first", "candidates-depth",
+        lambda p: p.option(PLACEMENT, "allocation_candidates_generation_strategy", "depth-first"),
+        CONFIGURE, _placement, "placement",
+    ),
+    Fault(
+        "Placement's limit below the number of hosts", "limit-candidates",
+        lambda p: p.option(PLACEMENT, "max_allocation_candidates", "1500"),
+        CONFIGURE, _placement, "placement",
+    ),
+    Fault(
+        "Placement's own retries", "conflict-retry",
+        lambda p: p.option(PLACEMENT, "allocation_conflict_retry_count", "10"),
+        CONFIGURE, _placement, "placement",
+    ),
+)  # fmt: skip
+
+
+def table() -> str:
+    """The faults as the documentation shows them."""
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    lines += ["   * - Fault", "     - Finding", "     - Severity", "     - Cured by"]
+    for each in FAULTS:
+        lines += [
+            f"   * - {each.text}",
+            f"     - :ref:`{each.check} <doctor-{each.check}>`",
+            f"     - {CHECKS[each.check].severity.word}",
+            f"     - {each.cured_by}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def checks() -> str:
+    """Every check with its anchor."""
+    lines: list[str] = []
+    for name, check in CHECKS.items():
+        title = name
+        lines += [f".. _doctor-{name}:", "", title, "-" * len(title), ""]
+        lines += [f"*{check.severity.word}*: {check.why}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(table(), encoding="utf-8")
+    PAGE.with_name("doctor-checks.inc").write_text(checks(), encoding="utf-8")
