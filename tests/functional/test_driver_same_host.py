@@ -191,6 +191,7 @@ class SameHostTest(MovesTest):
         self.assertEqual([], self.errors)
         self.clean(server)
 
+    @pytest.mark.slow
     def test_a_cpu_that_a_guest_still_has_is_nobody_elses(self) -> None:
         server = self.boot(self.make_flavor(STOCK))
         others: list[dict[str, Any]] = []
