@@ -71,7 +71,7 @@ if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" \
-        wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7"
+        wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7" pytest-timeout
     "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
 fi

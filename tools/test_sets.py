@@ -36,6 +36,8 @@ _PROGRESS: Final = 60.0
 _SHOWN: Final = 150
 #: The niceness of jobs that run beside one that leads.
 _GIVES_WAY: Final = "10"
+#: Seconds for one test of the sets that people wait for; the slowest takes ten minutes.
+_LIMIT: Final = 1500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +165,13 @@ class Runner:
     """Runs jobs; prints a line when one ends and, once a minute, what runs.
 
     :param logs: the folder for the output of each job.
+    :param limit: seconds after which a test that has not ended fails; 0: none.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, limit: int = 0) -> None:
         self._logs = logs
+        # Of pytest-timeout. One test that waits for ever would be all that is heard of a run.
+        self._limits = {"PYTEST_TIMEOUT": str(limit)} if limit else {}
         self._lock = threading.Lock()
         self._running: dict[str, tuple[float, subprocess.Popen[bytes] | None]] = {}
         # tox processes of one checkout share the folder in which packages are
@@ -222,6 +227,7 @@ class Runner:
             process = subprocess.Popen(
                 [*gives_way, "tox", *words],
                 cwd=TOP,
+                env=os.environ | self._limits,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -357,7 +363,8 @@ def main() -> int:
     jobs = [job for job in jobs if shutil.which(job.needs)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
-    outcomes = Runner(args.logs).run(jobs, args.workers)
+    limit = 0 if args.set == FULL else _LIMIT
+    outcomes = Runner(args.logs, limit).run(jobs, args.workers)
     print(f"\n{table(outcomes, time.monotonic() - begun)}")
     # The same for programs that read what test runners say.
     print(f"total: {counted(outcomes, 'passed')} passed, {counted(outcomes, 'failed')} failed")

@@ -12,11 +12,11 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -87,6 +87,34 @@ class Beat:
         return now - self.last > patience.next_sign
 
 
+class _Stop:
+    """Told by a signal, and waited for.
+
+    A handler runs between any two steps of the main thread. ``threading.Event`` has a lock that
+    the thread holds while it begins to wait, so a handler that sets one can wait for itself, for
+    ever. A byte in a pipe needs no lock.
+    """
+
+    def __init__(self) -> None:
+        self._told = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def set(self) -> None:
+        """Tell it; what a handler may call."""
+        self._told = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, b"x")
+
+    def is_set(self) -> bool:
+        """Whether it was told."""
+        return self._told
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is told, so long at most."""
+        select.select([self._reader], [], [], seconds)
+
+
 @attrs.define
 class Supervisor:
     """Runs a node until it is told to stop."""
@@ -94,7 +122,7 @@ class Supervisor:
     folder: Path
     plan: Plan
     patience: Patience = Patience()
-    _stop: threading.Event = attrs.field(factory=threading.Event, init=False)
+    _stop: _Stop = attrs.field(factory=_Stop, init=False)
     _restarts: int = attrs.field(default=0, init=False)
     #: Ends in a row of which none came after the node was up.
     _failures: int = attrs.field(default=0, init=False)

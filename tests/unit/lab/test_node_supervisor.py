@@ -135,6 +135,33 @@ def test_a_node_that_is_well_is_left_alone_and_ends_when_asked(supervise):
     assert status(folder)["qemu_pid"] is None
 
 
+def test_a_stop_that_comes_while_it_is_about_to_wait_is_heard():
+    """Such a signal left one that waits for itself for ever, one time in some hundreds."""
+    script = """if True:
+        import signal, threading, time
+        from pathlib import Path
+        from nova_hpc_lab.node.supervisor import Supervisor
+        stop = Supervisor(Path("/"), None)._stop
+        handled = []
+        signal.signal(signal.SIGUSR1, lambda *_: (handled.append(1), stop.set()))
+        main = threading.main_thread().ident
+        ended = []
+        def often():
+            while not ended:
+                signal.pthread_kill(main, signal.SIGUSR1)
+                time.sleep(0.001)
+        thread = threading.Thread(target=often)
+        thread.start()
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            stop.wait(0.00001)
+        ended.append(1)
+        thread.join()
+        assert len(handled) > 20 and stop.is_set()
+    """
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
 def test_a_node_that_does_not_listen_is_ended_by_force(supervise):
     process, folder = supervise("well stubborn")
     until(lambda: status(folder).get("state") == "up")
