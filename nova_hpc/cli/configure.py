@@ -17,6 +17,7 @@ from nova_hpc.cli import (
     configure_options,
     configure_write,
     include_files,
+    layout_files,
     node_config,
     node_file,
 )
@@ -25,6 +26,7 @@ from nova_hpc.offer import (
     aliases,
     configured,
     device_spec,
+    layouts,
     node_wishes,
     nvlink_sets,
     readiness,
@@ -84,7 +86,7 @@ class Configure(List):
         spec, result = work.render()
         parts = work.parts(spec)
         files = {
-            settings.file_name(part): include_files.owned(result.files[part]) for part in parts
+            name: include_files.owned(text) for name, text in work.files(parts, result).items()
         }
         work.tell(spec, result if parts else None)
         losses = [
@@ -101,6 +103,18 @@ class Configure(List):
         if losses:
             raise _refusal(losses)
         return Answer(("File", "State"), rows)
+
+
+@attrs.frozen
+class Offered:
+    """What a node offers, and by which wishes."""
+
+    spec: device_spec.DeviceSpec
+    roles: roles.Roles
+    declaration: Declaration
+    #: The same for nodes of other kinds.
+    named: Declaration
+    withheld: node_file.Withheld
 
 
 @attrs.frozen
@@ -125,11 +139,15 @@ class Work:
         """Read all of it, as the options say; raises what :attr:`Configure.errors` names."""
         words = configure_options.wishes(args)
         parts = args.part or settings.PARTS
-        told = node_config.told(args.config, args.write, settings.PLACEMENT in parts)
         root = args.root if args.xml is None else None
         here = root is not None and root.resolve() == Path("/")
-        file = node_file.read(args.declaration, here, args.write)
         node = lstopo.read(args.xml) if root is None else sysfs.read(root)
+        told = node_config.told(
+            args.config, args.write, settings.PLACEMENT in parts, layout_files.merged(args, node)
+        )
+        file = node_file.read(
+            args.declaration, here, args.write, layout_files.declaration(args, node)
+        )
         if set(_OF_THE_NODE) & set(parts) and not {"device_spec"} & {*args.replace}:
             _check_node(node)
         configure_options.check(words, node)
@@ -190,9 +208,9 @@ class Work:
         )
         return attrs.evolve(found, held_back=held)
 
-    def render(self) -> tuple[device_spec.DeviceSpec, settings.Settings]:
-        """What the node offers, and the texts of all files."""
-        args, node, wishes, before = self.args, self.node, self.wishes, self.before()
+    def offer(self) -> Offered:
+        """What the node offers, and by which wishes."""
+        node, wishes, before = self.node, self.wishes, self.before()
         table = self.table()
         sets = nvlink_sets.strict(wishes.nvlink_sets or self.told.nvlink_set)
         whole = frozenset(
@@ -241,6 +259,13 @@ class Work:
                 "Nova takes all virtual functions of an adapter for one kind of device, but there "
                 f"is {'; '.join(spec.mixed)}: change --device-role so that each adapter has one"
             )
+        return Offered(spec, table, declaration, named, kept_back)
+
+    def render(self) -> tuple[device_spec.DeviceSpec, settings.Settings]:
+        """What the node offers, and the texts of all files."""
+        args, node, wishes = self.args, self.node, self.wishes
+        offered = self.offer()
+        spec, table = offered.spec, offered.roles
         result = settings.render(
             node,
             spec,
@@ -252,10 +277,10 @@ class Work:
                 device_role=[json.dumps(dict(each)) for each in wishes.roles or ()],
                 keep=frozenset(args.keep),
                 replace=frozenset(args.replace),
-                declaration=declaration,
+                declaration=offered.declaration,
             ),
-            others=[device_spec.build(_read(path), table, named) for path in args.also],
-            before=before,
+            others=[device_spec.build(_read(path), table, offered.named) for path in args.also],
+            before=self.before(),
         )
         stays = [
             f"The role {old} stays: a node that is configured now has {new} for these devices."
@@ -263,8 +288,14 @@ class Work:
         ]
         ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
         said = [f"{each.seen} {each.cure}" for each in ready]
-        remarks = (*result.remarks, *stays, *kept_back.notes, *said)
+        remarks = (*result.remarks, *stays, *offered.withheld.notes, *said)
         return spec, attrs.evolve(result, remarks=remarks)
+
+    def files(self, parts: Sequence[str], result: settings.Settings) -> dict[str, str]:
+        """Name -> text of each file, in the layout that is asked for."""
+        if self.args.layout == layouts.PLAIN:
+            return {settings.file_name(part): result.files[part] for part in parts}
+        return layout_files.files(self.args, self.node, parts, result, self.told.others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
         """What is printed or written: of a node without devices only what it has, or is named."""

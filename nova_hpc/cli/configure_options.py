@@ -14,7 +14,7 @@ import attrs
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.base import CommandError, Count
-from nova_hpc.offer import declaration, roles, settings
+from nova_hpc.offer import declaration, layouts, roles, settings
 from nova_hpc.offer.identity import Form
 from nova_hpc.topology.model import AddressError, Node, normalise_address
 from nova_hpc.wire.node_declaration import (
@@ -37,6 +37,37 @@ def add(parser: argparse.ArgumentParser) -> None:
     _offer(parser.add_argument_group("what is offered to servers"))
     _cloud(parser.add_argument_group("the node and its cloud"))
     _output(parser.add_argument_group("what is written"))
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Declare where the node and its declaration are, of a command that only looks."""
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="directory that holds sys and proc of the node (default: /)",
+    )
+    parser.add_argument(
+        "--declaration",
+        type=Path,
+        metavar="FILE",
+        help="the node's declaration (default: /etc/nova-hpc/node.yaml, of this machine)",
+    )
+
+
+def as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
+    """As ``configure`` would be called there: what it would offer is what is expected."""
+    parser = argparse.ArgumentParser()
+    add(parser)
+    words = ["--root", str(args.root)]
+    if args.declaration is not None:
+        words += ["--declaration", str(args.declaration)]
+    for part in parts:
+        words += ["--part", part]
+    found = parser.parse_args(words)
+    found.config = args.config
+    return found
 
 
 def _source(source: Any) -> None:
@@ -207,6 +238,15 @@ def _output(output: Any) -> None:
         action="append",
         help="only this file; may be repeated (default: all of them; of a node without devices "
         "none)",
+    )
+    output.add_argument(
+        "--layout",
+        choices=layouts.NAMES,
+        default=layouts.PLAIN,
+        help="kolla: files below the custom configuration of Kolla-Ansible (/etc/kolla/config); "
+        "osa: variables of OpenStack-Ansible (/etc/openstack_deploy). Give the merged nova.conf "
+        "of the service with --config-file: what it says of others is kept (default: plain, "
+        "include files)",
     )
     output.add_argument(
         "--write",

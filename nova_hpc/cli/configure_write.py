@@ -21,7 +21,13 @@ from nova_hpc.wire.version import WireError
 RECORD: Final = "nova-hpc-undo.json"
 #: Runs that can be undone.
 _MOST: Final = 20
-_PARTS: Final = {settings.file_name(part): part for part in settings.PARTS}
+#: File name -> whose settings it has; the last ones are of Kolla-Ansible.
+_PARTS: Final = {
+    **{settings.file_name(part): part for part in settings.PARTS},
+    "nova-compute.conf": settings.COMPUTE,
+    "nova-scheduler.conf": settings.CONTROLLER,
+    "placement.conf": settings.PLACEMENT,
+}
 
 
 def check_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import attrs
 from oslo_config import cfg
 
-from nova_hpc.cli import configure_options, node_config, node_file
+from nova_hpc.cli import configure_options, node_config, node_file, prepare
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
 from nova_hpc.offer import doctor_cloud, doctor_node, settings
@@ -72,19 +72,7 @@ class Doctor(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--root",
-            type=Path,
-            default=Path("/"),
-            metavar="DIR",
-            help="directory that holds sys and proc of the node (default: /)",
-        )
-        parser.add_argument(
-            "--declaration",
-            type=Path,
-            metavar="FILE",
-            help="the node's declaration (default: /etc/nova-hpc/node.yaml, of this machine)",
-        )
+        configure_options.add_place(parser)
         node_config.add_options(parser, "the services that are looked at")
         parser.add_argument(
             "--part",
@@ -143,7 +131,9 @@ def _said(found: Finding) -> Said:
 
 
 def _here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...]]:
-    work = Work.read(_words(args))
+    node_parts = (settings.COMMON, settings.COMPUTE)
+    expected = node_parts if NODE in (args.part or [NODE]) else (settings.CONTROLLER,)
+    work = Work.read(configure_options.as_configure(args, expected))
     nova = node_config.load(node_config.files(args.config), _NOVA)
     parts = args.part or [NODE]
     hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
@@ -158,24 +148,6 @@ def _here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...
     if PLACEMENT in parts:
         found += doctor_cloud.placement(_placement(), limit, hosts)
     return found, work.node, tuple(nova.pci.alias)
-
-
-def _words(args: argparse.Namespace) -> argparse.Namespace:
-    """As ``configure`` would be called: what it would offer is what is expected."""
-    parser = argparse.ArgumentParser()
-    configure_options.add(parser)
-    words = ["--root", str(args.root)]
-    if args.declaration is not None:
-        words += ["--declaration", str(args.declaration)]
-    for part in (
-        (settings.COMMON, settings.COMPUTE)
-        if NODE in (args.part or [NODE])
-        else (settings.CONTROLLER,)
-    ):
-        words += ["--part", part]
-    found = parser.parse_args(words)
-    found.config = args.config
-    return found
 
 
 def _facts(work: Work, nova: Any) -> Facts:
@@ -197,6 +169,7 @@ def _facts(work: Work, nova: Any) -> Facts:
             name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None
         },
         never=never,
+        drift=prepare.drift(work),
     )
 
 

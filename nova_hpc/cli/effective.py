@@ -131,10 +131,15 @@ class _Draft:
 
 def _options(text: str | None) -> Iterator[Option]:
     """The options that a text sets."""
-    sections: dict[str, dict[str, list[str]]] = {}
-    _parse(text or "", sections)
-    for group, pairs in sections.items():
+    for group, pairs in sections(text or "").items():
         yield from ((group, name) for name in pairs)
+
+
+def sections(text: str) -> dict[str, dict[str, list[str]]]:
+    """Group -> option -> its values, as they are written."""
+    found: dict[str, dict[str, list[str]]] = {}
+    _parse(text, found)
+    return found
 
 
 def _parse(text: str, sections: dict[str, dict[str, list[str]]]) -> None:

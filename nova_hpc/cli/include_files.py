@@ -17,6 +17,7 @@ import attrs
 #: First line of every file; a file without it belongs to somebody else.
 MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again instead."
 
+#: Of a file that nothing is said of.
 _MODE: Final = 0o644
 
 
@@ -31,6 +32,7 @@ class Change:
     path: Path
     old: str | None  # None: the file does not exist
     new: str | None  # None: it is to be removed
+    mode: int = _MODE
 
     def diff(self) -> str:
         """The change as a unified diff."""
@@ -127,7 +129,7 @@ def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
         leftovers.callback(draft.unlink, missing_ok=True)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(change.new)
-            os.fchmod(stream.fileno(), _MODE)
+            os.fchmod(stream.fileno(), change.mode)
             stream.flush()
             os.fsync(stream.fileno())
     return draft

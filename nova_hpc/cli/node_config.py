@@ -11,7 +11,9 @@ needs to know what a service is told reads it here.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,7 @@ from nova_hpc.cli import include_files
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.offer import configured, roles, settings
 from nova_hpc.offer.configured import Configured, HeldBack
+from nova_hpc.offer.layouts import Sections
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Node
 
@@ -34,7 +37,11 @@ _FOLDER: Final = "--config-dir="
 #: added to, without their defaults: what is not set belongs to nobody.
 _NOVA: Final = {
     "DEFAULT": [cfg.StrOpt("compute_driver")],
-    "filter_scheduler": [cfg.ListOpt("enabled_filters"), cfg.ListOpt("weight_classes")],
+    "filter_scheduler": [
+        cfg.ListOpt("enabled_filters"),
+        cfg.ListOpt("weight_classes"),
+        cfg.MultiStrOpt("available_filters"),
+    ],
     "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT)],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
     "pci": [
@@ -199,17 +206,38 @@ class Told:
     other_roles: tuple[str, ...] = ()
     #: ``[hpc]offer_anyway``, in lower case.
     anyway: frozenset[str] = frozenset()
+    #: Of the options that may be given several times what others say.
+    others: Sections = attrs.field(factory=dict, hash=False)
 
 
-def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
+def told(
+    words: Sequence[str],
+    folder: Path | None,
+    placement: bool,
+    merged: Mapping[str, str] | None = None,
+) -> Told:
     """Read the configuration that is added to.
 
     :param words: as :func:`add_options` leaves them.
     :param folder: where files are written; those that are there count even where no
         service reads that directory by itself. None: they are printed.
     :param placement: read that of Placement, too.
+    :param merged: part -> text of ours, where a deployment tool has merged it into the files
+        that are read; those have it, too. None: it is in files of its own.
     :raises ConfigError: it cannot be read.
     """
+    with contextlib.ExitStack() as stack:
+        if merged is None:
+            return _told(words, folder, placement)
+        here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nova-hpc-")))
+        for part, text in merged.items():
+            (here / settings.file_name(part)).write_text(
+                include_files.owned(text), encoding="utf-8"
+            )
+        return _told(words, here, placement)
+
+
+def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     found = files(words)
     here = None if folder is None else folder.resolve()
     own = [path for path in found if here in (None, path.parent.resolve()) and _own(path)]
@@ -223,21 +251,26 @@ def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
     if placement:
         limits[settings.PLACEMENT_LIMIT] = _placement(own)
+    other_roles = (
+        _without(theirs.hpc.device_role, mine.hpc.device_role if _has_roles(mine) else ())
+        if _has_roles(theirs)
+        else ()
+    )
     return Told(
-        device_role=tuple(all_of_it.hpc.device_role),
-        nvlink_set=tuple(all_of_it.hpc.nvlink_set),
+        device_role=tuple(dict.fromkeys(all_of_it.hpc.device_role)),
+        nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
         configured=Configured(
             filters=_both(theirs, mine, "enabled_filters"),
             weighers=_both(theirs, mine, "weight_classes"),
             aliases=tuple(mine.pci.alias or ()),
-            other_aliases=tuple(theirs.pci.alias or ()),
+            other_aliases=_without(theirs.pci.alias, mine.pci.alias),
             limits={name: value for name, value in limits.items() if value is not None},
             cpu_sets={
                 name: value
                 for name in settings.CPU_SETS
                 if (value := all_of_it.compute[name]) is not None
             },
-            device_spec=tuple(all_of_it.pci.device_spec or ()),
+            device_spec=tuple(dict.fromkeys(all_of_it.pci.device_spec or ())),
             device_role=tuple(mine.hpc.device_role) if _has_roles(mine) else (),
             held_back=_held_back(own),
             driver=all_of_it.compute_driver,
@@ -247,9 +280,27 @@ def told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
             },
             files=frozenset(parts[path.name] for path in own),
         ),
-        other_roles=tuple(theirs.hpc.device_role) if _has_roles(theirs) else (),
+        other_roles=other_roles,
         anyway=frozenset(each.strip().lower() for each in all_of_it.hpc.offer_anyway),
+        others={
+            "pci": {
+                "alias": _without(theirs.pci.alias, mine.pci.alias),
+                "device_spec": _without(theirs.pci.device_spec, mine.pci.device_spec),
+            },
+            "filter_scheduler": {
+                "available_filters": _without(
+                    theirs.filter_scheduler.available_filters,
+                    mine.filter_scheduler.available_filters,
+                )
+            },
+            "hpc": {"device_role": other_roles},
+        },
     )
+
+
+def _without(theirs: Iterable[str] | None, mine: Iterable[str] | None) -> tuple[str, ...]:
+    """What others say: files that a deployment tool has merged say ours, too."""
+    return tuple(each for each in theirs or () if each not in (mine or ()))
 
 
 def _load(files: Sequence[Path]) -> cfg.ConfigOpts:

@@ -45,12 +45,13 @@ class NodeFile:
         return include_files.Change(self.path, self.text, node_declaration.dumps(now))
 
 
-def read(named: Path | None, here: bool, folder: Path | None) -> NodeFile:
+def read(named: Path | None, here: bool, folder: Path | None, name: str = HERE.name) -> NodeFile:
     """Find and read the declaration.
 
     :param named: by ``--declaration``.
     :param here: the node is this machine.
     :param folder: where include files are written.
+    :param name: of the file there.
     :raises NodeFileError: it is there and cannot be used.
     :raises include_files.IncludeError: it cannot be read.
     """
@@ -58,11 +59,11 @@ def read(named: Path | None, here: bool, folder: Path | None) -> NodeFile:
     if path is None and here:
         path = HERE
     elif path is None and folder is not None:
-        path = folder / HERE.name
+        path = folder / name
     text = None if path is None else include_files.read(path)
     if text is None:
         if named is not None and folder is None:
-            raise NodeFileError(f"{named} is not there; --write makes it")
+            raise NodeFileError(f"{named} is not there; nova-hpc configure --write makes it")
         return NodeFile(path)
     try:
         return NodeFile(path, text, node_declaration.loads(text))
@@ -92,10 +93,17 @@ def hardware(root: Path, node: Node) -> dict[str, str]:
 class Withheld:
     """What is not offered without an explicit word."""
 
-    #: Address -> why.
-    reasons: dict[str, str] = attrs.field(factory=dict)
+    #: Address -> why it must never be given.
+    never: dict[str, str] = attrs.field(factory=dict)
+    #: Address -> who of the host uses it now.
+    in_use: dict[str, str] = attrs.field(factory=dict)
     #: One sentence each: what nobody knows.
     notes: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Address -> why, of both kinds."""
+        return {**self.never, **self.in_use}
 
 
 def withheld(
@@ -118,22 +126,24 @@ def withheld(
     :param anyway: ``[hpc]offer_anyway``.
     """
     able = [each for each in node.functions if roles.role_of(each, node) is not None]
-    reasons, notes = _never(root, node, able, anyway)
+    never_given, notes = _never(root, node, able, anyway)
     if root is None:
-        return Withheld(reasons, notes)
+        return Withheld(never_given, notes=notes)
     entries = [configured.read(text) for text in device_spec]
     asked = [
         each.address
         for each in able
-        if each.address not in reasons
+        if each.address not in never_given
         and each.address not in in_use
         and not (each.virtual_functions and not {each.address, node_declaration.EVERY} & {*whole})
         and not any(configured.matches(entry, each) for entry in entries)
     ]
-    for address, holder in holders.holders(root, asked).items():
-        if holder.certain:
-            reasons[address] = f"{holder.text}; --offer-in-use {address} offers it all the same"
-    return Withheld(reasons, notes)
+    used = {
+        address: f"{holder.text}; --offer-in-use {address} offers it all the same"
+        for address, holder in holders.holders(root, asked).items()
+        if holder.certain
+    }
+    return Withheld(never_given, used, notes)
 
 
 def _never(

@@ -42,6 +42,8 @@ class Facts:
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Address -> why it must never be given.
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Files of ``nova-hpc prepare`` that are not as it would write them now.
+    drift: tuple[str, ...] = ()
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
@@ -62,10 +64,20 @@ class Facts:
 def look(facts: Facts) -> list[Finding]:
     """Everything that is wrong, in the order of what has to be done first."""
     host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
-    return [*host, *_devices(facts), *_cpus(facts), *_told(facts)]
+    return [*host, *_drift(facts), *_devices(facts), *_cpus(facts), *_told(facts)]
 
 
 # --- the host -----------------------------------------------------------------------
+
+
+def _drift(facts: Facts) -> Iterator[Finding]:
+    if facts.drift:
+        yield Finding(
+            "prepare-drift",
+            f"The host is prepared otherwise than it would be now: {', '.join(facts.drift)}.",
+            "nova-hpc prepare --write /, run what it names, and restart the host when no server "
+            "is on it.",
+        )
 
 
 def _devices(facts: Facts) -> Iterator[Finding]:

@@ -52,6 +52,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     "hugepages-uneven": Check(
         _W, "Servers that need the devices of the poorer NUMA node find no memory beside them."
     ),
+    "prepare-drift": Check(
+        _W, "The next start of the host makes another node of it than servers were promised."
+    ),
     "cpus-none": Check(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": Check(_E, "nova-compute does not start with it."),
     "cpus-absent": Check(_E, "nova-compute refuses CPUs that the host does not have."),

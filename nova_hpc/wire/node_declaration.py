@@ -396,12 +396,13 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
         "cpus: {housekeeping_cores: 1}",
     ),
     "hugepages": (
-        "Pages that each NUMA node with CPUs has to have; what is missing is said.",
+        "Pages that each NUMA node with CPUs has to have; what is missing is said, and\n"
+        "nova-hpc prepare makes them at boot.",
         "hugepages: {1G: 40}",
     ),
     "vfs": (
         "Virtual functions that each physical function has to have, by role or address; what is\n"
-        "missing is said.",
+        "missing is said, and nova-hpc prepare makes them at boot.",
         "vfs: {pf: 8}",
     ),
     "limits": (

@@ -15,7 +15,7 @@ from typing import Any
 from nova_hpc_lab.node import cache, confdisk, emulator, qemu
 from nova_hpc_lab.node.contract import HOST_ADDRESS, NodeCloud, NodeStatus, Plan, State
 from nova_hpc_lab.node.image import BOOT_MODULES, Image, find_image
-from nova_hpc_lab.node.initramfs import add_modules, base_archive
+from nova_hpc_lab.node.initramfs import Archive, add_modules, base_archive
 from nova_hpc_lab.node.shape import MAX_NODES, Shape, ShapeError
 from nova_hpc_lab.process import Process
 from nova_hpc_lab.state import Paths
@@ -63,13 +63,14 @@ class Node:
         files = qemu.Files(
             emulator=emulator.find(self._paths).argv(),
             kernel=image.kernel,
-            initramfs=self._initramfs(image),
+            initramfs=self._with_own(self._initramfs(image)),
             disk=self.folder / "disk.qcow2",
             config=self.folder / "config.disk",
             serial_log=self.log,
             heartbeat=self.folder / "heartbeat",
             compute_log=self.compute_log,
             qmp=self.folder / "qmp",
+            host_line=self._own("line"),
         )
         khz = emulator.frequency_khz()
         argv = qemu.command(self.name, self.index, self.shape, files, port, khz)
@@ -174,6 +175,25 @@ class Node:
             (target / "initramfs.gz").write_bytes(archive.pack())
 
         return cache.entry(folder, name, make) / "initramfs.gz"
+
+    # A host that ``nova-hpc prepare`` has prepared on the node's own disk starts with the
+    # command line and the scripts that its boot loader would have: boot/line, boot/scripts/*.
+
+    def _own(self, name: str) -> str | None:
+        path = self.folder / "boot" / name
+        return path.read_text().strip() if path.is_file() else None
+
+    def _with_own(self, initramfs: Path) -> Path:
+        scripts = sorted((self.folder / "boot" / "scripts").glob("*"))
+        if not scripts:
+            return initramfs
+        more = Archive()
+        for path in scripts:
+            more.file(f"scripts/init-top/{path.name}", path.read_bytes(), 0o755)
+        # The kernel unpacks one archive after the other.
+        target = self.folder / "boot" / "initramfs.gz"
+        target.write_bytes(initramfs.read_bytes() + more.pack())
+        return target
 
 
 def _free_port() -> int:

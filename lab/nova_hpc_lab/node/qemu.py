@@ -32,7 +32,7 @@ LOG_PORT: Final = "nova-hpc.log"
 CONFIG_SERIAL: Final = "nova-hpc-config"
 
 KERNEL_LINE: Final = (
-    "console=ttyS0 quiet loglevel=4 intel_iommu=on iommu=pt tsc=reliable no_timer_check"
+    "console=ttyS0 quiet loglevel=4 tsc=reliable no_timer_check"
     " nohz=off highres=off nokaslr mitigations=off audit=0 apparmor=0 selinux=0 net.ifnames=0"
     " random.trust_cpu=on init_on_alloc=0 rcupdate.rcu_expedited=1"
     # A kernel that went on after an Oops would be a node that is stuck and says nothing.
@@ -58,6 +58,9 @@ class Files:
     heartbeat: Path
     compute_log: Path
     qmp: Path
+    #: Words of the kernel's command line that a prepared host has (``nova-hpc prepare``);
+    #: None: what the shape needs.
+    host_line: str | None = None
 
 
 def command(
@@ -90,7 +93,7 @@ def command(
         *_services(files, number, ssh_port),
         *_trees(shape, number, files.disk.parent),
         *("-kernel", str(files.kernel), "-initrd", str(files.initramfs)),
-        *("-append", f"{KERNEL_LINE}{tsc} {_hugepages(shape)}"),
+        *("-append", f"{KERNEL_LINE}{tsc} {_host_line(shape, files)}"),
     ]
 
 
@@ -218,6 +221,8 @@ class _Tree:
         return self._chassis
 
 
-def _hugepages(shape: Shape) -> str:
+def _host_line(shape: Shape, files: Files) -> str:
+    if files.host_line is not None:
+        return files.host_line
     counts = [f"{number}:{node.hugepages}" for number, node in enumerate(shape.numa_nodes)]
-    return f"hugepagesz=2M hugepages={','.join(counts)}"
+    return f"intel_iommu=on iommu=pt hugepagesz=2M hugepages={','.join(counts)}"

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import settings
+from nova_hpc.cli.prepare import Prepare
+from nova_hpc.offer import host_files, settings
 from nova_hpc.offer.findings import CHECKS
 from tests.unit.cli.conftest import put
 
@@ -79,6 +82,16 @@ class Place:
         parts = [word for part in settings.PARTS[:3] for word in ("--part", part)]
         status, _, err = self.configure(*parts, *words)
         assert status == 0, err
+
+    def prepare(self) -> None:
+        """Run ``nova-hpc prepare`` on the node itself."""
+        (self.root / "etc").mkdir(exist_ok=True)
+        command = Prepare(None, None)
+        words = ["--root", self.root, "--declaration", self.folder / "node.yaml"]
+        parser = command.get_parser("nova-hpc prepare")
+        with contextlib.redirect_stdout(io.StringIO()):
+            parsed = parser.parse_args(list(map(str, [*words, "--write", self.root])))
+            assert command.run(parsed) == 0
 
     def put(self, path: str, text: str) -> None:
         put(self.root, path, text)
@@ -177,6 +190,12 @@ def _again(place: Place) -> None:
 
 def _controller(filters: str) -> Callable[[Place], None]:
     return lambda place: place.option(settings.CONTROLLER, "enabled_filters", filters)
+
+
+def _prepared_and_edited(place: Place) -> None:
+    place.prepare()
+    path = place.root / host_files.MODULES
+    path.write_text(f"{host_files.MARKER}\nvfio\n", encoding="ascii")
 
 
 def _no_groups(place: Place) -> None:
@@ -281,6 +300,10 @@ FAULTS: Final = (
     Fault(
         "hugepages on the other NUMA node alone", "hugepages-uneven", lambda p: p.pages(0, 0),
         "``nr_hugepages`` written", lambda p: p.pages(0, 4),
+    ),
+    Fault(
+        "a prepared host with a file edited by hand", "prepare-drift", _prepared_and_edited,
+        "``nova-hpc prepare --write``", lambda p: p.prepare(),
     ),
     Fault(
         "no dedicated CPUs", "cpus-none",

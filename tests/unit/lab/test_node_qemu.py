@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import attrs
 import pytest
 
 from nova_hpc_lab.node import qemu
@@ -81,12 +82,19 @@ def test_software_emulation_is_asked_for_whatever_the_host_can():
 
 def test_the_kernel_gets_the_pages_and_the_clock():
     (line,) = options(command(), "-append")
-    assert "hugepages=0:384,1:640" in line
+    assert "intel_iommu=on iommu=pt hugepagesz=2M hugepages=0:384,1:640" in line
     assert "tsc_early_khz=2400000" in line
     (without,) = options(
         qemu.command("a", 1, Shape.load("two-socket"), files(Path("/lab")), 1), "-append"
     )
     assert "tsc_early_khz" not in without
+
+
+def test_a_prepared_host_has_its_own_words():
+    place = attrs.evolve(files(Path("/lab")), host_line="iommu=pt hugepages=7")
+    (line,) = options(qemu.command("a", 1, Shape.load("two-socket"), place, 1), "-append")
+    assert line.endswith(" iommu=pt hugepages=7")
+    assert "intel_iommu" not in line
 
 
 def test_a_comma_in_a_path_does_not_end_an_option():

@@ -27,6 +27,10 @@ NOVA = Path("/etc/nova")
 INCLUDES = NOVA / "nova.conf.d"
 DECLARATION = Path("/etc/nova-hpc/node.yaml")
 STATE = Path("/var/lib/nova")
+#: A host that nova-hpc prepare has prepared makes its devices ready by itself.
+PREPARED = Path("/etc/udev/rules.d/65-nova-hpc.rules")
+#: Otherwise udev loads no driver: the agent does, one after the other.
+MASK = Path("/etc/udev/rules.d/80-drivers.rules")
 
 
 class NodeError(Exception):
@@ -99,11 +103,29 @@ def network(node: dict[str, Any]) -> None:
         time.sleep(0.2)
 
 
-def adapters_by_mac() -> dict[str, Path]:
-    """Load the drivers; the network devices by their MACs."""
+def drivers() -> None:
+    """Load them; udev does so for the devices of a prepared host."""
     # kvm_amd because the emulated processor has AMD's virtualisation; tun for the
     # taps of ordinary ports, which Nova makes and nothing here would load it for.
-    run("modprobe", "-a", "kvm_amd", "vfio-pci", "vfio_iommu_type1", "igb", "tun")
+    run("modprobe", "-a", "kvm_amd", "tun")
+    if not PREPARED.exists():
+        if not MASK.is_symlink():
+            MASK.symlink_to("/dev/null")
+        run("modprobe", "-a", "vfio-pci", "vfio_iommu_type1", "igb")
+        return
+    # As a service manager does it: systemd-udev-trigger and systemd-modules-load.
+    MASK.unlink(missing_ok=True)
+    run("udevadm", "control", "--reload")
+    run("udevadm", "trigger", "--type=devices", "--action=add")
+    for path in sorted(Path("/etc/modules-load.d").glob("*.conf")):
+        for line in path.read_text().split("\n"):
+            if line and line[0] not in "#;":
+                run("modprobe", line)
+    run("udevadm", "settle", "--timeout=120")
+
+
+def adapters_by_mac() -> dict[str, Path]:
+    """The network devices by their MACs."""
     adapters: dict[str, Path] = {}
     for link in Path("/sys/class/net").iterdir():
         with contextlib.suppress(OSError):
@@ -119,9 +141,10 @@ def virtual_functions(adapter: dict[str, Any], adapters: dict[str, Path]) -> lis
     device = (link / "device").resolve()
     # By its name the adapter is known in the node's configuration.
     run("ip", "link", "set", "dev", link.name, "name", adapter["name"])
-    # No driver of the node may take them: they are for guests.
-    (device / "sriov_drivers_autoprobe").write_text("0")
-    (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
+    if not PREPARED.exists():
+        # No driver of the node may take them: they are for guests.
+        (device / "sriov_drivers_autoprobe").write_text("0")
+        (device / "sriov_numvfs").write_text(str(len(adapter["vfs"])))
     found = []
     for number, mac in enumerate(adapter["vfs"]):
         run("ip", "link", "set", "dev", adapter["name"], "vf", str(number), "mac", mac)
@@ -150,8 +173,14 @@ def gpus(node: dict[str, Any]) -> list[str]:
 
 
 def to_vfio(address: str) -> None:
-    """Give a device to vfio-pci."""
+    """Give a device to vfio-pci, or see that it has it."""
     device = PCI / address
+    if PREPARED.exists():
+        link = device / "driver"
+        name = link.resolve().name if link.exists() else "no driver"
+        if name != "vfio-pci":
+            raise NodeError(f"{address} is on {name} after the start of a prepared host")
+        return
     (device / "driver_override").write_text("vfio-pci")
     if (device / "driver").exists():
         (device / "driver" / "unbind").write_text(address)
@@ -162,6 +191,8 @@ def to_vfio(address: str) -> None:
 
 def pages(node: dict[str, Any]) -> None:
     """The hugepages of each NUMA node; the kernel may have found fewer than it was asked for."""
+    if PREPARED.exists():
+        return
     for number, wanted in enumerate(node["hugepages"]):
         pool = Path(f"/sys/devices/system/node/node{number}/hugepages/hugepages-2048kB")
         path = pool / "nr_hugepages"
@@ -202,9 +233,12 @@ def configuration(node: dict[str, Any]) -> None:
     shutil.copy2(CONFIG / "lab.conf", INCLUDES / "lab.conf")
     kept = sorted({each["network"] for each in node["adapters"] if each["network"]})
     networks = [word for each in kept for word in ("--physical-network", f"{each}={each}")]
-    # What the node has is decided anew at every start: nothing of the last one counts.
-    DECLARATION.unlink(missing_ok=True)
     words = (*networks, "--replace", "device_spec")
+    if PREPARED.exists():
+        words = ()  # what was declared is what counts
+    else:
+        # What the node has is decided anew at every start: nothing of the last one counts.
+        DECLARATION.unlink(missing_ok=True)
     run(COMMAND, "configure", "--write", str(INCLUDES), "--part", "compute", *words)
 
 
@@ -216,10 +250,16 @@ def main() -> None:
     shim = Background(lambda: run(COMMAND, "install-shim"))
     network(node)
     phase("devices")
+    drivers()
     adapters = adapters_by_mac()
     pages(node)
-    vfs = [vf for adapter in node["adapters"] for vf in virtual_functions(adapter, adapters)]
-    for address in [*gpus(node), *vfs]:
+    for_guests = gpus(node)
+    for adapter in node["adapters"]:
+        found = virtual_functions(adapter, adapters)
+        # Of those for ports libvirt changes the driver itself, on a prepared host.
+        if adapter["network"] is None or not PREPARED.exists():
+            for_guests += found
+    for address in for_guests:
         to_vfio(address)
     # libvirt wants to know them from udev.
     run("udevadm", "trigger", "--subsystem-match=pci", "--subsystem-match=net")

@@ -6,6 +6,8 @@ export PATH=/bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
+# What a prepared host does before any driver is loaded.
+for script in /scripts/init-top/*; do [ -x "$script" ] && sh "$script"; done
 while read -r module; do insmod "/modules/$module"; done </modules/order
 tries=0
 while [ ! -b /dev/vdb ] && [ $tries -lt 300 ]; do usleep 100000; tries=$((tries + 1)); done

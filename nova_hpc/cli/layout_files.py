@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of ``nova-hpc configure --layout``: where they are, and what they say now."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from nova_hpc.cli import effective, include_files, node_file
+from nova_hpc.cli.base import CommandError
+from nova_hpc.offer import layouts, settings
+from nova_hpc.offer.layouts import Override, Sections
+from nova_hpc.topology.model import Node
+
+
+def declaration(args: argparse.Namespace, node: Node) -> str:
+    """Name of the node's declaration below the directory of ``--write``."""
+    if args.layout == layouts.PLAIN:
+        return node_file.HERE.name
+    return f"nova-hpc/{_hostname(node)}.yaml"
+
+
+def merged(args: argparse.Namespace, node: Node) -> dict[str, str] | None:
+    """Part -> what this command has written of it before; None: it has files of its own.
+
+    :raises include_files.IncludeError: a file cannot be read.
+    """
+    if args.layout == layouts.PLAIN:
+        return None
+    found: dict[str, str] = {}
+    for override in _overrides(args, node, settings.PARTS):
+        text = None if args.write is None else include_files.read(args.write / override.path)
+        if text is not None and include_files.is_owned(text):
+            # The parts of one file are never needed by themselves.
+            found.setdefault(override.parts[-1], layouts.ours(text, override))
+    return found
+
+
+def files(
+    args: argparse.Namespace,
+    node: Node,
+    parts: Sequence[str],
+    result: settings.Settings,
+    others: Sections,
+) -> dict[str, str]:
+    """Path below the directory of ``--write`` -> text."""
+    said = {part: effective.sections(result.files[part]) for part in settings.PARTS}
+    return {each.path: layouts.render(each, said, others) for each in _overrides(args, node, parts)}
+
+
+def _overrides(args: argparse.Namespace, node: Node, parts: Sequence[str]) -> list[Override]:
+    found = layouts.overrides(args.layout, _hostname(node))
+    return [each for each in found if each.parts[-1] in parts]
+
+
+def _hostname(node: Node) -> str:
+    if node.hostname is None:
+        raise CommandError(
+            f"{node.source} does not say the node's host name, by which --layout names its files: "
+            "read a capture of sys and proc"
+        )
+    return node.hostname

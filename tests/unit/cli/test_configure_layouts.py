@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``configure --layout``: what Kolla-Ansible and OpenStack-Ansible make of it, by their own code.
+
+Their plug-ins are data files of what they have on PyPI, so they are loaded from there.
+"""
+
+import importlib.util
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from oslo_config import cfg
+
+from nova_hpc.cli.configure import Configure
+from nova_hpc.offer import settings
+from tests.unit.cli.conftest import put
+
+#: What a service of the cloud is told before, by another team's words too.
+NOVA = """\
+[DEFAULT]
+compute_driver = libvirt.LibvirtDriver
+log_dir = /var/log/kolla/nova
+[compute]
+cpu_dedicated_set = 1
+[filter_scheduler]
+available_filters = nova.scheduler.filters.all_filters
+available_filters = acme.filters.Tenants
+enabled_filters = ComputeFilter,Tenants
+weight_classes = acme.Weigher
+[pci]
+alias = {"name": "crypto", "vendor_id": "8086", "product_id": "37c8"}
+device_spec = {"vendor_id": "8086", "product_id": "37c8"}
+[scheduler]
+max_placement_results = 5000
+"""
+PLACEMENT = "[placement]\nmax_allocation_candidates = 7000\n[api]\nauth_strategy = keystone\n"
+SEVERAL = ("alias", "device_spec", "available_filters", "device_role")
+HOST = "node17"
+
+
+def plugin(path):
+    found = Path(sys.prefix, "share", path)
+    assert found.is_file(), f"install tests/requirements.txt: {found} is not there"
+    spec = importlib.util.spec_from_file_location(found.stem, found)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def kolla(sources):
+    """merge_configs of kolla-ansible over these texts."""
+    parser = plugin("kolla-ansible/ansible/action_plugins/merge_configs.py").OverrideConfigParser()
+    for text in sources:
+        parser.parse(io.StringIO(text))
+    out = io.StringIO()
+    parser.write(out)
+    return out.getvalue()
+
+
+def osa(template, overrides):
+    """config_template of OpenStack-Ansible over a template."""
+    module = plugin("ansible/plugins/action/config_template.py").ActionModule
+    merge = module.return_config_overrides_ini
+    self = type("Module", (), {"_option_write": staticmethod(module._option_write)})()
+    text, _ = merge(self, config_overrides=overrides, resultant=template)
+    return text
+
+
+def told(text, tmp_path):
+    """What a service is told by a file: (group, option) -> values."""
+    path = tmp_path / "read.conf"
+    path.write_text(text, encoding="utf-8")
+    found = {}
+    cfg.ConfigParser(str(path), found).parse()
+    return {
+        (group, name): values for group, pairs in found.items() for name, values in pairs.items()
+    }
+
+
+class Cloud:
+    """A deployment: what its tool has merged, and where it takes overrides from."""
+
+    def __init__(self, layout, tmp_path):
+        self.layout = layout
+        self.folder = tmp_path / layout
+        self.folder.mkdir()
+        self.place = tmp_path / "merged"
+        self.place.mkdir()
+        self.merged = {"nova-compute": NOVA, "nova-scheduler": NOVA, "placement": PLACEMENT}
+
+    def deploy(self):
+        paths = (
+            {
+                "nova-compute": f"nova/{HOST}/nova-compute.conf",
+                "nova-scheduler": "nova/nova-scheduler.conf",
+                "placement": "placement.conf",
+            }
+            if self.layout == "kolla"
+            else {
+                "nova-compute": f"host_vars/{HOST}/nova-hpc.yml",
+                "nova-scheduler": "group_vars/nova_all/nova-hpc.yml",
+                "placement": "group_vars/placement_all/nova-hpc.yml",
+            }
+        )
+        for service, path in paths.items():
+            override = (self.folder / path).read_text(encoding="utf-8")
+            source = PLACEMENT if service == "placement" else NOVA
+            if self.layout == "kolla":
+                self.merged[service] = kolla([source, override])
+            else:
+                ((name, body),) = yaml.safe_load(override).items()
+                project = "placement" if service == "placement" else "nova"
+                assert name == f"{project}_{project}_conf_overrides"
+                self.merged[service] = osa(source, body)
+
+
+@pytest.fixture(params=["kolla", "osa"])
+def cloud(request, tmp_path, machine, monkeypatch):
+    put(machine, "/proc/sys/kernel/hostname", HOST)
+    found = Cloud(request.param, tmp_path)
+    # Placement is read where its own variable says.
+    monkeypatch.setenv("OS_PLACEMENT_CONFIG_DIR", str(found.place))
+    return found
+
+
+@pytest.fixture
+def configure(cloud, machine, capsys):
+    def run(*words, service="nova-compute"):
+        for name, text in cloud.merged.items():
+            (cloud.place / f"{name}.conf").write_text(text, encoding="utf-8")
+        command = Configure(None, None)
+        parser = command.get_parser("nova-hpc configure")
+        mine = [
+            *("--root", machine, "--layout", cloud.layout, "--write", cloud.folder),
+            *("--config-file", cloud.place / f"{service}.conf"),
+        ]
+        status = command.run(parser.parse_args(list(map(str, [*mine, *words]))))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "nova-hpc-undo.json"
+    }
+
+
+def all_parts(configure, cloud, *words):
+    answers = []
+    for service, parts in (
+        ("nova-compute", ("compute",)),
+        ("nova-scheduler", ("controller", "placement")),
+    ):
+        named = [word for part in parts for word in ("--part", part)]
+        if service == "nova-compute":
+            # Nobody wrote down why the entries of stock Nova name one device only.
+            named += ["--replace", "device_spec"]
+        answers.append(configure(*named, *words, service=service))
+    assert [status for status, _, _ in answers] == [0, 0], answers
+    return [out for _, out, _ in answers]
+
+
+def test_what_others_said_is_still_said(configure, cloud, tmp_path):
+    before = {name: told(text, tmp_path) for name, text in cloud.merged.items()}
+    all_parts(configure, cloud, "--hosts", "2000")
+    cloud.deploy()
+    after = {name: told(text, tmp_path) for name, text in cloud.merged.items()}
+    for service, options in before.items():
+        for (group, name), values in options.items():
+            now = after[service][group, name]
+            if name in SEVERAL:
+                assert set(values) <= set(now), (service, name)
+            elif name in ("enabled_filters", "weight_classes") and service == "nova-scheduler":
+                assert set(values[0].split(",")) < set(now[0].split(","))
+            elif name == "compute_driver" and service == "nova-compute":
+                assert now == [settings.DRIVER]
+            else:
+                assert now == values, (service, name)  # no limit falls, no CPU set changes
+    compute = after["nova-compute"]
+    assert len(compute["pci", "device_spec"]) == 3  # theirs, the GPU, the VFs
+    names = {json.loads(each)["name"] for each in compute["pci", "alias"]}
+    assert names == {"crypto", "gpu", "vf"}
+    assert compute["pci", "report_in_placement"] == ["true"]
+    scheduler = after["nova-scheduler"]
+    assert len(scheduler["filter_scheduler", "available_filters"]) == 4
+    # Names that other controllers need are the same.
+    assert set(scheduler["pci", "alias"]) == set(compute["pci", "alias"])
+
+
+def test_a_second_run_changes_nothing_before_and_after_the_tool_ran(configure, cloud):
+    all_parts(
+        configure,
+        cloud,
+        "--hosts",
+        "2000",
+        "--device-role",
+        '{"role": "gpu", "vendor_id": "10de", "class": "0302"}',
+    )
+    written = contents(cloud.folder)
+    assert all_parts(configure, cloud) == ["Nothing to do.\n"] * 2
+    cloud.deploy()
+    assert all_parts(configure, cloud) == ["Nothing to do.\n"] * 2
+    assert contents(cloud.folder) == written
+    merged = dict(cloud.merged)
+    cloud.deploy()
+    assert cloud.merged == merged
+
+
+def test_what_was_ours_and_is_not_wanted_any_more_goes(configure, cloud, tmp_path):
+    all_parts(configure, cloud)
+    cloud.deploy()
+    status, _, err = configure("--part", "compute", "--leave-out", "0000:18:00.0")
+    assert status == 0, err
+    cloud.deploy()
+    entries = told(cloud.merged["nova-compute"], tmp_path)["pci", "device_spec"]
+    assert len(entries) == 2
+    assert not any("10de" in each for each in entries)
+    assert any("37c8" in each for each in entries)
+
+
+def test_undo_gives_back(configure, cloud):
+    before = contents(cloud.folder)
+    status, _, err = configure("--part", "compute", "--replace", "device_spec")
+    assert status == 0, err
+    status, _, err = configure("--undo")
+    assert status == 0, err
+    assert contents(cloud.folder) == before
+
+
+def test_a_file_of_the_operators_is_not_touched(configure, cloud):
+    path = cloud.folder / (
+        f"nova/{HOST}/nova-compute.conf"
+        if cloud.layout == "kolla"
+        else f"host_vars/{HOST}/nova-hpc.yml"
+    )
+    path.parent.mkdir(parents=True)
+    path.write_text("mine", encoding="utf-8")
+    status, _, err = configure("--part", "compute", "--replace", "device_spec")
+    assert status == 2
+    assert "was not written by this command" in err
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_node_without_a_name_is_refused(configure, cloud, machine):
+    (machine / "proc/sys/kernel/hostname").unlink()
+    status, _, err = configure("--part", "compute")
+    assert status == 2
+    assert "host name" in err
+    assert contents(cloud.folder) == {}
