@@ -225,16 +225,23 @@ def _read(tree: Tree, path: str) -> str | None:
         return None
 
 
+# What an earlier run was told goes before what the host looks like.
+
+
 def _boot_loader(root: Path) -> str:
+    if _owned(root / host_files.GRUB):
+        return "grub"
     if (root / "usr/sbin/grubby").exists():
         return "grubby"
     return "grub" if (root / "etc/default/grub").exists() else "none"
 
 
 def _initramfs(root: Path) -> str:
-    if (root / "etc/initramfs-tools").is_dir():
+    if _owned(root / host_files.HOOK) or (root / "etc/initramfs-tools").is_dir():
         return "initramfs-tools"
-    return "dracut" if (root / "etc/dracut.conf.d").is_dir() else "none"
+    if _owned(root / host_files.DRACUT) or (root / "etc/dracut.conf.d").is_dir():
+        return "dracut"
+    return "none"
 
 
 def _show(files: Sequence[File]) -> None:

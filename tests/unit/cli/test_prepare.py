@@ -274,6 +274,14 @@ def test_grubby_and_dracut(prepare, tmp_path):
     assert not (root / "etc/default").exists()
 
 
+def test_what_was_said_of_the_boot_is_remembered(prepare, tmp_path):
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    prepare("--write", root, "--boot-loader", "grub", "--initramfs", "dracut")
+    assert (root / host_files.GRUB).exists()
+    assert prepare("--write", root)[1].endswith("Nothing to do.\n")
+
+
 def test_bad_words(prepare, tmp_path):
     assert prepare("--dry-run")[0] == 2
     status, _, err = prepare("--write", tmp_path / "typo")
