@@ -78,9 +78,7 @@ def _job(
 # Services of several threads on a loaded machine: one more try, and pytest counts it.
 _OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
-#: Of the functional tests: what a release of Nova can break.
-_MEETS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or start or reader or paths")
-#: What of it is enough between two releases that have it all.
+#: Of the functional tests: what another release of Nova can break.
 _WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")
 _SCHEDULER: Final = "scheduler or explain or configure"
 _NODE: Final = f"driver and not ({_SCHEDULER})"
@@ -98,7 +96,7 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("others-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _OTHERS), 10, STANDARD),
     _job("nova-suites-34", "functional-34", (*_SUITES, "--no-affinity"), 13, STANDARD),
     _job("functional-33", "functional-33", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
-    _job("functional-32", "functional-32", (*_OURS, *_MEETS_NOVA), 5, STANDARD),
+    _job("functional-32", "functional-32", (*_OURS, *_WRAPS_NOVA), 3, STANDARD),
     _job("lab", "lab", ("-m", "not slow", "tests/lab"), 20, STANDARD, leads=True),
     # A night.
     _job("unit-20000", "unit-full", (), 240, FULL),
