@@ -117,7 +117,8 @@ def _udev(host: Host) -> Iterator[str]:
         yield "# Devices for servers: no driver of the host takes them."
     for address in host.vfio:
         here = f'SUBSYSTEM=="pci", KERNEL=="{address}"'
-        yield f'ACTION=="add", {here}, ATTR{{driver_override}}="vfio-pci"'
+        # vfio-pci may be loaded already: then nothing else would bind the device to it.
+        yield f'ACTION=="add", {here}, ATTR{{driver_override}}="vfio-pci", {_PROBE}'
         # A driver that was loaded for another device may have been faster.
         yield (
             f'ACTION=="bind", {here}, DRIVER!="vfio-pci", ATTR{{driver_override}}="vfio-pci", '

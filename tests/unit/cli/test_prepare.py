@@ -88,7 +88,7 @@ def test_what_a_host_gets(prepare, debian):
     probe = 'ATTR{[subsystem/pci]drivers_probe}="$kernel"'
     # The GPU and the virtual functions are overridden, the adapter itself never.
     assert rules(files[UDEV]) == [
-        {'ACTION=="add"', 'SUBSYSTEM=="pci"', f'KERNEL=="{GPU}"', override},
+        {'ACTION=="add"', 'SUBSYSTEM=="pci"', f'KERNEL=="{GPU}"', override, probe},
         {
             'ACTION=="bind"',
             'SUBSYSTEM=="pci"',

@@ -111,9 +111,14 @@ def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
 def _beside(fabric: FabricMap, left: dict[str, int], gang: Gang, first: Plan) -> int:
     """How many more fit in the leaves that the gang has, without leaving its own domain."""
     question = Question(fabric, left, attrs.evolve(gang, placed={}, max_per_host=None))
+    places = [fabric.place(host) for host in first.hosts]
+    own = {place.domain(gang.level) for place in places if place is not None}
     total = 0
     for host, free in question.free.items():
         place = question.place[host]
+        # An NVLink domain has hosts of several leaves, and a leaf those of several domains.
+        if gang.policy is Policy.REQUIRED and place.domain(gang.level) not in own:
+            continue
         if gang.max_per_host is not None:
             free = min(free, gang.max_per_host - first.hosts.get(host, 0))
         if free > 0 and (place.leaf or host) in first.leaves and first.level in ("leaf", "host"):
