@@ -22,6 +22,7 @@ COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
 INCLUDES = "/etc/nova/nova.conf.d"
 FOREIGN = "AggregateMultiTenancyIsolation"
 LIMIT = 5000
+STARTS = "Starting compute node"
 SERVICES = ("nova-conductor", "nova-scheduler", "nova-api")
 STOCK_FILTERS = (
     f"ComputeFilter,{FOREIGN},ImagePropertiesFilter,NUMATopologyFilter,PciPassthroughFilter"
@@ -110,7 +111,7 @@ class Site:
     def node(self, script):
         """Change the node's files, restart nova-compute, and wait until it is up again."""
         before = self.pid()
-        self.starts = self.lab.tail(400).count("Starting compute node")
+        self.starts = self.log().count(STARTS)
         self.lab.inside(f"{script}; sync; kill -KILL {before}")
         self.lab.until(lambda: self.pid() not in ("", before), "nova-compute runs again")
         self.lab.until(self._up, "nova-compute is up")
@@ -119,8 +120,12 @@ class Site:
         """Its service is up, and reported after the restart."""
         text = self.lab.openstack("compute", "service", "list", "-f", "json")
         (service,) = (each for each in json.loads(text) if each["Binary"] == "nova-compute")
-        log = self.lab.tail(400)
-        return service["State"] == "up" and log.count("Starting compute node") > self.starts
+        return service["State"] == "up" and self.log().count(STARTS) > self.starts
+
+    def log(self):
+        """What nova-compute has said since the node began."""
+        path = self.lab.state / "nodes" / "hpc1" / "nova-compute.log"
+        return path.read_text(errors="replace")
 
     def pid(self):
         return self.lab.inside(
