@@ -45,3 +45,20 @@ def test_files_and_modules_that_a_page_names_are_there(page):
     missing |= {each for each in _MODULE.findall(text) if not _exists(each)}
     # What the build makes is no file of the tree.
     assert sorted(each for each in missing if "generated" not in each) == []
+
+
+def test_texts_that_the_page_on_troubleshooting_quotes_are_said():
+    """Each quoted message is in the code, word by word between what differs."""
+    code = "\n".join(
+        path.read_text(encoding="utf-8")
+        for package in ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+        for path in sorted((TOP / package).rglob("*.py"))
+    )
+    # Texts that are written in several pieces.
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    page = (TOP / "docs/source/admin/troubleshooting.rst").read_text(encoding="utf-8")
+    quoted = re.findall(r"^   \* - ``(.+?)``$", page, re.M)
+    assert len(quoted) > 25
+    pieces = [piece.strip() for text in quoted for piece in text.split("...")]
+    missing = [each for each in pieces if len(each) > 3 and each not in code]
+    assert missing == []
