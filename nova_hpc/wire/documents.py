@@ -110,6 +110,12 @@ INVENTORY: Final = Document(
     writer="nova_hpc.wire.inventory:dumps",
     schema="nova-hpc/inventory",
 )
+FLEET: Final = Document(
+    name="fleet report",
+    lives="the output of nova-hpc inventory fleet",
+    writer="nova_hpc.wire.fleet:dumps",
+    schema="nova-hpc/fleet",
+)
 DECLARATION: Final = Document(
     name="declaration",
     lives="[hpc]device_role of nova.conf",
@@ -198,6 +204,7 @@ ALL: Final = (
     SNAPSHOT,
     LEDGER,
     INVENTORY,
+    FLEET,
     DECLARATION,
     NODE_DECLARATION,
     UNDO,

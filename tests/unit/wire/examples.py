@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from nova_hpc.cloud import snapshot
 from nova_hpc.cloud.snapshot import Snapshot
 from nova_hpc.cloud.snapshot import document as snapshot_document
@@ -24,7 +26,7 @@ from nova_hpc.guest_tree.guest_document import Cell as GuestCell
 from nova_hpc.guest_tree.guest_document import Given, documents
 from nova_hpc.placement.model import Cell, HostNode, Policy
 from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.topology import nccl
+from nova_hpc.topology import kinds, nccl
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.model import (
     Bar,
@@ -45,6 +47,7 @@ from nova_hpc.wire import (
     device_record,
     fabric_map,
     findings,
+    fleet,
     inventory,
     node_declaration,
     undo,
@@ -440,6 +443,9 @@ UNDONE: Final = (
 )
 
 #: File of the golden text -> what writes it today.
+FLEET: Final = kinds.compare(
+    {"a": NODE, "b": NODE, "d": attrs.evolve(NODE, problems=("no /proc",))}
+)
 WRITERS: Final[dict[str, Callable[[], str]]] = {
     "device-tags/v1.json": lambda: json.dumps(TAGS.to_spec(), indent=1) + "\n",
     "device-record/v1.json": lambda: device_record.dumps({**TAGS.to_spec(), "address": GPU}),
@@ -453,6 +459,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "snapshot/v2.json": lambda: snapshot_document.dumps(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
+    "fleet-report/v1.json": lambda: fleet.dumps(FLEET, {"c": "--from c.tar.xz: cut short"}),
     "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),
     # What stands behind the cluster's name.
     "cluster-label/v1.json": lambda: cluster_wish.to_group_name(LABEL_OF, "a77e01fc").partition(
