@@ -25,6 +25,7 @@ from tests.functional import once
 
 once.compile_statements()
 once.check_schemas()
+once.share_routes()
 
 #: Random histories kill a service at its own threads, which release 34 brought.
 _THREADS = "nova.thread_pool_factory"
@@ -92,6 +93,11 @@ integrated_helpers.time = SimpleNamespace(
     **{name: getattr(time, name) for name in dir(time) if not name.startswith("_")}
     | {"sleep": _Patience().sleep}
 )
+
+
+def pytest_collection_finish() -> None:
+    """All modules are imported now."""
+    once.keep_modules()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

@@ -138,7 +138,8 @@ class Lab:
                 said = self.openstack("console", "log", "show", server, check=False)
                 if (found := node.parse_report(said)) is not None:
                     return found
-                time.sleep(5)
+                # The client itself takes two seconds of a CPU that the guest needs.
+                time.sleep(10)
             self.openstack("server", "reboot", "--hard", "--wait", server)
         raise AssertionError(f"the guest said nothing in {STARTS} starts\n{self.tail()}")
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.lab.conftest import BASE_PORT
 
+DEVICE = "/opt/nova-hpc/venv/bin/nova-hpc device"
 FLAVOR = ("--vcpus", "1", "--ram", "256", "--disk", "1")
 #: Kills nova-compute in the node; init starts it again with its present configuration.
 RESTART_COMPUTE = (
@@ -83,7 +84,37 @@ def test_demo_agrees(lab):
     assert "ok    the guest's own nova-hpc-guest check finds what the cloud" in done.stdout
 
 
+def _devices(lab):
+    """Address -> what the node says of that device."""
+    rows = json.loads(lab.inside(f"{DEVICE} list --format json"))
+    return {row["Address"]: row for row in rows}
+
+
+def test_the_devices_of_a_deleted_server_are_free_and_clean(lab):
+    """Their marks are gone when the server is, and their baselines are still true."""
+    server = lab.show("hpc-demo")
+    mine = [a for a, row in _devices(lab).items() if row["Server"] == server["id"]]
+    assert mine
+    lab.openstack("server", "delete", "--wait", "hpc-demo")
+    lab.until(
+        lambda: {_devices(lab)[address]["State"] for address in mine} == {"free"},
+        f"{mine} are free",
+    )
+    for address in mine:
+        checked = lab.inside(f"{DEVICE} check {address}")
+        print(f"RESULT: {checked}")
+        assert "as its baseline says" in checked
+
+
+@pytest.fixture
+def demo_server(lab):
+    """The server of the demo."""
+    if "hpc-demo" not in {one["Name"] for one in lab.servers()}:
+        assert lab.nova_hpc("demo", "--keep").returncode == 0
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("demo_server")
 def test_demo_notices_two_devices_that_were_swapped(lab):
     assert lab.nova_hpc("demo", "--server", "hpc-demo").returncode == 0
     # Behind Nova's back, the guest gets the other GPU of the same root.
@@ -102,6 +133,7 @@ def test_demo_notices_two_devices_that_were_swapped(lab):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("demo_server")
 def test_the_guests_own_check_notices_a_device_that_is_missing(lab):
     lab.inside(
         "virsh='virsh -c qemu:///system'; name=$($virsh list --name | head -1);"

@@ -109,15 +109,3 @@ def test_a_device_whose_reset_fails(lab):
     again = _create(lab, "first")
     assert again["status"] == "ACTIVE"
     assert _owned(_listed(lab), again) == {mine}
-
-
-@pytest.mark.usefixtures("flavor")
-def test_a_clean_device_is_free_at_once(lab):
-    """Its mark is gone when the server is, and its baseline is still true."""
-    server = _create(lab, "first")
-    (mine,) = _owned(_listed(lab), server)
-    lab.openstack("server", "delete", "--wait", "first")
-    lab.until(lambda: _listed(lab)[mine]["State"] == "free", f"{mine} is free")
-    checked = lab.inside(f"{DEVICE} check {mine}")
-    print(f"RESULT: {checked}")
-    assert "as its baseline says" in checked

@@ -166,13 +166,17 @@ class World:
             if self.random.random() < 0.7:
                 self.step.take_back(server, self.roles)
             del self.servers[server]
-        for _ in range(self.random.randint(0, 2)):
+        starts = self.random.randint(0, 2)
+        # Nothing happens to the node between two starts.
+        node = sysfs.read(self.root) if starts else None
+        for _ in range(starts):
             server = f"server-{self.started}"
             self.started += 1
             free = sorted(set(self.now_offered) - self.used)
             wanted = self.random.sample(free, min(len(free), 4))
             wanted = [each for each in wanted if (self.node.devices / each).exists()]
-            if wanted and not self.step.give(server, self.node.candidates(*wanted)):
+            view = View(node, dict.fromkeys(wanted, "gpu"))
+            if wanted and not self.step.give(server, view.candidates(wanted)):
                 assert not self.silent & set(wanted)
                 assert not self.glitches.keys() & set(wanted)
                 self.servers[server] = wanted
