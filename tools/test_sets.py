@@ -78,6 +78,10 @@ def _job(
 # Services of several threads on a loaded machine: one more try, and pytest counts it.
 _OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
+_NOT_LONG: Final = ("-m", "not long")
+#: About half of the unit tests; the quick set has a process for these and one for the rest.
+_NODES: Final = ("tests/unit/cli", "tests/unit/lab", "tests/unit/tenancy")
+_NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
 #: Of the functional tests: what another release of Nova can break.
 _WRAPS_NOVA: Final = (*_NOT_SLOW, "-k", "contract or patches or errors or reader")
 _SCHEDULER: Final = "scheduler or explain or configure"
@@ -89,7 +93,9 @@ _SUITES: Final = ("python", "-m", "tests.functional.nova_suites")
 
 JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
-    _job("unit", "py311", (), 6, QUICK, STANDARD),
+    _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
+    _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
+    _job("unit", "py311", (), 10, STANDARD),
     _job("docs", "docs", (), 1, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
     _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),

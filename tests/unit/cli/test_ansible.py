@@ -13,6 +13,8 @@ import yaml
 from nova_hpc.offer import host_files
 from tests.unit.cli.conftest import put
 
+pytestmark = pytest.mark.long
+
 ROLES = Path(__file__).parents[3] / "ansible" / "roles"
 PLAYBOOK = """\
 - name: A node of files

@@ -221,6 +221,7 @@ def machines(draw):
     max_examples=max(20, settings.default.max_examples // 4),
     suppress_health_check=[HealthCheck.too_slow],
 )
+@pytest.mark.long
 @given(machines())
 def test_nothing_of_it_can_be_found(drawn):
     machine, identities, spread = drawn

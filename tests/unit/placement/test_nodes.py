@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import attrs
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -105,6 +106,7 @@ def test_the_node_of_most_groups_comes_first() -> None:
     assert (first, last) == (((3,),), ((0,),))
 
 
+@pytest.mark.long
 def test_a_host_of_very_many_nodes_is_bounded() -> None:
     """32 NUMA nodes, as with one for each L3 cache, and a guest of eight cells."""
     gpus = tuple(_gpu(number, number * 2, number // 8) for number in range(16))

@@ -138,6 +138,7 @@ def in_order(world):
         assert "in quarantine" in world.start(TWO, OTHER)[OTHER]
 
 
+@pytest.mark.long
 def test_killed_at_every_step(tmp_path, record_property):
     steps = 0
     while True:
@@ -154,6 +155,7 @@ def test_killed_at_every_step(tmp_path, record_property):
     print(f"RESULT: killed at each of {steps} steps: state whole, no device lost or given twice")
 
 
+@pytest.mark.long
 def test_killed_twice(tmp_path):
     """Also while it brings in order what the first kill has left."""
     for first in range(15, 80, 20):

@@ -259,6 +259,7 @@ def _life(found):
     service.attend()
 
 
+@pytest.mark.long
 def test_the_service_is_killed_at_every_step(tmp_path):
     steps = 0
     while True:

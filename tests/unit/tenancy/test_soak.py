@@ -19,6 +19,8 @@ import statistics
 import time
 from collections import defaultdict
 
+import pytest
+
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Offer
 from nova_hpc.tenancy.hygiene.reset import ResetError
@@ -215,6 +217,7 @@ class World:
             self.step.accept(candidate, "firmware 2.0")
 
 
+@pytest.mark.long
 def test_a_busy_node_for_days(tmp_path, record_property):
     world = World(tmp_path, seed=11)
     rules = Rules()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 TOP = Path(__file__).resolve().parents[3]
 PACKAGES = (
     "nova_hpc/cli", "nova_hpc/cloud", "nova_hpc/from_nova", "nova_hpc/guest/",

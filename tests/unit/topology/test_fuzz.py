@@ -20,6 +20,8 @@ from nova_hpc.wire import inventory
 from tests.unit.topology import damage
 from tests.unit.topology.builder import Machine, config
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 10
 READ = ("class", "vendor", "device", "config", "numa_node", "local_cpus", "resource", "driver",
         "reset_method", "current_link_speed", "current_link_width", "sriov_totalvfs", "physfn",
