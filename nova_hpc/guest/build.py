@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack the command for guests: a single file, or a part of cloud-init's user data.
 
-``python3 -m nova_hpc.guest.build FILE`` writes the command itself, and with
-``--cloud-config`` user data that installs it and its systemd unit.
+``python3 -m nova_hpc.guest.build FILE`` writes the command itself, with
+``--cloud-config`` user data that installs it and its systemd unit, and with ``--unit`` the
+unit. ``--elements`` prints where the element for diskimage-builder is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ COMMAND: Final = "/usr/local/bin/nova-hpc-guest"
 UNIT: Final = "/etc/systemd/system/nova-hpc-guest.service"
 
 _HERE: Final = Path(__file__).parent
+_UNIT_FILE: Final = _HERE / "data/nova-hpc-guest.service"
 _MODULES: Final = (
     "__init__",
     "command",
@@ -61,7 +63,7 @@ def cloud_config() -> str:
             "#cloud-config",
             "write_files:",
             *_file(COMMAND, single_file(), "0755"),
-            *_file(UNIT, (_HERE / "data/nova-hpc-guest.service").read_bytes(), "0644"),
+            *_file(UNIT, _UNIT_FILE.read_bytes(), "0644"),
             "runcmd:",
             "  - [systemctl, daemon-reload]",
             "  - [systemctl, enable, --now, nova-hpc-guest.service]",
@@ -86,13 +88,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m nova_hpc.guest.build", description="Pack the command for guests."
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="where to write it")
-    parser.add_argument("--cloud-config", action="store_true", help="write user data of cloud-init")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--cloud-config", action="store_true", help="write user data of cloud-init")
+    what.add_argument("--unit", action="store_true", help="write the unit of systemd")
+    what.add_argument(
+        "--elements",
+        action="store_true",
+        help="print the directory with the element nova-hpc-guest for diskimage-builder",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="where to write it")
     known = parser.parse_args(arguments)
+    if known.elements:
+        print(_HERE / "elements")
+        return 0
+    if known.file is None:
+        parser.error("FILE is missing: where to write it")
     target: Path = known.file
     try:
         if known.cloud_config:
             target.write_text(cloud_config())
+        elif known.unit:
+            target.write_bytes(_UNIT_FILE.read_bytes())
         else:
             target.write_bytes(single_file())
             target.chmod(0o755)

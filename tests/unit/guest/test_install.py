@@ -7,11 +7,13 @@ import ast
 import base64
 import gzip
 import io
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pytest
 import yaml
 
 from nova_hpc.guest import build, install
@@ -134,3 +136,46 @@ def test_the_user_data(tmp_path):
 def test_the_file_cannot_be_written(tmp_path, capsys):
     assert build.main([str(tmp_path / "no" / "where")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+# -- the element of diskimage-builder ----------------------------------------------
+
+
+def element(capsys):
+    assert build.main(["--elements"]) == 0
+    return Path(capsys.readouterr().out.strip()) / "nova-hpc-guest"
+
+
+def test_the_element_takes_the_command_its_unit_and_a_script_for_drivers(tmp_path, capsys):
+    drivers = tmp_path / "my-drivers"
+    drivers.write_text("#!/bin/sh\necho drivers\n")
+    subprocess.run(
+        [element(capsys) / "extra-data.d/50-nova-hpc-guest"],
+        check=True,
+        cwd="/",
+        env={
+            **os.environ,
+            "TMP_HOOKS_PATH": str(tmp_path),
+            "NOVA_HPC_PYTHON": sys.executable,
+            "NOVA_HPC_DRIVERS": str(drivers),
+            "PYTHONPATH": str(Path(build.__file__).parents[2]),
+        },
+    )
+    found = tmp_path / "nova-hpc"
+    assert (found / "nova-hpc-guest").read_bytes() == build.single_file()
+    assert f"ExecStart={build.COMMAND} install" in (found / "nova-hpc-guest.service").read_text()
+    assert os.access(found / "drivers", os.X_OK)
+
+
+def test_the_hooks_of_the_element_are_programs(capsys):
+    hooks = [path for path in element(capsys).rglob("*") if path.parent.name.endswith(".d")]
+    assert len(hooks) == 2
+    for hook in hooks:
+        assert os.access(hook, os.X_OK), hook
+        assert subprocess.run(["bash", "-n", hook], check=False).returncode == 0
+
+
+def test_a_file_has_to_be_named(capsys):
+    with pytest.raises(SystemExit):
+        build.main([])
+    assert "FILE is missing" in capsys.readouterr().err
