@@ -123,6 +123,22 @@ function nova_hpc_configure {
     fi
 }
 
+# Flavors for one, two, four and all GPUs of the nodes, and the smallest of them for tempest.
+function nova_hpc_test_config {
+    local -x OS_CLOUD=devstack-admin
+    if [[ -z "$NOVA_HPC_TEST_FAMILY" ]]; then
+        return
+    fi
+    if ! nova-hpc flavor create --family $NOVA_HPC_TEST_FAMILY --yes; then
+        echo "No node reports devices: tempest keeps its flavors"
+        return
+    fi
+    if is_service_enabled tempest; then
+        iniset $TEMPEST_CONFIG compute flavor_ref \
+            $(openstack flavor show $NOVA_HPC_TEST_FAMILY.gpu1 -f value -c id)
+    fi
+}
+
 function nova_hpc_clean {
     if type -t nova-hpc > /dev/null; then
         nova-hpc install-shim --remove
@@ -136,6 +152,9 @@ if [[ "$1" == "stack" && "$2" == "install" ]]; then
 elif [[ "$1" == "stack" && "$2" == "post-config" ]]; then
     echo_summary "Configuring nova-hpc"
     nova_hpc_configure
+elif [[ "$1" == "stack" && "$2" == "test-config" ]]; then
+    echo_summary "Making flavors of nova-hpc"
+    nova_hpc_test_config
 elif [[ "$1" == "clean" ]]; then
     nova_hpc_clean
 fi

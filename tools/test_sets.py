@@ -78,7 +78,7 @@ def _job(
 # Services of several threads on a loaded machine: one more try, and pytest counts it.
 _OURS: Final = ("python", "-m", "pytest", "--reruns", "1", "--durations", "8", "tests/functional")
 _NOT_SLOW: Final = ("-m", "not slow")
-_NOT_LONG: Final = ("-m", "not long")
+_NOT_LONG: Final = ("-m", "not long and not slow")
 #: About half of the unit tests; the quick set has a process for these and one for the rest.
 _NODES: Final = ("tests/unit/cli", "tests/unit/lab", "tests/unit/tenancy")
 _NOT_NODES: Final = tuple(f"--ignore={each}" for each in _NODES)
@@ -95,7 +95,7 @@ JOBS: Final[tuple[Job, ...]] = (
     _job("lint", "lint", (), 2, QUICK, STANDARD, FULL),
     _job("unit-nodes", "py311", (*_NOT_LONG, *_NODES), 3, QUICK),
     _job("unit-rest", "py311", (*_NOT_LONG, "tests/unit", *_NOT_NODES), 3, QUICK),
-    _job("unit", "py311", (), 10, STANDARD),
+    _job("unit", "py311", (*_NOT_SLOW, "tests/unit"), 10, STANDARD),
     _job("docs", "docs", (), 1, STANDARD, FULL),
     _job("scheduler-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _SCHEDULER), 9, STANDARD),
     _job("node-34", "functional-34", (*_OURS, *_NOT_SLOW, "-k", _NODE), 14, STANDARD),

@@ -124,7 +124,8 @@ class Replay:
     workers: list[Worker] = attrs.field(factory=list)
     answers: list[serve.Answer] = attrs.field(factory=list)
     alive: dict[str, day.Request] = attrs.field(factory=dict)
-    orphaned: int = 0
+    #: Servers whose scheduler was killed.
+    orphaned: list[str] = attrs.field(factory=list)
     memory: list[float] = attrs.field(factory=list)
     _deletions: dict[int, int] = attrs.field(factory=dict)
     _dying: bool = False
@@ -166,6 +167,8 @@ class Replay:
         while any(each.request for each in self.workers):
             self._take()
         seconds = time.monotonic() - begin
+        # A claim may have reached Placement after its scheduler was dead.
+        self.hosts.tell("delete", self.orphaned)
         self.hosts.settle()
         return seconds
 
@@ -214,7 +217,7 @@ class Replay:
         number = self.workers.index(worker)
         worker.end()
         assert request is not None
-        self.orphaned += len(request.servers)
+        self.orphaned += request.servers
         self.hosts.tell("delete", list(request.servers))
         self.workers[number] = self._scheduler(number)
         self._ready(self.workers[number])
@@ -266,7 +269,7 @@ class Replay:
                 max(0, each.claims - (size[each.at] if each.outcome == PLACED else 0))
                 for each in self.answers
             ),
-            orphaned=self.orphaned,
+            orphaned=len(self.orphaned),
             node_refusals=len(self.hosts.refusals),
             given_twice=twice,
             scattered=scattered,

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from oslo_config import cfg
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
@@ -219,3 +220,93 @@ def test_install_places_the_shim_and_clean_removes_it(
     out = _run(recorded, captures, tmp_path, "")
     assert out.count("SETUP ") == 1
     assert calls.read_text().splitlines() == ["install-shim", "install-shim --remove"]
+
+
+# -- flavors for tests, other nodes, and jobs -------------------------------------------
+
+TEST_CONFIG = SCRIPT.replace("post-config", "test-config").replace(
+    "source $PLUGIN_TOP/devstack/settings",
+    "TEMPEST_CONFIG=$SCRATCH/tempest.conf\n$MORE\nsource $PLUGIN_TOP/devstack/settings",
+)
+
+
+def _test_config(scratch: pathlib.Path, status: int, more: str = "") -> tuple[str, str]:
+    """What was called, and tempest's configuration after it."""
+    folder = scratch / "bin"
+    folder.mkdir()
+    for name, text in {
+        "nova-hpc": f'echo "$OS_CLOUD nova-hpc $*" >>$SCRATCH/calls; exit {status}',
+        "openstack": 'echo "$OS_CLOUD openstack $*" >>$SCRATCH/calls; echo 1f2e',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    tempest = scratch / "tempest.conf"
+    tempest.write_text("[compute]\nflavor_ref = 42\n")
+    captures = pathlib.Path(os.environ["NOVA_HPC_TEST_DATA"])
+    subprocess.run(
+        ["bash", "-c", TEST_CONFIG.replace("$MORE", more)],
+        env={
+            "PATH": f"{folder}:{os.environ['PATH']}",
+            "DEVSTACK": str(captures / "devstack"),
+            "PLUGIN_TOP": str(TOP),
+            "SCRATCH": str(scratch),
+            "HOME": str(scratch),
+        },
+        check=True,
+        capture_output=True,
+    )
+    calls = scratch / "calls"
+    return calls.read_text() if calls.exists() else "", tempest.read_text()
+
+
+@pytest.mark.usefixtures("captures")
+def test_tempest_gets_the_smallest_flavor(tmp_path: pathlib.Path) -> None:
+    calls, tempest = _test_config(tmp_path, 0)
+    assert calls.splitlines() == [
+        "devstack-admin nova-hpc flavor create --family hpc --yes",
+        "devstack-admin openstack flavor show hpc.gpu1 -f value -c id",
+    ]
+    assert tempest == "[compute]\nflavor_ref = 1f2e\n"
+
+
+@pytest.mark.usefixtures("captures")
+def test_without_devices_tempest_keeps_its_flavor(tmp_path: pathlib.Path) -> None:
+    calls, tempest = _test_config(tmp_path, 2)
+    assert len(calls.splitlines()) == 1
+    assert tempest == "[compute]\nflavor_ref = 42\n"
+
+
+@pytest.mark.usefixtures("captures")
+def test_no_flavors_where_none_are_wanted(tmp_path: pathlib.Path) -> None:
+    calls, _ = _test_config(tmp_path, 0, more='NOVA_HPC_TEST_FAMILY=""')
+    assert calls == ""
+
+
+def test_the_jobs_name_what_is_there() -> None:
+    jobs = {
+        each["job"]["name"]: each["job"]
+        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
+        if "job" in each
+    }
+    playbook = jobs["nova-hpc-lab"]["run"]
+    (play,) = yaml.safe_load((TOP / playbook).read_text())
+    (task,) = play["tasks"]
+    words = task["ansible.builtin.command"]["cmd"].split()
+    assert words[0] == "bash"
+    assert (TOP / words[1]).is_file()
+    (project,) = (
+        each["project"]
+        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
+        if "project" in each
+    )
+    assert set(project["check"]["jobs"]) == set(project["gate"]["jobs"]) == jobs.keys()
+
+
+@pytest.mark.parametrize("sample", ["local.conf.sample", "local.conf.subnode.sample"])
+def test_the_samples_are_what_devstack_reads(sample: str) -> None:
+    text = (TOP / "devstack" / sample).read_text()
+    assert "[[local|localrc]]" in text
+    lines = [line for line in text.splitlines() if line and line[0] not in "#["]
+    assert "enable_plugin nova-hpc /opt/src/nova-hpc" in lines
+    script = "\n".join(["function enable_plugin { :; }", "set -e", *lines])
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == 0
