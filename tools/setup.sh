@@ -64,16 +64,38 @@ if [ ${#missing[@]} -gt 0 ] || dpkg --compare-versions "${qemu:-0}" lt 1:10; the
     trap - EXIT
 fi
 
+# uv installs in a third of pip's time. It reads no setting of pip's, so a mirror that is set there is told.
+tell_uv() {
+    local pip_says index extra links
+    pip_says=$("$NOVA_HPC_VENV/bin/pip" config list)
+    of_pip() { sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" <<<"$pip_says" | tail -n 1 | sed 's/\\n/ /g; s/^ *//'; }
+    index=$(of_pip index-url) extra=$(of_pip extra-index-url) links=$(of_pip find-links)
+    export UV_SYSTEM_CERTS=1 UV_INDEX_STRATEGY=unsafe-best-match UV_PYTHON_DOWNLOADS=never
+    [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
+    [ -z "$extra" ] || export UV_INDEX=${UV_INDEX:-$extra}
+    [ -z "$links" ] || export UV_FIND_LINKS=${UV_FIND_LINKS:-${links// /,}}
+}
+
 # One environment for the cloud's services, the command and the tests' driver.
 # Debian's own interpreter: a copy of this environment runs inside the node.
 _want=$(cat "$_top"/{tools/setup.sh,setup.cfg,requirements.txt,lab/pyproject.toml,constraints.txt} | sha256sum)
 if [ "$(cat "$NOVA_HPC_VENV/.nova-hpc" 2>/dev/null)" != "$_want" ]; then
     say "Making the Python environment in $NOVA_HPC_VENV"
     /usr/bin/python3 -m venv --clear "$NOVA_HPC_VENV"
-    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" \
-        wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7" pytest-timeout
-    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
+    _tools=(wheel "setuptools<80" pbr tox pytest "pytest-rerunfailures>=16.7" pytest-timeout)
+    "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" uv
+    tell_uv
+    _uv=("$NOVA_HPC_VENV/bin/uv" pip install -q -p "$NOVA_HPC_VENV/bin/python" --compile-bytecode)
+    if "${_uv[@]}" -c "$_top/constraints.txt" "${_tools[@]}" tox-uv; then
+        "${_uv[@]}" -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
+    else
+        say "uv does not reach the packages here; pip installs them"
+        "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" "${_tools[@]}"
+        "$NOVA_HPC_VENV/bin/pip" install -q -c "$_top/constraints.txt" -e "$_top" -e "$_top/lab"
+    fi
     printf '%s\n' "$_want" >"$NOVA_HPC_VENV/.nova-hpc"
+else
+    tell_uv
 fi
 # The checkout may have moved since. Asked from elsewhere: the folder that one is in always counts.
 _where="import nova_hpc, nova_hpc_lab; print(nova_hpc.__path__[0], nova_hpc_lab.__path__[0])"

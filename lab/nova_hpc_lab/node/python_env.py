@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import compileall
 import importlib.metadata
+import importlib.util
 import json
 import re
 import shutil
@@ -142,6 +143,11 @@ def _files(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
             continue
         if not str(name).startswith(_TESTS) and (Path(str(source)) / name).is_file():
             yield name
+            # pip lists what it has compiled; uv compiles, too, and lists nothing of it.
+            if name.suffix == ".py":
+                compiled = PurePosixPath(importlib.util.cache_from_source(str(name)))
+                if (Path(str(source)) / compiled).is_file():
+                    yield compiled
 
 
 def _listed(found: importlib.metadata.Distribution) -> Iterator[PurePosixPath]:
