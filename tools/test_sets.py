@@ -32,6 +32,9 @@ TOP: Final = Path(__file__).resolve().parents[1]
 QUICK, STANDARD, FULL = "quick", "standard", "full"
 #: Seconds between two lines about what runs.
 _PROGRESS: Final = 60.0
+#: Seconds after which the main thread looks whether a signal came before it began to wait: a wait
+#: without end would not be interrupted by that one.
+_LOOKS: Final = 1.0
 #: Lines of a failed job's log that are shown.
 _SHOWN: Final = 150
 #: The niceness of jobs that run beside one that leads.
@@ -195,7 +198,10 @@ class Runner:
                 leading = sum(job.leads for job in some)
                 with futures.ThreadPoolExecutor(1 if alone else workers + leading) as pool:
                     try:
-                        outcomes += pool.map(self._one, some)
+                        begun = [pool.submit(self._one, job) for job in some]
+                        while futures.wait(begun, _LOOKS).not_done:
+                            pass
+                        outcomes += [each.result() for each in begun]
                     except BaseException:
                         self._end()
                         raise

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/test_sets.py, run as a program with a tox that a test makes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ case "$*" in
     *--notest*) exit 0 ;;
     *"-e $FAILS"*) echo "E   assert 1 == 2"; echo "== 1 failed, 4 passed in 0.10s =="; exit 1 ;;
     *"-e $WORKS"*) exec python3 "$CALLS.py" ;;
-    *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 60 ;;
+    *"-e $SLEEPS"*) echo $$ >"$CALLS.pid"; exec sleep 600 ;;
 esac
 echo "===== 7 passed, 2 deselected in 0.20s ====="
 echo "  congratulations :) (0.30 seconds)"
@@ -35,7 +36,7 @@ def command(tmp_path):
 
     (tmp_path / "calls.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")
 
-    def start(*words, fails="none", sleeps="none", works="none"):
+    def start(*words, fails="none", sleeps="none", works="none", through=()):
         env = {
             **os.environ,
             "PATH": f"{program.parent}:{os.environ['PATH']}",
@@ -44,11 +45,32 @@ def command(tmp_path):
             "SLEEPS": sleeps,
             "WORKS": works,
         }
-        argv = [sys.executable, TOP / "tools" / "test_sets.py", "--logs", tmp_path / "logs", *words]
-        return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+        tool = TOP / "tools" / "test_sets.py"
+        argv = [sys.executable, *through, tool, "--logs", tmp_path / "logs", *words]
+        process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        begun.append(process)
+        return process
 
+    begun = []
     start.calls = tmp_path / "calls"
-    return start
+    yield start
+    # A test that fails leaves nothing running either.
+    for process in begun:
+        process.kill()
+        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        if child := sleeper(start):
+            os.kill(child, signal.SIGKILL)
+
+
+def _until(condition):
+    """Wait until it is true: a minute, which a loaded machine may need."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_table_of_a_set_that_passes(command):
@@ -92,18 +114,21 @@ def test_the_lab_runs_beside_the_others_which_give_way(command):
     program.write_text('#!/bin/sh\necho "nice $@" >>"$CALLS"\nshift 2\nexec "$@"\n')
     program.chmod(0o755)
     process = command("--only", "docs", "lab", "--workers", "1", sleeps="docs")
-    deadline = time.monotonic() + 30
     begun = {"run --skip-pkg-install -e docs", "run --skip-pkg-install -e lab -- -m not slow"}
-    while not all(any(line.startswith(each) for line in calls(command)) for each in begun):
-        assert time.monotonic() < deadline, calls(command)
-        time.sleep(0.05)
+    _until(lambda: all(any(line.startswith(each) for line in calls(command)) for each in begun))
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=30)
+    process.wait(timeout=45)
     nice = [line for line in calls(command) if line.startswith("nice")]
     assert nice == [
         "nice -n 10 tox run --notest -e docs",
         "nice -n 10 tox run --skip-pkg-install -e docs",
     ]
+
+
+def sleeper(command):
+    """The process ID of the job that sleeps; 0 before it does."""
+    file = Path(f"{command.calls}.pid")
+    return int(file.read_text() or 0) if file.exists() else 0
 
 
 def calls(command):
@@ -113,23 +138,38 @@ def calls(command):
 
 def test_an_interrupted_run_leaves_nothing_running(command):
     process = command("--only", "unit", "lint", sleeps="py311")
-    pid_file = Path(f"{command.calls}.pid")
-    deadline = time.monotonic() + 30
-    while not (pid_file.exists() and pid_file.read_text().strip()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    _until(lambda: sleeper(command))
+    child = sleeper(command)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) != 0
-    child = int(pid_file.read_text())
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}").exists():
-        assert time.monotonic() < deadline, "the job still runs"
-        time.sleep(0.05)
+    assert process.wait(timeout=45) != 0
+    _until(lambda: not Path(f"/proc/{child}").exists())
+
+
+# The main thread does not notice a signal to another one while it waits without end: the same
+# as one that comes just before it begins to wait.
+ELSEWHERE = """\
+import runpy, signal, sys, threading
+def end():
+    sys.stdin.read()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+threading.Thread(target=end, daemon=True).start()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_signal_that_comes_before_the_wait_ends_the_run(command):
+    process = command("--only", "unit", sleeps="py311", through=("-c", ELSEWHERE))
+    _until(lambda: sleeper(command))
+    child = sleeper(command)
+    process.stdin.close()
+    assert process.wait(timeout=45) == 143
+    _until(lambda: not Path(f"/proc/{child}").exists())
 
 
 def test_an_unknown_job_is_refused_by_name(command):
     process = command("--only", "uint")
-    assert process.wait(timeout=30) == 2
+    assert process.wait(timeout=45) == 2
 
 
 def test_every_job_names_an_environment_of_tox_ini():
