@@ -101,4 +101,6 @@ fi
 _where="import nova_hpc, nova_hpc_lab; print(nova_hpc.__path__[0], nova_hpc_lab.__path__[0])"
 [ "$(cd / && "$NOVA_HPC_VENV/bin/python" -c "$_where" 2>/dev/null)" = "$_top/nova_hpc $_top/lab/nova_hpc_lab" ] ||
     "$NOVA_HPC_VENV/bin/pip" install -q --no-deps -e "$_top" -e "$_top/lab"
-export PATH=$NOVA_HPC_VENV/bin:$PATH
+# uv takes the first interpreter that is no virtual environment's, and virtualenv Debian's own. That
+# is built with optimisation by profile; one of a version manager may need half as much CPU again.
+export PATH=$NOVA_HPC_VENV/bin:/usr/bin:$PATH
