@@ -89,10 +89,12 @@ def test_twenty_hosts(tmp_path: Path) -> None:
     """Two schedulers, one of which is killed, a host that fails, and many servers."""
     names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
     rows = tmp_path / "rows.json"
-    argv = ("--hosts", "20", "--servers", "80", "--schedulers", "2", "--candidates", "200")
+    # Half of a host of eight GPUs, for which some ask.
+    argv = ("--hosts", "20", "--switches", "2", "--servers", "48", "--seed", "2")
+    few = ("--schedulers", "2", "--candidates", "100")
     done = subprocess.run(
         [
-            *(sys.executable, "-W", "ignore", "-m", "tests.functional.replay", *argv),
+            *(sys.executable, "-W", "ignore", "-m", "tests.functional.replay", *argv, *few),
             *("--variants", "ours-spread-shuffle", "--json", str(rows)),
         ],
         capture_output=True, text=True, env=names, cwd=Path(__file__).parents[2], check=False,
@@ -102,7 +104,9 @@ def test_twenty_hosts(tmp_path: Path) -> None:
     found = day.Row(**row)
     print(f"RESULT: {found}")
     assert holds(found)
-    assert found.servers == 80
+    assert found.servers == 48
     assert found.orphaned >= 1
-    assert 0 < found.placed <= 80
-    assert found.scattered == 0
+    assert found.placed > 0
+    assert found.refused > 0
+    assert found.spurious == 0
+    assert found.pairs > found.scattered == 0

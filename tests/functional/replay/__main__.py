@@ -74,7 +74,7 @@ def rst(rows: Sequence[day.Row], where: Mapping[str, str]) -> str:
 
 def run(options: argparse.Namespace) -> list[day.Row]:
     """Both sides take turns, each in a cloud of its own, until the day or the time is over."""
-    cloud = Cloud(options.hosts, switches=4, gpus=2, functions=2)
+    cloud = Cloud(options.hosts, options.switches, gpus=2, functions=2)
     found = day.day(options.servers, cloud, options.seed, options.load)
     limit = time.monotonic() + options.minutes * 60 if options.minutes else None
     with contextlib.ExitStack() as kept:
@@ -105,7 +105,8 @@ def run(options: argparse.Namespace) -> list[day.Row]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 if all that must hold did."""
     parser = argparse.ArgumentParser(prog="python -m tests.functional.replay")
-    parser.add_argument("--hosts", type=int, default=300, help="of eight GPUs at four switches")
+    parser.add_argument("--hosts", type=int, default=300)
+    parser.add_argument("--switches", type=int, default=4, help="of a host, with two GPUs each")
     parser.add_argument("--servers", type=int, default=2000)
     parser.add_argument("--schedulers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
@@ -119,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--variants", nargs="+", choices=list(VARIANTS), default=["stock", "ours-spread-shuffle"]
     )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=RESULTS, help=f"write a table ({RESULTS.name})"
+    )
     options = parser.parse_args(argv)
     # What was started must end with the command, however that ends.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -133,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         words = argv if argv is not None else sys.argv[1:]
         where = provenance(" ".join(["python -m tests.functional.replay", *words]))
-        RESULTS.write_text(rst(rows, where))
+        options.write.write_text(rst(rows, where))
     return 0 if all(map(holds, rows)) else 1
 
 
