@@ -95,8 +95,9 @@ def run(options: argparse.Namespace) -> list[day.Row]:
         rows = [side.row() for side in sides]
         for side in sides:
             for each in side.answers:
-                if each.outcome == BROKEN:
-                    print(each.text[-2000:], file=sys.stderr)
+                if each.outcome == BROKEN or each.free_left:
+                    about = f"{side.variant.title}, request {each.at}, {each.conflicts} lost claims"
+                    print(f"{about}, {each.outcome}: {each.text[-2000:]}", file=sys.stderr)
             for text in side.hosts.refusals:
                 print(f"refused by a node: {text}", file=sys.stderr)
     return rows
