@@ -128,7 +128,7 @@ JOBS: Final[tuple[Job, ...]] = (
     ),
     _job(
         *("replay", "functional-34"),
-        ("python", "-m", "tests.functional.replay"),
+        ("python", "-m", "tests.functional.replay", "--minutes", "40"),
         *(40, FULL),
         alone=True,
     ),

@@ -67,11 +67,15 @@ def test_room_and_what_is_stranded_by_trying_everything(seed: int) -> None:
 
 def test_the_simulation_places_all_of_a_day_that_is_not_full() -> None:
     found = day.day(300, CLOUD, 3, load=0.3)
+    last = found.requests[-1].at
+    used = sum(each.gpus * len(each.servers) for each in found.requests if each.leaves > last)
     for ours in (True, False):
-        assert day.predicted(found, CLOUD, ours) == found.servers
+        assert day.predicted(found, CLOUD, ours) == (found.servers, used)
     crowded = day.day(300, CLOUD, 3, load=3.0)
     for ours in (True, False):
-        assert day.predicted(crowded, CLOUD, ours) < crowded.servers
+        placed, used = day.predicted(crowded, CLOUD, ours)
+        assert placed < crowded.servers
+        assert CLOUD.devices // 2 < used <= CLOUD.devices
 
 
 def test_a_day_that_is_cut_off_fails_where_the_whole_one_does() -> None:

@@ -106,10 +106,11 @@ def day(servers: int, cloud: Cloud, seed: int, load: float = 1.0) -> Day:
     return Day(tuple(requests))
 
 
-def predicted(found: Day, cloud: Cloud, ours: bool) -> int:
-    """How many servers the simulation places: of one scheduler, and hosts that never fail.
+def predicted(found: Day, cloud: Cloud, ours: bool) -> tuple[int, int]:
+    """What the simulation says, with one scheduler and hosts that never fail.
 
     :param ours: by this project's policy as shipped, or by stock Nova's.
+    :returns: servers that are placed, and GPUs in use at the end.
     """
     places = tuple(layout(cloud).values())
     machines = tuple(
@@ -123,7 +124,8 @@ def predicted(found: Day, cloud: Cloud, ours: bool) -> int:
     )
     policy = "nova-hpc-equal" if ours else "nova-spread"
     played = scenario.play(scenario.Scenario(machines, tasks, None), policy, 0)
-    return played.arrived - played.refused
+    used = round(played.samples[-1].allocated * cloud.devices / scenario.PERCENT)
+    return played.arrived - played.refused, used
 
 
 def _shape(request: Request, ours: bool) -> Shape:
@@ -169,6 +171,8 @@ class Row:
     servers: int
     placed: int
     refused: int
+    #: GPUs of these.
+    refused_gpus: int
     #: Requests that were refused though Placement had room for them right after.
     spurious: int
     broken: int
@@ -187,8 +191,9 @@ class Row:
     stranded: int
     #: GPUs that are in use at the end.
     used: int
-    #: What the simulation says would be placed.
+    #: What the simulation says of servers placed, and of GPUs in use at the end.
     predicted: int
+    predicted_used: int
     seconds: float
     p50: float
     p99: float

@@ -187,6 +187,8 @@ class Replay:
         places = computes.layout(self.cloud)
         pairs = [each for name, each in given.items() if gpus[name] == 2]
         latencies = [each.seconds for each in self.answers]
+        predicted, used = day.predicted(asked, self.cloud, self.variant.ours)
+        refused = {each.at for each in self.answers if each.outcome == REFUSED}
         return day.Row(
             variant=self.variant.title,
             hosts=self.cloud.hosts,
@@ -195,6 +197,7 @@ class Replay:
             servers=asked.servers,
             placed=counts[PLACED],
             refused=counts[REFUSED],
+            refused_gpus=sum(e.gpus * size[e.at] for e in asked.requests if e.at in refused),
             spurious=sum(each.free_left for each in self.answers),
             broken=counts[BROKEN],
             conflicts=sum(each.conflicts for each in self.answers),
@@ -206,7 +209,8 @@ class Replay:
             pairs=len(pairs),
             stranded=day.stranded(self._free()),
             used=records,
-            predicted=day.predicted(asked, self.cloud, self.variant.ours),
+            predicted=predicted,
+            predicted_used=used,
             seconds=self.seconds,
             p50=day.quantile(latencies, 0.5),
             p99=day.quantile(latencies, 0.99),
