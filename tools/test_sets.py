@@ -130,6 +130,12 @@ JOBS: Final[tuple[Job, ...]] = (
         alone=True,
     ),
     _job(
+        *("replay", "functional-34"),
+        ("python", "-m", "tests.functional.replay", "--minutes", "40"),
+        *(40, FULL),
+        alone=True,
+    ),
+    _job(
         *("group-races", "functional-34"),
         ("python", "-m", "tests.functional.group_races", "--rounds", "3", "--kill", "12"),
         *(10, FULL),

@@ -134,9 +134,14 @@ class Copies:
     next_id: dict[tuple[str, str], int]
     rng: random.Random
 
-    def rows(self, host: str) -> dict[tuple[str, str], list[Row]]:
-        """The rows of one more host."""
+    def rows(self, host: str, root: str | None = None) -> dict[tuple[str, str], list[Row]]:
+        """The rows of one more host.
+
+        :param root: the UUID of its compute node; None: any.
+        """
         uuids = {row["uuid"]: self._uuid() for row in self.template.providers}
+        if root is not None:
+            uuids[self.template.providers[0]["uuid"]] = root
         ids = {row["id"]: self._id(_PROVIDERS) for row in self.template.providers}
         service = self._id(_SERVICES)
         old = self.template.name
@@ -183,7 +188,7 @@ class Copies:
                     service_id=service if row["service_id"] is not None else None,
                     host=host,
                     hypervisor_hostname=named(row["hypervisor_hostname"]),
-                    pci_stats=_replaced(row["pci_stats"], uuids),
+                    pci_stats=replaced(row["pci_stats"], uuids),
                 )
                 for row in rows[_COMPUTES]
             ],
@@ -195,10 +200,16 @@ class Copies:
         return self.next_id[table]
 
     def _uuid(self) -> str:
-        return str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
+        return random_uuid(self.rng)
 
 
-def _replaced(text: str, uuids: Mapping[str, str]) -> str:
+def random_uuid(rng: random.Random) -> str:
+    """A UUID, the same for the same state of *rng*."""
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+
+
+def replaced(text: str, uuids: Mapping[str, str]) -> str:
+    """A text with other UUIDs."""
     for old, new in uuids.items():
         text = text.replace(old, new)
     return text
@@ -238,7 +249,7 @@ def _normal(one: Template) -> dict[tuple[str, str], list[Row]]:
             if "service_id" in plain:
                 plain["service_id"] = plain["service_id"] is not None
             if plain.get("pci_stats"):
-                plain["pci_stats"] = _sorted_pools(_replaced(plain["pci_stats"], uuids))
+                plain["pci_stats"] = _sorted_pools(replaced(plain["pci_stats"], uuids))
             found[table].append(plain)
         found[table].sort(key=repr)
     return found

@@ -37,6 +37,16 @@ class Function:
     place: Location
 
 
+def names(cloud: Cloud) -> list[str]:
+    """The names of the hosts."""
+    return [f"node{index:03d}" for index in range(cloud.hosts)]
+
+
+def node_uuid(name: str) -> str:
+    """The UUID that a host's driver reports."""
+    return str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
+
+
 def functions(cloud: Cloud) -> dict[str, Function]:
     """The virtual functions of a host: address -> function."""
     places = {place.root: place for place in layout(cloud).values()}
@@ -127,7 +137,7 @@ def _driver(name: str, cloud: Cloud) -> Any:
                 "supported_instances": [("x86_64", "kvm", "hvm")],
                 "numa_topology": None,
                 "pci_passthrough_devices": _pci_devices(cloud),
-                "uuid": str(uuid.uuid5(uuid.NAMESPACE_DNS, name)),
+                "uuid": node_uuid(name),
             }
 
         def update_provider_tree(self, tree: Any, nodename: str, allocations: Any = None) -> None:
@@ -157,19 +167,22 @@ class Computes:
         from nova.compute import resource_tracker
 
         self.context = context
-        names = [f"node{index:03d}" for index in range(cloud.hosts)]
         self.trackers = {
-            name: resource_tracker.ResourceTracker(name, _driver(name, cloud)) for name in names
+            name: resource_tracker.ResourceTracker(name, _driver(name, cloud))
+            for name in names(cloud)
         }
         self.servers: dict[str, tuple[str, Any]] = {}
         self.lock = threading.Lock()
 
-    def register(self) -> None:
-        """What nova-compute does when it starts, and nova-manage's discover_hosts."""
+    def register(self, count: int | None = None) -> None:
+        """What nova-compute does when it starts, and nova-manage's discover_hosts.
+
+        :param count: of so many hosts; None: of all.
+        """
         from nova import objects
 
         cell = _make_cells(self.context)
-        for name, tracker in self.trackers.items():
+        for name, tracker in list(self.trackers.items())[:count]:
             service = objects.Service(
                 self.context, host=name, binary="nova-compute", topic="compute"
             )

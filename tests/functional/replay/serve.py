@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes of a replay: a scheduler that answers one request at a time, and the hosts."""
+
+from __future__ import annotations
+
+import functools
+import http
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import attrs
+
+from nova_hpc.topology.level import Level
+from tests.functional.concurrency import computes, nova_process, scheduler
+from tests.functional.concurrency.model import BROKEN, PLACED, REFUSED, Cloud, Variant
+from tests.functional.replay import day
+
+#: ``[pci]alias`` of all processes.
+ALIASES = [
+    f'{{"name": "{name}", "resource_class": "{kind}"}}'
+    for name, kind in (("gpu", computes.GPU_CLASS), ("vf", computes.VF_CLASS))
+]
+
+
+@attrs.frozen
+class Answer:
+    """What a scheduler did with one request.
+
+    :ivar builds: for each server of a request that was placed: request specification, host
+        and the providers of its devices, for the hosts.
+    :ivar asked: requests to Placement.
+    :ivar conflicts: claims of them that Placement turned down, because somebody was first.
+    """
+
+    at: int
+    outcome: str
+    text: str
+    seconds: float
+    asked: int = 0
+    conflicts: int = 0
+    free_left: bool = False
+    builds: tuple[tuple[Any, str, Mapping[str, list[str]]], ...] = ()
+
+
+def flavor_of(gpus: int, variant: Variant, **more: Any) -> Any:
+    """The flavor of so many GPUs and virtual functions; what the database adds is in *more*."""
+    from nova import objects
+
+    specs = {"pci_passthrough:alias": f"gpu:{gpus},vf:{gpus}"}
+    if variant.ours:
+        specs["hpc:affinity"] = day.LEVELS[gpus].word
+    return objects.Flavor(
+        **more, flavorid=f"day-{gpus}", name=f"day-{gpus}", vcpus=2, memory_mb=1024, root_gb=1,
+        ephemeral_gb=0, swap=0, rxtx_factor=1.0, vcpu_weight=0, is_public=True, disabled=False,
+        description=None, extra_specs=specs,
+    )  # fmt: skip
+
+
+class Scheduler:
+    """Nova's scheduler with the requests of the day."""
+
+    def __init__(self, context: Any, variant: Variant, cloud: Cloud) -> None:
+        from nova.scheduler import manager
+        from nova.scheduler.client import report
+
+        self.context = context
+        self.variant = variant
+        self.places = computes.layout(cloud)
+        self.asked = self.conflicts = 0
+        client = report.SchedulerReportClient
+        # Only counts.
+        for word in ("get", "put", "post", "delete"):
+            setattr(client, word, self._counted(getattr(client, word)))
+        self.manager = manager.SchedulerManager()
+        self.client = self.manager.placement_client
+
+    def _counted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def request(client: Any, url: str, *arguments: Any, **keywords: Any) -> Any:
+            self.asked += 1
+            answer = plain(client, url, *arguments, **keywords)
+            claim = url.startswith("/allocations") and plain.__name__ in ("put", "post")
+            self.conflicts += claim and answer.status_code == http.HTTPStatus.CONFLICT
+            return answer
+
+        return request
+
+    def spec(self, request: day.Request) -> Any:
+        """The request specification that the API makes of the flavor."""
+        from nova import objects
+        from nova.pci import request as pci_request
+
+        flavor = flavor_of(request.gpus, self.variant, id=request.gpus)
+        wanted = pci_request.get_pci_requests_from_flavor(flavor)
+        found = objects.RequestSpec.from_components(
+            self.context, request.servers[0], {}, flavor, None, wanted, {}, None, None,
+            project_id="race", user_id="race",
+        )  # fmt: skip
+        found.num_instances = len(request.servers)
+        return found
+
+    def answer(self, request: day.Request) -> Answer:
+        """Serve one request as the service does."""
+        from nova import exception
+        from oslo_messaging.rpc import ExpectedException
+
+        self.asked = self.conflicts = 0
+        spec = self.spec(request)
+        started = time.monotonic()
+        try:
+            lists = self.manager.select_destinations(
+                self.context,
+                spec_obj=spec,
+                instance_uuids=list(request.servers),
+                return_objects=True,
+                return_alternates=True,
+            )
+        except Exception as error:
+            seconds = time.monotonic() - started
+            cause = error.exc_info[1] if isinstance(error, ExpectedException) else error
+            clean = isinstance(cause, exception.NoValidHost)
+            return Answer(
+                request.at,
+                REFUSED if clean else BROKEN,
+                str(cause) if clean else traceback.format_exc(),
+                seconds,
+                self.asked,
+                self.conflicts,
+                clean and self.has_space(request),
+            )
+        seconds = time.monotonic() - started
+        return Answer(
+            request.at,
+            PLACED,
+            "",
+            seconds,
+            self.asked,
+            self.conflicts,
+            builds=tuple(
+                self._build(spec, name, selections[0])
+                for name, selections in zip(request.servers, lists, strict=True)
+            ),
+        )
+
+    @staticmethod
+    def _build(spec: Any, name: str, selection: Any) -> tuple[Any, str, Mapping[str, list[str]]]:
+        """What the conductor tells the host: each server has its own request and providers."""
+        from nova.scheduler import utils
+
+        own = spec.obj_clone()
+        own.instance_uuid = name
+        own.num_instances = 1
+        utils.fill_provider_mapping(own, selection)
+        mapping = {
+            group.requester_id: list(group.provider_uuids)
+            for group in own.requested_resources
+            if group.requester_id
+        }
+        return own.obj_to_primitive(), selection.service_host, mapping
+
+    def has_space(self, request: day.Request) -> bool:
+        """Whether Placement has devices for all of the request's servers, as far as one tells."""
+        level = day.LEVELS[request.gpus] if self.variant.ours else Level.HOST
+        return day.room(self.free(), request.gpus, level) and len(request.servers) == 1
+
+    def free(self) -> list[tuple[str, Any]]:
+        """Host and place of each GPU that Placement has free on a host that is up."""
+        url = f"/resource_providers?resources={computes.GPU_CLASS}:1"
+        found = self.client.get(url, version="1.18").json()["resource_providers"]
+        # Nova names the provider of a device <host>_<address>.
+        pairs = (each["name"].rpartition("_") for each in found)
+        down = self.down()
+        return [(host, self.places[address]) for host, _, address in pairs if host not in down]
+
+    def down(self) -> frozenset[str]:
+        """Hosts that are down."""
+        from nova import context as nova_context
+        from nova import objects
+
+        context = nova_context.get_admin_context()
+        cells = objects.CellMappingList.get_all(context)
+        found = set()
+        for cell in cells:
+            with nova_context.target_cell(context, cell) as inside:
+                services = objects.ServiceList.get_by_binary(inside, "nova-compute")
+                found |= {each.host for each in services if each.forced_down}
+        return frozenset(found)
+
+
+def schedule(
+    nova_conf: str,
+    log: str,
+    variant: Variant,
+    cloud: Cloud,
+    candidates: int,
+    connection: Any,
+) -> None:
+    """Main function of a scheduler's process: answers what comes until None."""
+    options: dict[tuple[str, str], object] = {
+        ("scheduler", "max_placement_results"): candidates,
+        **scheduler.options(variant),
+        ("pci", "device_spec"): [],
+        ("pci", "alias"): ALIASES,
+    }
+    try:
+        served = Scheduler(nova_process.begin(nova_conf, log, options), variant, cloud)
+        connection.send("ready")
+    except Exception:
+        connection.send(Answer(-1, BROKEN, traceback.format_exc(), 0.0))
+        return
+    while (request := connection.recv()) is not None:
+        if request == "free":
+            connection.send(served.free())
+            continue
+        try:
+            connection.send(served.answer(request))
+        except Exception:
+            connection.send(Answer(request.at, BROKEN, traceback.format_exc(), 0.0))
+
+
+class Hosts(computes.Computes):
+    """The hosts of the day: servers leave one by one, and hosts fail.
+
+    What Nova's resource tracker reports to Placement after each claim is the same as before: some
+    twenty-five requests of a host of eight GPUs, which are left out (the trackers of a cloud are on
+    machines of their own, the processors here are what the schedulers have).
+    """
+
+    def flavors(self, variant: Variant) -> None:
+        """Make the day's flavors, of which a scheduler learns what is asked for."""
+        for gpus in day.LEVELS:
+            flavor_of(gpus, variant, context=self.context).create()
+
+    def take_over(self, first: int) -> None:
+        """Start all hosts; the rows of those from *first* on are in the databases already."""
+        from nova import objects
+        from nova.compute import provider_tree
+
+        for number, (name, tracker) in enumerate(self.trackers.items()):
+            tracker._update_to_placement = functools.partial(_without_report, tracker)
+            if number >= first:
+                service = objects.Service.get_by_compute_host(self.context, name)
+                tracker.set_service_ref(service)
+                tracker.update_available_resource(self.context, name, startup=True)
+                # Claims look devices up in it.
+                tracker.provider_tree = provider_tree.ProviderTree()
+                tree = tracker.reportclient.get_providers_in_tree(
+                    self.context, tracker.compute_nodes[name].uuid
+                )
+                tracker.provider_tree.populate_from_iterable(tree)
+
+    def delete(self, servers: Sequence[str]) -> list[str]:
+        """What the API and nova-compute do; also of servers that were never built."""
+        client = next(iter(self.trackers.values())).reportclient
+        for name in servers:
+            with self.lock:
+                host, instance = self.servers.pop(name, ("", None))
+            if instance is not None:
+                instance.vm_state = "deleted"
+                tracker = self.trackers[host]
+                tracker.update_usage(self.context, instance, host)
+            client.delete_allocation_for_instance(self.context, name, force=True)
+            if instance is not None:
+                instance.destroy()
+        return list(servers)
+
+    def set_down(self, count: int, down: bool) -> None:
+        """The first hosts are forced down, or back."""
+        from nova import objects
+
+        for name in list(self.trackers)[:count]:
+            service = objects.Service.get_by_compute_host(self.context, name)
+            service.forced_down = down
+            service.save()
+
+
+def _without_report(tracker: Any, context: Any, compute_node: Any, startup: bool) -> None:
+    """What is left of ``ResourceTracker._update_to_placement``: pools learn their providers."""
+    tracker.pci_tracker.stats.populate_pools_metadata_from_assigned_devices()
+
+
+def host(nova_conf: str, log: str, cloud: Cloud, connection: Any) -> None:
+    """Main function of the hosts' process.
+
+    Takes ``(number, word, arguments)`` and answers ``(number, result)``, builds and deletions in
+    four threads.
+    """
+    options = {
+        ("pci", "device_spec"): computes.device_spec(cloud),
+        ("pci", "alias"): ALIASES,
+    }
+    try:
+        hosts = Hosts(nova_process.begin(nova_conf, log, options), cloud)
+    except Exception:
+        connection.send((-1, traceback.format_exc()))
+        return
+    pool = futures.ThreadPoolExecutor(4)
+    built: dict[str, futures.Future[str]] = {}
+    sending = threading.Lock()
+
+    def delete(servers: Sequence[str]) -> list[str]:
+        for name in servers:
+            if name in built:
+                built.pop(name).result()
+        return hosts.delete(servers)
+
+    def done(number: int, future: futures.Future[Any]) -> None:
+        error = future.exception()
+        text = "failed: " + "".join(traceback.format_exception(error)) if error else ""
+        with sending:
+            connection.send((number, text or future.result()))
+
+    while True:
+        number, word, arguments = connection.recv()
+        if word == "stop":
+            pool.shutdown(wait=False, cancel_futures=True)
+            return
+        future: futures.Future[Any]
+        if word == "build":
+            future = pool.submit(hosts.build, *arguments)
+            built[arguments[0]["nova_object.data"]["instance_uuid"]] = future
+        elif word == "delete":
+            future = pool.submit(delete, *arguments)
+        else:
+            future = pool.submit(getattr(hosts, word), *arguments)
+        future.add_done_callback(lambda found, number=number: done(number, found))
