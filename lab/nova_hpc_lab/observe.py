@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
+import requests
 
 from nova_hpc.wire import decision, stats
 from nova_hpc_lab import bootstrap
@@ -70,8 +71,16 @@ def providers(cloud: Any) -> list[Provider]:
         # Nova calls the provider of a device <node>_<address>.
         if not host or item["parent_provider_uuid"] is None or address.count(":") != 2:
             continue
-        inventories = _get(cloud, f"/resource_providers/{item['uuid']}/inventories")["inventories"]
-        usages = _get(cloud, f"/resource_providers/{item['uuid']}/usages")["usages"]
+        path = f"/resource_providers/{item['uuid']}"
+        try:
+            inventories = _get(cloud, f"{path}/inventories")["inventories"]
+            usages = _get(cloud, f"{path}/usages")["usages"]
+        except requests.HTTPError as err:
+            # Since the list was read, nova-compute has deleted it: a node of another shape has
+            # other devices.
+            if err.response.status_code == requests.codes.not_found:
+                continue
+            raise
         found += [
             Provider(
                 *(host, address, name, inventory["total"], usages.get(name, 0)),

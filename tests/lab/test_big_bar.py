@@ -3,6 +3,12 @@
 
 In the cloud, from flavor and image to the guest: what the firmware did is asked of the
 guest's emulator, and what its kernel sees of the guest itself.
+
+With UEFI it fails as long as the node is emulated by a QEMU that takes a guest's write to CR8
+for an interrupt without its big lock (helper_write_crN in
+target/i386/tcg/system/misc_helper.c; seen with 11.1.3): OVMF writes CR8 at the end of every
+interrupt, and the node's own emulator ends itself. What UEFI does with such a BAR in plain
+emulation is in test_firmware.py.
 """
 
 import re
@@ -17,6 +23,7 @@ BAR = 4096 << 20
 FLAVOR = {
     "hw:cpu_policy": "dedicated",
     "hw:mem_page_size": "2048",
+    "hw:pci_numa_affinity_policy": "required",
     "pci_passthrough:alias": "wide:1",
     "hpc:affinity": "switch",
 }
@@ -24,8 +31,7 @@ FLAVOR = {
 PLACED = re.compile(r"64 bit prefetchable memory at 0x([0-9a-f]+) \[0x([0-9a-f]+)\]")
 
 
-def _server(lab, word, firmware):
-    name = f"big-{word}-{firmware}"
+def _server(lab, name, word, firmware):
     properties = {**FLAVOR, "hpc:guest_topology": word}
     words = [part for key in properties for part in ("--property", f"{key}={properties[key]}")]
     lab.openstack(
@@ -45,6 +51,14 @@ def _server(lab, word, firmware):
     return server["id"]
 
 
+def _offered(lab):
+    """Whether Placement has the large device, and nobody has it: a deleted server's is cleaned."""
+    (node,) = lab.status()["nodes"]
+    found = {each["resource_class"]: each for each in node["providers"]}
+    wide = found.get("CUSTOM_PCI_" + "_".join(qemu.WIDE_GPU_IDS).upper())
+    return wide is not None and not wide["withheld"] and not wide["used"]
+
+
 def _placed(lab, server):
     """Where the guest's firmware has put BARs of 64 bits, by QEMU's monitor."""
     virsh = f"virsh -c qemu:///system qemu-monitor-command --hmp {server} info pci"
@@ -53,11 +67,14 @@ def _placed(lab, server):
 
 
 @pytest.mark.parametrize(
-    ("word", "firmware"), [("flat", "uefi"), ("mirror", "uefi"), ("flat", "bios")]
+    ("word", "firmware"),
+    [("flat", "bios"), ("mirror", "bios"), ("flat", "uefi"), ("mirror", "uefi")],
 )
 def test_a_large_bar_is_placed(lab, word, firmware):
-    server = _server(lab, word, firmware)
+    name = f"big-{word}-{firmware}"
+    lab.until(lambda: _offered(lab), "the large device is offered")
     try:
+        server = _server(lab, name, word, firmware)
         domain = lab.inside(f"virsh -c qemu:///system dumpxml {server}")
         assert ("OVMF" in domain) == (firmware == "uefi"), domain
         report = lab.report(server)
@@ -69,5 +86,5 @@ def test_a_large_bar_is_placed(lab, word, firmware):
         assert start % BAR == 0
         assert (report.check_status, len(report.check)) == (0, 1), report.check
     finally:
-        lab.openstack("server", "delete", "--wait", server, check=False)
-        lab.openstack("flavor", "delete", f"big-{word}-{firmware}", check=False)
+        lab.openstack("server", "delete", "--wait", name, check=False)
+        lab.openstack("flavor", "delete", name, check=False)
