@@ -230,6 +230,13 @@ def _told(facts: Facts) -> Iterator[Finding]:
             f"Set [pci]report_in_placement = true, {_RESTART}",
         )
     yield from _entries(facts, mine)
+    for address in configured.hidden(facts.device_spec, facts.node):
+        yield Finding(
+            "entry-hidden",
+            f"{address}: an entry of [pci]device_spec without tags comes before the one with tags.",
+            f"Take the entry without tags that names {address} out of the file that has it, "
+            f"{_RESTART}",
+        )
     missing = [offer.provider for offer in facts.spec.offers if not _named(facts, offer.functions)]
     if missing:
         yield Finding(

@@ -75,6 +75,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "managed": Check(
         _W, "libvirt hands it to the host's driver after each server, before it was checked."
     ),
+    "entry-hidden": Check(_W, "Nova takes the first entry: its device has no tags, so no place."),
     "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
     # A controller

@@ -377,6 +377,13 @@ FAULTS: Final = (
         lambda p: p.edit(COMPUTE, '"managed": "no", ', ""), CONFIGURE, _again,
     ),
     Fault(
+        "an entry of stock Nova before ours", "entry-hidden",
+        lambda p: (p.folder / "aa.conf").write_text(
+            f'[pci]\ndevice_spec = {{"vendor_id": "10de", "address": "{GPU}"}}\n'
+        ),
+        "taken out", lambda p: (p.folder / "aa.conf").unlink(),
+    ),
+    Fault(
         "the stock driver", "driver-stock",
         lambda p: p.option(COMPUTE, "compute_driver", "libvirt.LibvirtDriver"), CONFIGURE, _again,
     ),
