@@ -55,6 +55,11 @@ CHECKS: Final[Mapping[str, Check]] = {
     "prepare-drift": Check(
         _W, "The next start of the host makes another node of it than servers were promised."
     ),
+    "prepare-restart": Check(_W, "What was prepared counts when the host has started with it."),
+    "vfs-twice": Check(_W, "Two tools switch virtual functions on; the second one fails."),
+    "driver-at-boot": Check(_E, "After the next start the device is withheld from servers."),
+    "bar-unassigned": Check(_E, "A guest cannot use a device whose memory has no address."),
+    "port-down": Check(_W, "Servers with its virtual functions reach nobody."),
     "cpus-none": Check(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": Check(_E, "nova-compute does not start with it."),
     "cpus-absent": Check(_E, "nova-compute refuses CPUs that the host does not have."),
@@ -100,6 +105,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     ),
     # The fleet
     "aliases-differ": Check(_E, "A flavor's name stands for other devices on another node."),
+    "aliases-missing": Check(
+        _W, "A flavor is refused, or its servers cannot be resized, where its name is not known."
+    ),
     "not-read": Check(_W, "Nobody knows how that node is."),
 }
 
