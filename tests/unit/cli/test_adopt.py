@@ -12,7 +12,6 @@ import json
 import os
 import re
 import subprocess
-import textwrap
 import time
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from nova_hpc.offer import settings
 from nova_hpc.offer.configured import addresses_of
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
+from tests.unit.cli import typed
 from tests.unit.cli.merged import SEVERAL, kolla, told
 from tests.unit.cli.typed import Server
 
@@ -70,9 +70,7 @@ BLOCKS = (
 
 def blocks():
     """Name -> text of each command block of the page."""
-    found = re.findall(r"::\n\n((?:   .*\n|\n)+)", PAGE.read_text(encoding="utf-8"))
-    texts = [textwrap.dedent(each).strip() for each in found]
-    return dict(zip(BLOCKS, texts, strict=True))
+    return dict(zip(BLOCKS, typed.blocks(PAGE), strict=True))
 
 
 class Cloud:

@@ -8,17 +8,21 @@ with the name of a socket; the command itself is this file, too, with the words 
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 _MOST = 1 << 20
 
 COMMAND = """\
 #!/bin/sh
-{python} -I -S {here} {socket} nova-hpc "$@" ${{ROOT:+--root "$ROOT"}}
+case "$1" in prepare|doctor|status) more=${{DECLARATION:+--declaration $DECLARATION}};; esac
+case "$*" in "device "*) ROOT=;; esac
+{python} -I -S {here} {socket} nova-hpc "$@" ${{ROOT:+--root "$ROOT"}} $more
 status=$?
 echo "$status ${{NODE:-deploy}} $*" >>{calls}
 exit $status
@@ -28,8 +32,9 @@ exit $status
 class Server:
     """The process, and the text of a command that asks it.
 
-    The command adds ``--root $ROOT`` where that is set, and writes its exit status, ``$NODE``
-    and its words into the file *calls*.
+    The command adds ``--root $ROOT``, and ``--declaration $DECLARATION`` to commands that only read
+    it, where these are set: a node of files stands for the machine. It writes its exit status,
+    ``$NODE`` and its words into the file *calls*.
     """
 
     def __init__(self, folder: Path, calls: Path) -> None:
@@ -48,6 +53,14 @@ class Server:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
         self._process.stdout.close()
+
+
+def blocks(page: Path) -> list[str]:
+    """The command blocks of a page of the documentation, in their order."""
+    found = re.findall(
+        r"(?<!\.\. warning)(?<!\.\. note)::\n\n((?:   .*\n|\n)+)", page.read_text(encoding="utf-8")
+    )
+    return [textwrap.dedent(each).strip() for each in found]
 
 
 def ask(path, words):
