@@ -12,7 +12,14 @@ from typing import Any, Final
 import attrs
 from oslo_config import cfg
 
-from nova_hpc.cli import configure_options, doctor_host, node_config, node_file, prepare
+from nova_hpc.cli import (
+    configure_options,
+    doctor_host,
+    doctor_others,
+    node_config,
+    node_file,
+    prepare,
+)
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
 from nova_hpc.offer import doctor_cloud, doctor_node, settings
@@ -74,6 +81,11 @@ class Doctor(List):
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         add_options(parser)
         parser.add_argument(
+            "--others",
+            action="store_true",
+            help="run virt-host-validate and oslo-config-validator, too, and say what they find",
+        )
+        parser.add_argument(
             "--merge",
             type=Path,
             metavar="DIR",
@@ -86,7 +98,11 @@ class Doctor(List):
         args = parsed_args
         if args.merge is not None:
             return self._answer(*_merged(args.merge))
+        if args.others and args.root != Path("/"):
+            raise CommandError("--others looks at this machine, and --root names another one")
         found, node, aliases = look_here(args)
+        if args.others:
+            found += doctor_others.look(node_config.files(args.config))
         said = tuple(map(_said, found))
         everything = Findings(node.hostname, said, aliases)
         rows = [(node.hostname, each) for each in said]

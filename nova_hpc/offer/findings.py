@@ -83,6 +83,10 @@ CHECKS: Final[Mapping[str, Check]] = {
     "entry-hidden": Check(_W, "Nova takes the first entry: its device has no tags, so no place."),
     "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
+    # What other tools find
+    "host-validate": Check(_E, "QEMU cannot use the host as servers with devices need it."),
+    "option-unknown": Check(_W, "The service ignores it, so it is not as somebody meant it."),
+    "not-looked": Check(_W, "Nobody has looked at what it knows."),
     # A controller
     "filter-missing": Check(_E, "Servers of hpc: flavors get any devices, wherever they sit."),
     "filter-unknown": Check(_E, "nova-scheduler does not start: it does not know the filter."),

@@ -166,11 +166,14 @@ def test_split_a_role(node):
 
 
 def test_doctor(node):
-    here, controller, fleet = typed.blocks(ADMIN / "doctor.rst")
+    here, controller, fleet, others = typed.blocks(ADMIN / "doctor.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
     node.well(f"{configure[2]}\n{configure[4]}")
     worst, out, _ = node.type(here)
     assert worst in (0, 1), out
+    # It is of the machine alone, and this node is of files.
+    status, _, err = node.type(others)
+    assert (status, "--root names another one" in err) == (2, True)
     # Nova's own quota lets a server group of no cluster that large be.
     status, out, _ = node.type(controller)
     assert (status, re.findall(r"\[([a-z-]+)\]$", out, re.M)) == (1, ["group-members"])
