@@ -288,8 +288,29 @@ class Work:
         ]
         ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
         said = [f"{each.seen} {each.cure}" for each in ready]
+        said += self._stock(spec)
         remarks = (*result.remarks, *stays, *offered.withheld.notes, *said)
         return spec, attrs.evolve(result, remarks=remarks)
+
+    def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
+        """What entries of stock Nova mean for this node and for others."""
+        before, table = self.before(), self.table()
+        offered = {offer.tags.role for offer in spec.offers}
+        chosen = {role for role, wish in node_wishes.names(self.wishes) if wish.identity}
+        lines = [
+            f"The role {role} goes by vendor and product here, because an entry of yours offers "
+            f"one of its devices: give the nodes of all kinds --role-identity {role}=ids, or the "
+            "alias means other devices there."
+            for role in configured.by_ids(before, self.node, table)
+            if role in offered and role not in chosen
+        ]
+        hidden = configured.hidden((*before.device_spec, *spec.lines()), self.node)
+        if hidden:
+            lines.append(
+                f"{', '.join(hidden)}: an entry of device_spec of yours comes first, so the one "
+                "with tags does not count: take yours out when the other is written."
+            )
+        return lines
 
     def files(self, parts: Sequence[str], result: settings.Settings) -> dict[str, str]:
         """Name -> text of each file, in the layout that is asked for."""

@@ -12,7 +12,14 @@ from typing import Any, Final
 import attrs
 from oslo_config import cfg
 
-from nova_hpc.cli import configure_options, node_config, node_file, prepare
+from nova_hpc.cli import (
+    configure_options,
+    doctor_host,
+    doctor_others,
+    node_config,
+    node_file,
+    prepare,
+)
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
 from nova_hpc.offer import doctor_cloud, doctor_node, settings
@@ -72,13 +79,11 @@ class Doctor(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        configure_options.add_place(parser)
-        node_config.add_options(parser, "the services that are looked at")
+        add_options(parser)
         parser.add_argument(
-            "--part",
-            choices=(NODE, CONTROLLER, PLACEMENT),
-            action="append",
-            help="what this machine is; may be repeated (default: node)",
+            "--others",
+            action="store_true",
+            help="run virt-host-validate and oslo-config-validator, too, and say what they find",
         )
         parser.add_argument(
             "--merge",
@@ -93,7 +98,11 @@ class Doctor(List):
         args = parsed_args
         if args.merge is not None:
             return self._answer(*_merged(args.merge))
-        found, node, aliases = _here(args)
+        if args.others and args.root != Path("/"):
+            raise CommandError("--others looks at this machine, and --root names another one")
+        found, node, aliases = look_here(args)
+        if args.others:
+            found += doctor_others.look(node_config.files(args.config))
         said = tuple(map(_said, found))
         everything = Findings(node.hostname, said, aliases)
         rows = [(node.hostname, each) for each in said]
@@ -116,6 +125,18 @@ class Doctor(List):
         return Answer(_COLUMNS, cells, status=code)
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare where to look."""
+    configure_options.add_place(parser)
+    node_config.add_options(parser, "the services that are looked at")
+    parser.add_argument(
+        "--part",
+        choices=(NODE, CONTROLLER, PLACEMENT),
+        action="append",
+        help="what this machine is; may be repeated (default: node)",
+    )
+
+
 def _said(found: Finding) -> Said:
     return Said(
         check=found.check,
@@ -130,7 +151,11 @@ def _said(found: Finding) -> Said:
 # --- this machine -----------------------------------------------------------------------
 
 
-def _here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...]]:
+def look_here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...]]:
+    """What is wrong here, the node, and values of its ``[pci]alias``.
+
+    :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
+    """
     node_parts = (settings.COMMON, settings.COMPUTE)
     expected = node_parts if NODE in (args.part or [NODE]) else (settings.CONTROLLER,)
     work = Work.read(configure_options.as_configure(args, expected))
@@ -170,6 +195,10 @@ def _facts(work: Work, nova: Any) -> Facts:
         },
         never=never,
         drift=prepare.drift(work),
+        host=doctor_host.read(
+            work.root,
+            (each for offer in spec.offers for each in (offer.provider, *offer.functions)),
+        ),
     )
 
 

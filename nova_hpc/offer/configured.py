@@ -326,6 +326,30 @@ def _class_changed(
         return
 
 
+def hidden(device_spec: Iterable[str], node: Node) -> list[str]:
+    """Addresses whose entry of ours does not count: an earlier one without tags names them.
+
+    Nova takes the first (nova/pci/whitelist.py, Whitelist.get_devspec, 32 to 34).
+    """
+    entries = [read(text) for text in device_spec]
+    found = []
+    for function in node.functions:
+        named = [each for each in entries if matches(each, function)]
+        if any(tags.ROLE in each for each in named[1:]) and tags.ROLE not in named[0]:
+            found.append(function.address)
+    return found
+
+
+def by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
+    """Roles that go by vendor and product because entries that are not ours name a device."""
+    stock = [text for text in configured.device_spec if tags.ROLE not in read(text)]
+    return [
+        role
+        for role, functions in _by_role(node, roles).items()
+        if any(_NETWORK not in each for each in _entries_of(stock, functions))
+    ]
+
+
 def _entries_of(
     device_spec: Iterable[str], functions: Iterable[Function]
 ) -> Iterator[Mapping[str, Any]]:

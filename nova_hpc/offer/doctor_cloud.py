@@ -18,6 +18,8 @@ _ALL: Final = "nova.scheduler.filters.all_filters"
 _WRITE: Final = "nova-hpc configure --part controller --write /etc/nova/nova.conf.d"
 _PLACEMENT: Final = "nova-hpc configure --part placement --write /etc/placement/placement.conf.d"
 _RESTART: Final = "and restart nova-scheduler."
+#: Names of nodes in one line.
+_NAMES: Final = 4
 
 
 @attrs.frozen
@@ -196,13 +198,31 @@ def fleet(aliases: Mapping[str, Iterable[str]]) -> list[Finding]:
         for alias in map(configured.read, lines):
             devices = {key: value for key, value in alias.items() if key != "name"}
             meanings[str(alias.get("name"))][json.dumps(devices, sort_keys=True)].append(node)
-    return [
-        Finding(
-            "aliases-differ",
-            f"[pci]alias {name} differs: "
-            + "; ".join(f"{', '.join(sorted(nodes)[:4])}: {text}" for text, nodes in found.items()),
-            "Copy nova-hpc-common.conf of one to all, and restart their services.",
-        )
-        for name, found in sorted(meanings.items())
-        if len(found) > 1
-    ]
+    found = []
+    for name, said in sorted(meanings.items()):
+        if len(said) > 1:
+            found.append(
+                Finding(
+                    "aliases-differ",
+                    f"[pci]alias {name} differs: "
+                    + "; ".join(f"{_some(nodes)}: {text}" for text, nodes in said.items()),
+                    "Copy nova-hpc-common.conf of one to all, and restart their services.",
+                )
+            )
+        without = set(aliases).difference(*said.values())
+        if without:
+            found.append(
+                Finding(
+                    "aliases-missing",
+                    f"[pci]alias {name} is not known on {_some(without)}.",
+                    f"Copy the line of {_some(set(aliases) - without)} there, and restart the "
+                    "services.",
+                )
+            )
+    return found
+
+
+def _some(nodes: Iterable[str]) -> str:
+    names = sorted(set(nodes))
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"{', '.join(names[:_NAMES])}{more}"

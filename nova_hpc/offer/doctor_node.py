@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import configured, readiness, settings
+from nova_hpc.offer import configured, doctor_host, readiness, settings
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.findings import Finding
 from nova_hpc.offer.roles import Roles
@@ -44,6 +44,8 @@ class Facts:
     never: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Files of ``nova-hpc prepare`` that are not as it would write them now.
     drift: tuple[str, ...] = ()
+    #: What files of the host say.
+    host: doctor_host.HostFacts = attrs.field(factory=doctor_host.HostFacts)
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
@@ -64,7 +66,8 @@ class Facts:
 def look(facts: Facts) -> list[Finding]:
     """Everything that is wrong, in the order of what has to be done first."""
     host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
-    return [*host, *_drift(facts), *_devices(facts), *_cpus(facts), *_told(facts)]
+    more = doctor_host.look(facts.host, facts.node, facts.offered)
+    return [*host, *_drift(facts), *more, *_devices(facts), *_cpus(facts), *_told(facts)]
 
 
 # --- the host -----------------------------------------------------------------------
@@ -230,6 +233,13 @@ def _told(facts: Facts) -> Iterator[Finding]:
             f"Set [pci]report_in_placement = true, {_RESTART}",
         )
     yield from _entries(facts, mine)
+    for address in configured.hidden(facts.device_spec, facts.node):
+        yield Finding(
+            "entry-hidden",
+            f"{address}: an entry of [pci]device_spec without tags comes before the one with tags.",
+            f"Take the entry without tags that names {address} out of the file that has it, "
+            f"{_RESTART}",
+        )
     missing = [offer.provider for offer in facts.spec.offers if not _named(facts, offer.functions)]
     if missing:
         yield Finding(

@@ -55,6 +55,11 @@ CHECKS: Final[Mapping[str, Check]] = {
     "prepare-drift": Check(
         _W, "The next start of the host makes another node of it than servers were promised."
     ),
+    "prepare-restart": Check(_W, "What was prepared counts when the host has started with it."),
+    "vfs-twice": Check(_W, "Two tools switch virtual functions on; the second one fails."),
+    "driver-at-boot": Check(_E, "After the next start the device is withheld from servers."),
+    "bar-unassigned": Check(_E, "A guest cannot use a device whose memory has no address."),
+    "port-down": Check(_W, "Servers with its virtual functions reach nobody."),
     "cpus-none": Check(_W, "Servers with dedicated CPUs are never scheduled to this node."),
     "cpus-unreadable": Check(_E, "nova-compute does not start with it."),
     "cpus-absent": Check(_E, "nova-compute refuses CPUs that the host does not have."),
@@ -75,8 +80,13 @@ CHECKS: Final[Mapping[str, Check]] = {
     "managed": Check(
         _W, "libvirt hands it to the host's driver after each server, before it was checked."
     ),
+    "entry-hidden": Check(_W, "Nova takes the first entry: its device has no tags, so no place."),
     "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
+    # What other tools find
+    "host-validate": Check(_E, "QEMU cannot use the host as servers with devices need it."),
+    "option-unknown": Check(_W, "The service ignores it, so it is not as somebody meant it."),
+    "not-looked": Check(_W, "Nobody has looked at what it knows."),
     # A controller
     "filter-missing": Check(_E, "Servers of hpc: flavors get any devices, wherever they sit."),
     "filter-unknown": Check(_E, "nova-scheduler does not start: it does not know the filter."),
@@ -99,6 +109,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     ),
     # The fleet
     "aliases-differ": Check(_E, "A flavor's name stands for other devices on another node."),
+    "aliases-missing": Check(
+        _W, "A flavor is refused, or its servers cannot be resized, where its name is not known."
+    ),
     "not-read": Check(_W, "Nobody knows how that node is."),
 }
 

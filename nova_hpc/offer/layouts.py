@@ -83,8 +83,11 @@ def render(override: Override, parts: Mapping[str, Sections], others: Sections) 
             for name, values in options.items():
                 here = merged.setdefault(group, {}).setdefault(name, [])
                 theirs = others.get(group, {}).get(name, ()) if name in SEVERAL else ()
-                # As it is written: oslo.config substitutes what follows a $.
-                theirs = [each.replace("$", "$$") for each in theirs if each not in values]
+                # As it is written: oslo.config substitutes what follows a $. What both say
+                # stays in their order, too.
+                theirs = [each.replace("$", "$$") for each in theirs]
+                if override.variable:
+                    theirs.sort()  # as config_template does (_write_check)
                 here += dict.fromkeys((*theirs, *values))
                 if theirs:
                     repeated.setdefault(group, {})[name] = theirs

@@ -230,6 +230,33 @@ def _manager(place: Place) -> None:
     path.write_bytes(b"\x90" + (14).to_bytes(2, "little") + b"V0\x0bSMDL=SW_MNG\x78")
 
 
+def _not_started(place: Place) -> None:
+    place.put("/etc/default/grub", "")
+    place.put("/etc/default/grub.d/mine.cfg", "")
+    place.prepare()
+    place.put("/proc/cmdline", "root=/dev/sda1 intel_iommu=on")
+
+
+def _started(place: Place) -> None:
+    """A boot loader that has read what was prepared."""
+    text = (place.root / host_files.GRUB).read_text(encoding="ascii")
+    line = text.partition('"$GRUB_CMDLINE_LINUX ')[2].partition('"')[0]
+    place.put("/proc/cmdline", f"root=/dev/sda1 {line}")
+
+
+def _bar(start: str, end: str, flags: str) -> str:
+    """The file ``resource`` of a function with one BAR."""
+    width = 18
+    words = [f"0x{int(each, 16):0{width - 2}x}" for each in (start, end, flags)]
+    return "\n".join([" ".join(words), *[" ".join(["0x" + "0" * 16] * 3)] * 5])
+
+
+def _port(place: Place, state: str) -> None:
+    port = f"{_PCI}/{PF}/infiniband/mlx5_0/ports/1"
+    place.put(f"{port}/state", state)
+    place.put(f"{port}/link_layer", "InfiniBand")
+
+
 def _second(place: Place) -> None:
     place.device("0000:1d:00.0", "0x10de", "0x2330", "0x030200")
     place.driver("0000:1d:00.0", "vfio-pci")
@@ -306,6 +333,32 @@ FAULTS: Final = (
         "``nova-hpc prepare --write``", lambda p: p.prepare(),
     ),
     Fault(
+        "a prepared host that was not restarted", "prepare-restart",
+        _not_started,
+        "restarted", _started,
+    ),
+    Fault(
+        "a script of the operator's that makes VFs, too", "vfs-twice",
+        lambda p: (p.prepare(), p.put("/etc/rc.local", f"echo 8 >/sys/{PF}/sriov_numvfs")),
+        "taken out", lambda p: p.put("/etc/rc.local", "exit 0"),
+    ),
+    Fault(
+        "driverctl with the host's driver for a GPU", "driver-at-boot",
+        lambda p: p.put(f"/etc/driverctl.d/pci-{GPU}", "nvidia"),
+        "``driverctl``: vfio-pci", lambda p: p.put(f"/etc/driverctl.d/pci-{GPU}", "vfio-pci"),
+    ),
+    Fault(
+        "a GPU without room for its memory", "bar-unassigned",
+        lambda p: p.put(f"{_PCI}/{GPU}/resource", _bar("0x0", "0x1fffffffff", "0x2014220c")),
+        "a larger MMIO window", lambda p: p.put(
+            f"{_PCI}/{GPU}/resource", _bar("0x380000000000", "0x381fffffffff", "0x14220c")
+        ),
+    ),
+    Fault(
+        "an adapter without a cable", "port-down", lambda p: _port(p, "1: DOWN"),
+        "plugged in", lambda p: _port(p, "4: ACTIVE"),
+    ),
+    Fault(
         "no dedicated CPUs", "cpus-none",
         lambda p: (
             p.option(COMPUTE, "cpu_dedicated_set", None), p.option(COMPUTE, "cpu_shared_set", None)
@@ -375,6 +428,13 @@ FAULTS: Final = (
     Fault(
         "an entry without managed: no", "managed",
         lambda p: p.edit(COMPUTE, '"managed": "no", ', ""), CONFIGURE, _again,
+    ),
+    Fault(
+        "an entry of stock Nova before ours", "entry-hidden",
+        lambda p: (p.folder / "aa.conf").write_text(
+            f'[pci]\ndevice_spec = {{"vendor_id": "10de", "address": "{GPU}"}}\n'
+        ),
+        "taken out", lambda p: (p.folder / "aa.conf").unlink(),
     ),
     Fault(
         "the stock driver", "driver-stock",

@@ -269,3 +269,20 @@ def test_devices_that_an_operator_has_for_ports_are_in_no_alias(at_home):
 def test_bad_words(at_home, words, why):
     refused(at_home(*words), why)
     assert contents(at_home.folder) == {}
+
+
+def test_what_an_entry_of_stock_nova_means_is_said(at_home):
+    at_home.nova('[pci]\ndevice_spec = {"vendor_id": "10de", "address": "0000:18:00.0"}\n')
+    words = ("--part", "compute", "--part", "common", "--replace", "device_spec")
+    first = "0000:18:00.0: an entry of device_spec of yours comes first"
+    status, _, err = at_home(*words)
+    assert status == 0, err
+    assert err.count("--role-identity gpu=ids") == 1
+    assert "The role vf goes" not in err
+    assert first in err
+    # Decided, so it is not said again; the entry still comes first.
+    status, _, err = at_home(*words, "--role-identity", "gpu=ids")
+    assert (status, "--role-identity" in err, first in err) == (0, False, True)
+    at_home.nova("")
+    assert at_home(*words) == (0, "Nothing to do.\n", at_home(*words)[2])
+    assert "device_spec of yours" not in at_home(*words)[2]

@@ -68,7 +68,11 @@ def test_a_fault_is_found_and_cured(doctor, place, fault):
 def test_every_check_has_a_fault():
     without = set(findings.CHECKS) - {fault.check for fault in FAULTS}
     # Of the fleet, below.
-    assert without == {"aliases-differ", "not-read"}
+    assert without == {
+        *("aliases-differ", "aliases-missing", "not-read"),
+        # Of other tools, in a file of their own.
+        *("host-validate", "option-unknown", "not-looked"),
+    }
     assert len(FAULTS) >= 30
 
 
@@ -114,6 +118,14 @@ def test_a_fleet(doctor, place, tmp_path, capsys):
     assert f"ERROR gpu2: {GPU}: bound to nvidia" in out
     assert "ERROR [pci]alias gpu differs: gpu1: " in out
     assert "WARNING c: c.json: the findings is not JSON" in out
+    assert "aliases-missing" not in out
+    short = json.loads((folder / "b.json").read_text())
+    short.update(node="api", findings=[], aliases=short["aliases"][1:])
+    (folder / "d.json").write_text(json.dumps(short), encoding="ascii")
+    status, out, _ = doctor("--merge", folder)
+    assert "WARNING [pci]alias gpu is not known on api. [aliases-missing]" in out
+    assert "  Cure: Copy the line of gpu1, gpu2 there, and restart the services.\n" in out
+    (folder / "d.json").unlink()
     # As rows.
     assert main(["doctor", "--merge", str(folder), "-f", "json"]) == 3
     rows = json.loads(capsys.readouterr().out)

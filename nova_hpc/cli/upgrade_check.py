@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc status upgrade check``: whether the services of this machine may restart with it.
+
+The same words and exit status as ``nova-status upgrade check``, by the same library: it is run
+after this project was upgraded and before its services are restarted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from oslo_config import cfg
+
+from nova_hpc.cli import install_shim, node_config
+from nova_hpc.cli.base import Answer, CommandError, List
+from nova_hpc.cli.doctor import NODE, Doctor, add_options, look_here
+from nova_hpc.offer import settings
+from nova_hpc.offer.findings import Finding, Severity
+from nova_hpc.tenancy.ledger import LedgerFile
+
+SUCCESS, WARNING, FAILURE = 0, 1, 2
+_WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
+
+#: A check: how it ended, and what there is to be done.
+Result = tuple[int, str | None]
+
+
+class UpgradeCheck(List):
+    """Say whether the services of this machine may be restarted with this release.
+
+    Looks at what they are told and at the declaration as nova-hpc doctor does, at the
+    node's ledger, and at the shim of the driver. Changes nothing. The exit status is 0
+    where all is well, 1 where something is to be looked at, and 2 where a service would
+    not start, or not serve.
+    """
+
+    errors = Doctor.errors
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        add_options(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Look, and say it in the words of the library."""
+        library = _library()
+        checks = [("Settings and declaration", _settings(parsed_args))]
+        if NODE in (parsed_args.part or [NODE]):
+            checks.append(("Ledger", _ledger(parsed_args.config)))
+            if parsed_args.root == Path("/"):
+                checks.append(("Shim of the driver", _shim(parsed_args.config)))
+        results = [
+            (name, library.Result(library.Code(code), text)) for name, (code, text) in checks
+        ]
+        words = library.UPGRADE_CHECK_MSG_MAP
+        commands = library.UpgradeCommands()
+        commands.display_title = "Upgrade Check Results of nova-hpc"
+        commands._upgrade_checks = tuple(
+            (name, lambda _, result=result: result) for name, result in results
+        )
+        return Answer(
+            ("Check", "Result", "Details"),
+            [(name, str(words[each.code]), each.details or "") for name, each in results],
+            status=max(int(each.code) for _, each in results),
+            show=lambda: commands.check() and None,
+        )
+
+
+def _library() -> Any:
+    try:
+        from oslo_upgradecheck import upgradecheck
+    except ImportError as error:
+        raise CommandError(
+            "oslo.upgradecheck is not installed here: run the command where Nova is installed"
+        ) from error
+    return upgradecheck
+
+
+def _settings(args: argparse.Namespace) -> Result:
+    try:
+        found, _, _ = look_here(args)
+    except (CommandError, *Doctor.errors) as error:
+        return FAILURE, f"{error}."
+    return _of(found)
+
+
+def _of(found: Iterable[Finding]) -> Result:
+    said = sorted(found, key=lambda each: -each.severity.value)
+    if not said:
+        return SUCCESS, None
+    text = " ".join(f"{each.seen} {each.cure.rstrip('.')}." for each in said)
+    return _WORST[said[0].severity], text
+
+
+def _ledger(config: list[str]) -> Result:
+    options = node_config.read(config, ("ledger_file",))
+    file = LedgerFile.from_options(options.hpc)
+    ledger = file.read()
+    if ledger.lost:
+        return FAILURE, (
+            f"{ledger.problems[0]}. No device would be offered: keep the release that wrote it, or "
+            "repair the file."
+        )
+    if ledger.problems:
+        return WARNING, "; ".join(ledger.problems) + "."
+    return SUCCESS, None
+
+
+def _shim(config: list[str]) -> Result:
+    nova = node_config.load(node_config.files(config), {"DEFAULT": [cfg.StrOpt("compute_driver")]})
+    if nova.compute_driver != settings.DRIVER:
+        return SUCCESS, None
+    try:
+        place = install_shim.locate(install_shim.interpreter())
+        found = install_shim.state(place.target, install_shim.content())
+    except install_shim.ShimError as error:
+        return WARNING, f"{error}."
+    if not place.complete:
+        return FAILURE, (
+            f"{place.python} does not find nova-hpc: {place.python} -m pip install nova-hpc."
+        )
+    if found != "installed":
+        return FAILURE, f"{place.target} is {found}: nova-hpc install-shim."
+    return SUCCESS, None
