@@ -129,11 +129,11 @@ def monitor(tmp_path):
         end = argv.index("-kernel")
         process = subprocess.Popen([*argv[:end], "-S"], stderr=subprocess.PIPE)
         found.append(process)
-        while not place.qmp.exists():
+        connection = socket.socket(socket.AF_UNIX)
+        # QEMU makes the file before it listens there.
+        while connection.connect_ex(str(place.qmp)) != 0:
             assert process.poll() is None, process.stderr.read().decode()
             time.sleep(0.05)
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(place.qmp))
         stream = connection.makefile("rwb")
         stream.readline()
 
