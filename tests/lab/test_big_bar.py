@@ -4,11 +4,11 @@
 In the cloud, from flavor and image to the guest: what the firmware did is asked of the
 guest's emulator, and what its kernel sees of the guest itself.
 
-With UEFI it is not run as long as the node is emulated by a QEMU that takes a guest's write to CR8
-for an interrupt without its big lock (helper_write_crN in
-target/i386/tcg/system/misc_helper.c; seen with 11.1.3): OVMF writes CR8 at the end of every
-interrupt, and the node's own emulator ends itself. What UEFI does with such a BAR in plain
-emulation is in test_firmware.py.
+With UEFI it is not run: the node's own QEMU (11.1.3) aborts when such a guest starts. By its
+source, not by a backtrace, a guest's write to CR8 (helper_write_crN,
+target/i386/tcg/system/misc_helper.c) raises an interrupt without the big lock, and OVMF writes
+CR8 at the end of each interrupt. What
+UEFI does with such a BAR in plain emulation is in test_firmware.py.
 """
 
 import re
