@@ -16,17 +16,19 @@ from nova_hpc.cli import (
     configure_options,
     doctor_host,
     doctor_others,
+    doctor_service,
     node_config,
     node_file,
     prepare,
 )
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
-from nova_hpc.offer import doctor_cloud, doctor_node, settings
+from nova_hpc.offer import configured, doctor_cloud, doctor_node, settings
 from nova_hpc.offer.doctor_cloud import Controller, Placement
 from nova_hpc.offer.doctor_node import Facts
 from nova_hpc.offer.findings import CHECKS, Finding, Severity, status
 from nova_hpc.topology.model import Node
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import findings as document
 from nova_hpc.wire.findings import Findings, Said
 from nova_hpc.wire.version import WireError
@@ -34,9 +36,10 @@ from nova_hpc.wire.version import WireError
 NODE, CONTROLLER, PLACEMENT = "node", "controller", "placement"
 _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
 _LARGEST: Final = 1 << 24
+_GOVERNOR: Final = "governor"
 
-#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py and
-#: quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
+#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py
+#: and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
 _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     "DEFAULT": [cfg.StrOpt("compute_driver")],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
@@ -53,6 +56,11 @@ _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     ],
     "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT, default=settings.FEWEST_CANDIDATES)],
     "quota": [cfg.IntOpt("server_group_members", default=10)],
+    "libvirt": [
+        cfg.StrOpt("connection_uri", default=""),
+        cfg.BoolOpt("cpu_power_management", default=False),
+        cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
+    ],
 }
 _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     "placement": [
@@ -100,12 +108,13 @@ class Doctor(List):
             return self._answer(*_merged(args.merge))
         if args.others and args.root != Path("/"):
             raise CommandError("--others looks at this machine, and --root names another one")
-        found, node, aliases = look_here(args)
+        here = look_here(args)
+        found = [*here.found]
         if args.others:
-            found += doctor_others.look(node_config.files(args.config))
+            found += doctor_others.look(node_config.files(args.config), libvirt=here.libvirt)
         said = tuple(map(_said, found))
-        everything = Findings(node.hostname, said, aliases)
-        rows = [(node.hostname, each) for each in said]
+        everything = Findings(here.node.hostname, said, here.aliases)
+        rows = [(here.node.hostname, each) for each in said]
         answer = self._answer(rows, status(found))
         return attrs.evolve(answer, document=lambda: document.dumps(everything))
 
@@ -151,8 +160,20 @@ def _said(found: Finding) -> Said:
 # --- this machine -----------------------------------------------------------------------
 
 
-def look_here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str, ...]]:
-    """What is wrong here, the node, and values of its ``[pci]alias``.
+@attrs.frozen
+class Here:
+    """What was looked at, and what is wrong."""
+
+    found: tuple[Finding, ...]
+    node: Node
+    #: Values of ``[pci]alias``.
+    aliases: tuple[str, ...]
+    #: Where libvirt would say whether it is new enough; None: nothing depends on that.
+    libvirt: str | None = None
+
+
+def look_here(args: argparse.Namespace) -> Here:
+    """What is wrong here.
 
     :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
     """
@@ -163,8 +184,12 @@ def look_here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str,
     parts = args.part or [NODE]
     hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
     found: list[Finding] = []
+    libvirt = None
     if NODE in parts:
-        found += doctor_node.look(_facts(work, nova))
+        facts = _facts(work, nova)
+        found += doctor_node.look(facts)
+        if doctor_service.wanted(work.node, facts.offered, nova):
+            libvirt = doctor_service.uri(nova)
     limit = None
     if CONTROLLER in parts:
         told = _controller(args.config, nova)
@@ -172,7 +197,7 @@ def look_here(args: argparse.Namespace) -> tuple[list[Finding], Node, tuple[str,
         found += doctor_cloud.controller(told, hosts)
     if PLACEMENT in parts:
         found += doctor_cloud.placement(_placement(), limit, hosts)
-    return found, work.node, tuple(nova.pci.alias)
+    return Here(tuple(found), work.node, tuple(nova.pci.alias), libvirt)
 
 
 def _facts(work: Work, nova: Any) -> Facts:
@@ -182,7 +207,17 @@ def _facts(work: Work, nova: Any) -> Facts:
     never = node_file.withheld(
         work.root, work.node, table, lines, (), ("all",), work.told.anyway
     ).reasons
-    return Facts(
+    sets = {name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None}
+    dedicated = configured.parse_cpus(sets.get(settings.CPU_SETS[1], "")) or frozenset()
+    host = doctor_host.read(
+        work.root,
+        work.node,
+        [each for offer in spec.offers for each in (offer.provider, *offer.functions)],
+        dedicated & work.node.cpus,
+    )
+    libvirt = nova.libvirt
+    slows = libvirt.cpu_power_management and libvirt.cpu_power_management_strategy == _GOVERNOR
+    facts = Facts(
         node=work.node,
         roles=table,
         spec=spec,
@@ -190,16 +225,14 @@ def _facts(work: Work, nova: Any) -> Facts:
         device_spec=lines,
         driver=nova.compute_driver,
         report=nova.pci.report_in_placement,
-        cpu_sets={
-            name: value for name in settings.CPU_SETS if (value := nova.compute[name]) is not None
-        },
+        cpu_sets=sets,
         never=never,
         drift=prepare.drift(work),
-        host=doctor_host.read(
-            work.root,
-            (each for offer in spec.offers for each in (offer.provider, *offer.functions)),
-        ),
+        host=attrs.evolve(host, nova_slows=slows),
+        peer=Wish(nova.hpc.peer_to_peer),
     )
+    service = doctor_service.read(work.root, work.node, facts.offered, nova)
+    return attrs.evolve(facts, service=service)
 
 
 def _controller(words: Sequence[str], nova: Any) -> Controller:

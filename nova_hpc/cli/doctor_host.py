@@ -10,8 +10,9 @@ from typing import Final
 
 from nova_hpc.cli import include_files
 from nova_hpc.offer import host_files
-from nova_hpc.offer.doctor_host import HostFacts
+from nova_hpc.offer.doctor_host import Frequency, HostFacts, Rule
 from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Node
 
 #: The kernel found no address space (IORESOURCE_UNSET, include/linux/ioport.h).
 _UNSET: Final = 0x20000000
@@ -27,13 +28,20 @@ _BOOT: Final = (
     "etc/sysfs.d/*.conf",
 )
 _NUMVFS: Final = "sriov_numvfs"
+#: Where udev looks; a file in the first hides one of that name in the others.
+_RULES: Final = ("etc/udev/rules.d", "run/udev/rules.d", "usr/lib/udev/rules.d")
+_OVERRIDE: Final = re.compile(r'ATTR\{driver_override\}\s*=\s*"([\w-]+)"')
+#: ``/sys/kernel/iommu_groups/N/type`` (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+_TRANSLATED: Final = ("DMA", "DMA-FQ")
+_POLICY: Final = re.compile(r"\[(\w+)\]")
 
 
-def read(root: Path | None, addresses: Iterable[str]) -> HostFacts:
+def read(root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]) -> HostFacts:
     """Read it; what cannot be read is not there.
 
     :param root: where the host's files are; None: nobody knows.
     :param addresses: the functions that are offered, and the adapters that they are of.
+    :param cpus: those that servers have for themselves.
     """
     if root is None:
         return HostFacts()
@@ -46,6 +54,11 @@ def read(root: Path | None, addresses: Iterable[str]) -> HostFacts:
         overrides=dict(_overrides(root, known)),
         numvfs=tuple(_writers(root, prepared)) if _ours(root, prepared) else (),
         not_booted=tuple(_missing(root)) if host_files.GRUB in prepared else (),
+        rules=_rules(root, known, prepared),
+        command_line=tuple(_text(root / "proc/cmdline").split()),
+        translated=tuple(_translated(tree, node)),
+        aspm=_aspm(tree),
+        frequencies=dict(_frequencies(tree, cpus)),
     )
 
 
@@ -93,3 +106,59 @@ def _missing(root: Path) -> Iterator[str]:
     match = re.search(r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', _text(root / host_files.GRUB))
     if now and match is not None:
         yield from (word for word in match[1].split() if word not in now)
+
+
+def _rules(
+    root: Path, addresses: Iterable[str], prepared: Iterable[str]
+) -> dict[str, tuple[Rule, ...]]:
+    """Rules of others that name an offered device and give it another driver than vfio-pci."""
+    mine, seen = {root / path for path in prepared}, set()
+    found: dict[str, list[Rule]] = {}
+    for folder in _RULES:
+        for path in sorted((root / folder).glob("*.rules")):
+            if path in mine or path.name in seen:
+                continue
+            seen.add(path.name)
+            for line in _text(path).replace("\\\n", " ").splitlines():
+                match = _OVERRIDE.search(line)
+                if line.lstrip().startswith("#") or match is None:
+                    continue
+                if match[1].replace("_", "-").endswith("vfio-pci"):
+                    continue
+                for address in addresses:
+                    if f'"{address}"' in line:
+                        rule = Rule(f"/{path.relative_to(root)}", match[1])
+                        found.setdefault(address, []).append(rule)
+    return {address: tuple(rules) for address, rules in found.items()}
+
+
+def _translated(tree: Tree, node: Node) -> Iterator[str]:
+    for each in node.functions:
+        if each.driver is None or each.is_bridge or each.iommu_group is None:
+            continue
+        if each.driver.replace("_", "-").endswith("vfio-pci"):
+            continue
+        if _line(tree, f"/sys/kernel/iommu_groups/{each.iommu_group}/type") in _TRANSLATED:
+            yield each.address
+
+
+def _aspm(tree: Tree) -> str | None:
+    match = _POLICY.search(_line(tree, "/sys/module/pcie_aspm/parameters/policy"))
+    return None if match is None else match[1]
+
+
+def _frequencies(tree: Tree, cpus: Iterable[int]) -> Iterator[tuple[int, Frequency]]:
+    for cpu in sorted(cpus):
+        folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        driver = _line(tree, f"{folder}/scaling_driver")
+        governor = _line(tree, f"{folder}/scaling_governor")
+        if driver and governor:
+            yield cpu, Frequency(driver, governor)
+
+
+def _line(tree: Tree, path: str) -> str:
+    """The text of a small file; "": there is none, or it cannot be read."""
+    try:
+        return (tree.text(path) or "").strip()
+    except FileError:
+        return ""

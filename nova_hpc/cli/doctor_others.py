@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.cli import install_shim
+from nova_hpc.cli import install_shim, libvirt_domains
 from nova_hpc.offer.findings import Finding
 
 HOST: Final = "virt-host-validate"
@@ -32,13 +32,18 @@ _PROBE: Final = (
 )
 
 
-def look(files: Iterable[Path], python: str | None = None) -> Iterator[Finding]:
+def look(
+    files: Iterable[Path], python: str | None = None, libvirt: str | None = None
+) -> Iterator[Finding]:
     """What they find; one that is not there, or says nothing, is named.
 
     :param files: that Nova's services read.
     :param python: that runs Nova; None: that of the nova-compute on PATH, or this one.
+    :param libvirt: URI of one whose version matters; None: it does not.
     """
     yield from _host()
+    if libvirt is not None and libvirt_domains.version(libvirt) is None:
+        yield _silent(f"libvirt ({libvirt})", "Start libvirt; run the command as nova-compute can.")
     yield from _config([path for path in files if path.is_file()], python)
 
 

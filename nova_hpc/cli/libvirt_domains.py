@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guest domains of this node, asked of libvirt by a command: read-only, and not for ever."""
+"""The libvirt of this node, asked by a command: read-only, and not for ever."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from nova_hpc.tenancy import guest_domains
 from nova_hpc.tenancy.guest_domains import LIST_ALL, GuestDomains
+
+#: Major, minor and release.
+Version = tuple[int, int, int]
+Answer = TypeVar("Answer")
 
 #: What Nova connects to when ``[libvirt]connection_uri`` says nothing
 #: (``_uri`` of nova/virt/libvirt/driver.py, 32 to 34, for KVM and QEMU).
@@ -31,15 +35,8 @@ def read(uri: str, patience: float = PATIENCE) -> GuestDomains:
 
     :param patience: seconds.
     """
-    try:
-        import libvirt
-    except ImportError:
-        return guest_domains.unanswered(
-            "libvirt-python is not installed here: run the command where nova-compute runs"
-        )
-    answers: list[GuestDomains] = []
 
-    def ask() -> None:
+    def ask(libvirt: Any) -> GuestDomains:
         def listing() -> Any:
             return libvirt.openReadOnly(uri).listAllDomains(LIST_ALL)
 
@@ -49,13 +46,50 @@ def read(uri: str, patience: float = PATIENCE) -> GuestDomains:
                 and error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
             )
 
-        answers.append(guest_domains.read(listing, gone))
+        return guest_domains.read(listing, gone)
 
+    try:
+        answer = _ask(ask, patience)
+    except ImportError:
+        return guest_domains.unanswered(
+            "libvirt-python is not installed here: run the command where nova-compute runs"
+        )
+    if answer is not None:
+        return answer
+    return guest_domains.unanswered(f"{uri} gave no answer within {patience:g} seconds")
+
+
+def version(uri: str, patience: float = PATIENCE) -> Version | None:
+    """The version of the libvirt at *uri*; None: it does not say. Never raises.
+
+    :param patience: seconds.
+    """
+
+    def ask(libvirt: Any) -> Version | None:
+        try:
+            number = libvirt.openReadOnly(uri).getLibVersion()
+        except libvirt.libvirtError:
+            return None
+        # virConnectGetLibVersion: 1,000,000 * major + 1,000 * minor + release.
+        return number // 1_000_000, number // 1_000 % 1_000, number % 1_000
+
+    try:
+        return _ask(ask, patience)
+    except ImportError:
+        return None
+
+
+def _ask(question: Callable[[Any], Answer], patience: float) -> Answer | None:
+    """What libvirt answers; None: nothing within *patience* seconds.
+
+    :raises ImportError: libvirt-python is not there.
+    """
+    import libvirt
+
+    answers: list[Answer] = []
     # What libvirt has to say of an error is in the answer, and not on the terminal.
     libvirt.registerErrorHandler(lambda *_: None, None)
-    thread = threading.Thread(target=ask, daemon=True)
+    thread = threading.Thread(target=lambda: answers.append(question(libvirt)), daemon=True)
     thread.start()
     thread.join(patience)
-    if answers:
-        return answers[0]
-    return guest_domains.unanswered(f"{uri} gave no answer within {patience:g} seconds")
+    return answers[0] if answers else None

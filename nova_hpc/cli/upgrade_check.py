@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from oslo_config import cfg
 
-from nova_hpc.cli import install_shim, node_config
+from nova_hpc.cli import doctor_service, node_config
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.doctor import NODE, Doctor, add_options, look_here
-from nova_hpc.offer import settings
+from nova_hpc.offer.doctor_service import shim_finding
 from nova_hpc.offer.findings import Finding, Severity
 from nova_hpc.tenancy.ledger import LedgerFile
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
 _WORST: Final[Mapping[Severity, int]] = {Severity.WARNING: WARNING, Severity.ERROR: FAILURE}
+
+_SHIM: Final = "shim"
 
 #: A check: how it ended, and what there is to be done.
 Result = tuple[int, str | None]
@@ -51,7 +52,7 @@ class UpgradeCheck(List):
         checks = [("Settings and declaration", _settings(parsed_args))]
         if NODE in (parsed_args.part or [NODE]):
             checks.append(("Ledger", _ledger(parsed_args.config)))
-            if parsed_args.root == Path("/"):
+            if doctor_service.is_here(parsed_args.root):
                 checks.append(("Shim of the driver", _shim(parsed_args.config)))
         results = [
             (name, library.Result(library.Code(code), text)) for name, (code, text) in checks
@@ -82,7 +83,8 @@ def _library() -> Any:
 
 def _settings(args: argparse.Namespace) -> Result:
     try:
-        found, _, _ = look_here(args)
+        # The shim has a line of its own, which is there also where this one cannot be made.
+        found = [each for each in look_here(args).found if each.check != _SHIM]
     except (CommandError, *Doctor.errors) as error:
         return FAILURE, f"{error}."
     return _of(found)
@@ -112,17 +114,5 @@ def _ledger(config: list[str]) -> Result:
 
 def _shim(config: list[str]) -> Result:
     nova = node_config.load(node_config.files(config), {"DEFAULT": [cfg.StrOpt("compute_driver")]})
-    if nova.compute_driver != settings.DRIVER:
-        return SUCCESS, None
-    try:
-        place = install_shim.locate(install_shim.interpreter())
-        found = install_shim.state(place.target, install_shim.content())
-    except install_shim.ShimError as error:
-        return WARNING, f"{error}."
-    if not place.complete:
-        return FAILURE, (
-            f"{place.python} does not find nova-hpc: {place.python} -m pip install nova-hpc."
-        )
-    if found != "installed":
-        return FAILURE, f"{place.target} is {found}: nova-hpc install-shim."
-    return SUCCESS, None
+    found = doctor_service.shim(nova.compute_driver)
+    return _of([] if found is None else [shim_finding(found)])

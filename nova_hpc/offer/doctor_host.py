@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with how a host starts: address space, two tools, a restart that is due. Pure."""
+"""What is wrong with how a host starts and runs. Pure.
+
+Address space, two tools for one thing, a restart that is due, the IOMMU's mode, saved power.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,36 @@ from typing import Final
 import attrs
 
 from nova_hpc.offer.findings import Finding
+from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Function, Node
 
 _ACTIVE: Final = "ACTIVE"
+#: Policies of drivers/pci/pcie/aspm.c that switch link states on which the firmware may have
+#: left off.
+_SAVING: Final = ("powersave", "powersupersave")
+_POWERSAVE: Final = "powersave"
+#: Drivers that choose the frequency themselves: their "powersave" follows the load, where that
+#: of all others is the lowest frequency (Documentation/admin-guide/pm/intel_pstate.rst,
+#: amd-pstate.rst and cpufreq.rst).
+_CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
+#: Names in one line.
+_NAMES: Final = 4
+
+
+@attrs.frozen
+class Frequency:
+    """How the frequency of CPUs is chosen."""
+
+    driver: str
+    governor: str
+
+
+@attrs.frozen
+class Rule:
+    """A rule of udev that gives a device a driver."""
+
+    file: str
+    driver: str
 
 
 @attrs.frozen
@@ -26,6 +56,18 @@ class HostFacts:
     numvfs: tuple[str, ...] = ()
     #: Prepared words of the command line that the kernel was not started with.
     not_booted: tuple[str, ...] = ()
+    #: Address -> rules of others that bind an offered device.
+    rules: Mapping[str, tuple[Rule, ...]] = attrs.field(factory=dict, hash=False)
+    #: Words of the kernel's command line; (): it cannot be read.
+    command_line: tuple[str, ...] = ()
+    #: Functions of the host's drivers whose DMA the IOMMU translates.
+    translated: tuple[str, ...] = ()
+    #: The kernel's policy of PCIe link states.
+    aspm: str | None = None
+    #: How each of the dedicated CPUs runs, where it is known.
+    frequencies: Mapping[int, Frequency] = attrs.field(factory=dict, hash=False)
+    #: ``[libvirt]cpu_power_management`` by governors: Nova slows CPUs that nobody has.
+    nova_slows: bool = False
 
 
 def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
@@ -48,6 +90,14 @@ def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[F
                 f"{address}: driverctl binds it to {driver} at the next start.",
                 f"driverctl set-override {address} vfio-pci",
             )
+    for address, rules in host.rules.items():
+        for rule in rules:
+            yield Finding(
+                "driver-rule",
+                f"{address}: {rule.file} binds it to {rule.driver} when it appears.",
+                f"Take the line with {address} out of {rule.file}; then udevadm control --reload "
+                f"&& driverctl set-override {address} vfio-pci",
+            )
     if host.numvfs:
         yield Finding(
             "vfs-twice",
@@ -61,7 +111,65 @@ def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[F
             f"The kernel was started without {' '.join(host.not_booted)}.",
             "Run update-grub and restart the host when no server is on it.",
         )
+    yield from _translated(host)
+    yield from _power(host)
     yield from _ports(node, functions)
+
+
+def passes(command_line: Iterable[str]) -> bool:
+    """Whether a kernel's command line leaves the DMA of the host's own devices untranslated.
+
+    A later word wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
+    """
+    found = False
+    for word in command_line:
+        key, _, value = word.partition("=")
+        if key == "iommu":
+            for part in value.split(","):
+                found = part == "pt" or (found and part != "nopt")
+        elif key == "iommu.passthrough":
+            found = value.lower() in ("1", "y", "yes", "on", "true")
+    return found
+
+
+def _translated(host: HostFacts) -> Iterator[Finding]:
+    """Nothing where the command line says so already: single devices need translation."""
+    if not host.translated or not host.command_line or passes(host.command_line):
+        return
+    if passes(host.not_booted):
+        return  # the restart that is due does it
+    some = ", ".join(host.translated[:_NAMES])
+    more = f" and {len(host.translated) - _NAMES} more" if len(host.translated) > _NAMES else ""
+    yield Finding(
+        "iommu-translated",
+        f"The IOMMU translates what the host's own devices do: {some}{more}.",
+        "nova-hpc prepare --write /, run what it names, and restart the host when no server is on "
+        "it. By hand: iommu=pt (Arm: iommu.passthrough=1) on the kernel's command line.",
+    )
+
+
+def _power(host: HostFacts) -> Iterator[Finding]:
+    if host.aspm in _SAVING:
+        yield Finding(
+            "aspm-saving",
+            f"The kernel's policy of PCIe link states is {host.aspm}.",
+            "echo performance > /sys/module/pcie_aspm/parameters/policy, and take "
+            f"pcie_aspm.policy={host.aspm} from the kernel's command line, or add "
+            "pcie_aspm.policy=performance to it.",
+        )
+    slow = {
+        cpu: each.driver
+        for cpu, each in host.frequencies.items()
+        if each.governor == _POWERSAVE and each.driver not in _CHOOSES
+    }
+    if slow and not host.nova_slows:
+        cpus = cpuset.format_list(slow)
+        yield Finding(
+            "cpus-slow",
+            f"Dedicated CPUs {cpus} run at their lowest frequency: governor {_POWERSAVE} of "
+            f"{', '.join(sorted(set(slow.values())))}.",
+            f"cpupower -c {cpus} frequency-set -g performance, and the same at each start.",
+        )
 
 
 def _ports(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:

@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import configured, doctor_host, readiness, settings
+from nova_hpc.offer import configured, doctor_host, doctor_service, readiness, settings
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.findings import Finding
 from nova_hpc.offer.roles import Roles
-from nova_hpc.topology import cpuset
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology import cpuset, peer_wish
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
 from nova_hpc.wire.node_declaration import Wishes
 
@@ -46,6 +47,10 @@ class Facts:
     drift: tuple[str, ...] = ()
     #: What files of the host say.
     host: doctor_host.HostFacts = attrs.field(factory=doctor_host.HostFacts)
+    #: What nova-compute finds when it starts.
+    service: doctor_service.Service = attrs.field(factory=doctor_service.Service)
+    #: ``[hpc]peer_to_peer``.
+    peer: Wish = Wish.KEEP
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
@@ -67,7 +72,11 @@ def look(facts: Facts) -> list[Finding]:
     """Everything that is wrong, in the order of what has to be done first."""
     host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
     more = doctor_host.look(facts.host, facts.node, facts.offered)
-    return [*host, *_drift(facts), *more, *_devices(facts), *_cpus(facts), *_told(facts)]
+    service = doctor_service.look(facts.service)
+    return [
+        *(*host, *_drift(facts), *more, *_devices(facts), *_peer(facts)),
+        *(*_cpus(facts), *_told(facts), *service),
+    ]
 
 
 # --- the host -----------------------------------------------------------------------
@@ -146,6 +155,26 @@ def _uneven(facts: Facts) -> Iterator[Finding]:
                 f"NUMA node {number} has devices and no hugepages; other nodes have some.",
                 f"echo N > {pool}/hugepages-1048576kB/nr_hugepages, at boot before nova-compute.",
             )
+
+
+def _peer(facts: Facts) -> Iterator[Finding]:
+    """Ports and devices that are not as is wished; what could not be read is not known."""
+    plan = peer_wish.plan(facts.node, facts.peer)
+    for change in plan.changes:
+        yield Finding(
+            "peer-ports",
+            f"{change.port}: its ACS control register is {change.before:#04x}, and as "
+            f"[hpc]peer_to_peer = {facts.peer.value} wishes it is {change.after:#04x}.",
+            "Restart nova-compute, which sets it; its log says why, where it cannot.",
+        )
+    wish = f"[hpc]peer_to_peer = {facts.peer.value}"
+    lacks = {lack for each in plan.lacks.values() for lack in each if not lack.unread}
+    for lack in sorted(lacks, key=lambda each: (address_key(each.address), each.what)):
+        yield Finding(
+            "peer-lacking",
+            f"{lack.address} keeps the node from {wish}: {lack.what}.",
+            f"{lack.cure or f'Another device or switch; or another value than {wish}'}.",
+        )
 
 
 # --- CPUs ---------------------------------------------------------------------------

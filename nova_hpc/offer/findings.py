@@ -58,6 +58,20 @@ CHECKS: Final[Mapping[str, Check]] = {
     "prepare-restart": Check(_W, "What was prepared counts when the host has started with it."),
     "vfs-twice": Check(_W, "Two tools switch virtual functions on; the second one fails."),
     "driver-at-boot": Check(_E, "After the next start the device is withheld from servers."),
+    "driver-rule": Check(_E, "Two tools bind the device; which one is the last, nobody says."),
+    "iommu-translated": Check(
+        _W,
+        "Each transfer of the host's own devices, adapters with virtual functions among them, "
+        "waits for the IOMMU; guests are kept apart without that.",
+    ),
+    "aspm-saving": Check(_W, "Idle links sleep: what a device sends first waits microseconds."),
+    "cpus-slow": Check(_W, "Servers with dedicated CPUs run at a fraction of their speed."),
+    "peer-ports": Check(
+        _W, "GPUs and adapters below the switch reach each other through the root complex."
+    ),
+    "peer-lacking": Check(
+        _W, "GPUs and adapters below the switch reach each other otherwise than was wished."
+    ),
     "bar-unassigned": Check(_E, "A guest cannot use a device whose memory has no address."),
     "port-down": Check(_W, "Servers with its virtual functions reach nobody."),
     "cpus-none": Check(_W, "Servers with dedicated CPUs are never scheduled to this node."),
@@ -83,6 +97,12 @@ CHECKS: Final[Mapping[str, Check]] = {
     "entry-hidden": Check(_W, "Nova takes the first entry: its device has no tags, so no place."),
     "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
+    "libvirt-old": Check(_E, "Such servers are refused on this node."),
+    "shim": Check(_E, "nova-compute does not start: Nova does not find the driver."),
+    "ledger-open": Check(
+        _E, "Who writes the ledger decides which device is clean and who may have it."
+    ),
+    "ledger-closed": Check(_E, "As long as the ledger cannot be kept, no device is offered."),
     # What other tools find
     "host-validate": Check(_E, "QEMU cannot use the host as servers with devices need it."),
     "option-unknown": Check(_W, "The service ignores it, so it is not as somebody meant it."),

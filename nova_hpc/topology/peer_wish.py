@@ -55,8 +55,17 @@ class Lack:
 
     #: The port or device that it is about.
     address: str
-    #: For people: what is wrong, and the cure where there is one.
-    text: str
+    #: For people: what is wrong.
+    what: str
+    #: What makes it right, where something does.
+    cure: str = ""
+    #: Nobody knows whether it is wrong: registers could not be read.
+    unread: bool = False
+
+    @property
+    def text(self) -> str:
+        """Both, for people."""
+        return f"{self.what}: {self.cure}" if self.cure else self.what
 
 
 @attrs.frozen
@@ -98,7 +107,7 @@ def plan(node: Node, wish: Wish) -> Plan:
             if wish is Wish.TRANSLATED and _redirects(node.function(port)):
                 against += _device_lacks(node, device)
         if not against and pair.why is Why.UNREADABLE:
-            against.append(Lack(pair.gpu, "the ports above it cannot be told apart"))
+            against.append(Lack(pair.gpu, "the ports above it cannot be told apart", unread=True))
         if against:
             lacks[pair] = tuple(dict.fromkeys(against))
     return Plan(tuple(changes[each] for each in sorted(changes, key=address_key)), lacks)
@@ -127,7 +136,7 @@ def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
     """Why a port cannot or must not be set."""
     port = node.function(address)
     if port is None or port.acs_control is None:
-        return Lack(address, "its registers cannot be read; only root can")
+        return Lack(address, "its registers cannot be read; only root can", unread=True)
     change = _change(port, wish)
     if change is None:
         return None
@@ -153,15 +162,15 @@ def _refusal(node: Node, address: str, wish: Wish) -> Lack | None:
 
 def _device_lacks(node: Node, device: Function) -> Iterator[Lack]:
     if device.ats is None:
-        yield Lack(device.address, "whether it has ATS cannot be read; only root can")
+        yield Lack(device.address, "whether it has ATS cannot be read; only root can", unread=True)
     elif not device.ats:
         physical = device.physical_function or device.address
         owner = node.function(physical)
         if owner is not None and owner.vendor_id == _MELLANOX:
             yield Lack(
                 physical,
-                "its firmware does not offer ATS: mlxconfig -d "
-                f"{physical} set ATS_ENABLED=1, and a cold start of the node",
+                "its firmware does not offer ATS",
+                f"mlxconfig -d {physical} set ATS_ENABLED=1, and a cold start of the node",
             )
         else:
             yield Lack(physical, "it has no ATS, or its firmware does not offer it")

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
 
-from nova_hpc.guest_tree import Device, windows
+from nova_hpc.guest_tree import Device, needs, windows
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Bar
 from virt_driver_patches.driver import guest_topology
@@ -30,3 +31,8 @@ def test_what_an_arm_guest_has_room_for(count: int, gib: int) -> None:
 def test_more_is_refused_with_both_numbers(count: int, gib: int) -> None:
     with pytest.raises(ClaimRefused, match=rf"takes {count * gib} GiB .* virt has 512 GiB"):
         guest_topology._check_window("virt", gpus(count, gib))
+
+
+def test_nova_needs_the_same_libvirt_for_wide_addresses() -> None:
+    """nova-hpc doctor, which has no Nova, says the number that Nova goes by."""
+    assert MIN_LIBVIRT_MAXPHYSADDR == needs.MAXPHYSADDR

@@ -9,22 +9,19 @@ flavor is part of it, and changes with a resize only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 import attrs
 import nova.conf
 from nova import objects
 from nova.virt.libvirt import utils as libvirt_utils
-from nova.virt.libvirt.driver import MIN_LIBVIRT_MAXPHYSADDR
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.from_nova.server import guest_cells
 from nova_hpc.from_nova.whereabouts import Whereabouts
-from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, windows
+from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, needs, windows
 from nova_hpc.guest_tree import plan as make_plan
 from nova_hpc.placement import flavor as flavors
-from nova_hpc.topology import classes
 from nova_hpc.topology.level import Location
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
@@ -36,13 +33,6 @@ from virt_driver_patches.errors import ClaimRefused
 
 CONF = nova.conf.CONF
 LOG = logging.getLogger(__name__)
-
-#: The libvirt that has ``<qemu:override>``, through which a device shows its clique; Nova's
-#: minimum is 8.0.0. Everything else of the trees is older than that.
-OVERRIDE: Final = (8, 2, 0)
-
-#: QEMU accepts cliques for GPUs of this vendor only.
-_CLIQUE_VENDOR = "10de"
 
 
 def mode_of(extra_specs: Mapping[str, str]) -> Mode:
@@ -124,16 +114,13 @@ def check(
     except pcie_tree.MachineError as error:
         raise ClaimRefused(str(error)) from error
     plan = _plan(instance, claim, reading.node, found, claim.addresses)
-    if found.clique and plan.cliques and not limits.libvirt(OVERRIDE):
+    if found.clique and plan.cliques and not limits.libvirt(needs.OVERRIDE):
         raise ClaimRefused(
             "The GPUs of the server show their GPUDirect cliques, which needs libvirt "
-            f"{_dotted(OVERRIDE)} or newer on the node: switch off [hpc]gpudirect_clique there "
-            "for new servers, or use a flavor with hpc:guest_topology=flat."
+            f"{needs.dotted(needs.OVERRIDE)} or newer on the node: switch off "
+            "[hpc]gpudirect_clique there for new servers, or use a flavor with "
+            "hpc:guest_topology=flat."
         )
-
-
-def _dotted(version: Iterable[int]) -> str:
-    return ".".join(map(str, version))
 
 
 def _check_window(machine: str | None, devices: Iterable[Device]) -> None:
@@ -156,10 +143,10 @@ def _check_room(instance: objects.Instance, devices: Iterable[Device], limits: L
     if room <= windows.DEFAULT_WINDOW:
         return
     needed = windows.bits(instance.flavor.memory_mb << 20, room)
-    if needed > windows.DEFAULT_BITS and not limits.libvirt(MIN_LIBVIRT_MAXPHYSADDR):
+    if needed > windows.DEFAULT_BITS and not limits.libvirt(needs.MAXPHYSADDR):
         raise ClaimRefused(
             f"The memory of the server's devices takes {room >> 30} GiB of address space, which "
-            f"needs libvirt {_dotted(MIN_LIBVIRT_MAXPHYSADDR)} or newer on the node: "
+            f"needs libvirt {needs.dotted(needs.MAXPHYSADDR)} or newer on the node: "
             "use a flavor with fewer or smaller devices."
         )
     if limits.bits is not None and needed > limits.bits:
@@ -252,10 +239,9 @@ def _devices(node: Node, addresses: Iterable[str]) -> list[Device]:
 def _device(address: str, function: Function | None) -> Device:
     if function is None:
         return Device(address=address, location=Location())
-    display = classes.is_display(function.class_code)
     return Device(
         address=address,
         location=function.location,
         span=windows.of_bars(function.bars),
-        clique=display and function.vendor_id == _CLIQUE_VENDOR,
+        clique=needs.has_clique(function),
     )

@@ -84,6 +84,8 @@ class Libvirt(types.ModuleType):
         super().__init__("libvirt")
         self.guests = []
         self.asked = []
+        #: As virConnectGetLibVersion says it.
+        self.version = 9_000_000
 
     def registerErrorHandler(self, handler, context):
         pass
@@ -93,6 +95,9 @@ class Libvirt(types.ModuleType):
         if self.guests is None:
             raise ConnectionError("no socket")
         return self
+
+    def getLibVersion(self):
+        return self.version
 
     def listAllDomains(self, flags):
         assert flags == 3

@@ -8,22 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
+from nova_hpc.cli import install_shim
 from nova_hpc.cli.prepare import Prepare
 from nova_hpc.offer import host_files, settings
 from nova_hpc.offer.findings import CHECKS
+from nova_hpc.tenancy.peer import write as peer
+from nova_hpc.topology.peer_wish import Wish
+from tests.nodes import catalogue
+from tests.nodes.describe import Machine, Processor, Root
+from tests.nodes.write import write as build
 from tests.unit.cli.conftest import put
 
 PAGE: Final = Path(__file__).parents[3] / "docs/source/admin/doctor-faults.inc"
 GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"
 _PCI: Final = "/sys/devices/pci0000:17"
 _NODES: Final = "/sys/devices/system/node"
+_GROUPS: Final = "/sys/kernel/iommu_groups"
+_POLICY: Final = "/sys/module/pcie_aspm/parameters/policy"
+_STATE: Final = "var/lib/nova"
+#: Who nova-compute runs as: whoever runs the tests may give files to nobody else.
+_NOVA: Final = os.getuid() or 64060
 
 
 @attrs.define
@@ -37,6 +51,29 @@ class Place:
     nova_conf: Path
     #: Runs ``nova-hpc configure``.
     configure: Callable[..., Any]
+    #: Where the Nova of this node has its drivers; what answers as its libvirt.
+    virt: Path | None = None
+    libvirt: Any = None
+
+    def installed(self, monkeypatch: Any, folder: Path) -> None:
+        """A Nova with the shim, started by a nova-compute on PATH."""
+        self.virt = folder / "nova" / "virt"
+        self.virt.mkdir(parents=True)
+        for each in (self.virt, self.virt.parent):
+            (each / "__init__.py").touch()
+        self.shim()
+        program = folder / "bin" / "nova-compute"
+        program.parent.mkdir()
+        program.write_text(f"#!{sys.executable}\n", encoding="ascii")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        top = str(Path(__file__).parents[3])
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), top]))
+
+    def shim(self, text: str | None = None) -> None:
+        """Put it in place, or another one."""
+        assert self.virt is not None
+        install_shim.write(self.virt / install_shim.NAME, text or install_shim.content())
 
     def healthy(self) -> None:
         """Two NUMA nodes, devices on vfio-pci in groups of their own, hugepages, settings."""
@@ -59,6 +96,18 @@ class Place:
         self.driver(GPU, "vfio-pci")
         self.driver(VF, "vfio-pci")
         self.driver(PF, "mlx5_core")
+        for number in range(3):
+            self.put(f"{_GROUPS}/{number}/type", "identity")
+        self.put("/proc/cmdline", "root=/dev/sda1 intel_iommu=on iommu=pt")
+        self.put(_POLICY, "[default] performance powersave powersupersave")
+        self.frequencies("intel_pstate", "powersave")
+        self.put("/etc/passwd", f"root:x:0:0::/root:/bin/sh\nnova:x:{_NOVA}:{_NOVA}::/:/bin/sh")
+        self.put("/usr/lib/systemd/system/nova-compute.service", "[Service]\nUser=nova")
+        state = self.root / _STATE
+        state.mkdir(parents=True)
+        (state / "hpc-ledger.json").write_text("{}", encoding="ascii")
+        for each in (state, state / "hpc-ledger.json"):
+            os.chown(each, _NOVA, -1)
         for name, text in (
             ("current_link_speed", "32.0 GT/s PCIe"),
             ("max_link_speed", "32.0 GT/s PCIe"),
@@ -76,6 +125,35 @@ class Place:
             *("--part", "placement", "--hosts", 2000, "--write", self.placement), write=False
         )
         assert status == 0, err
+
+    def frequencies(self, driver: str, governor: str) -> None:
+        for cpu in (1, 4, 5):
+            folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
+            self.put(f"{folder}/scaling_driver", driver)
+            self.put(f"{folder}/scaling_governor", governor)
+
+    def say(self, text: str) -> None:
+        """Add to the operator's own nova.conf."""
+        with self.nova_conf.open("a", encoding="ascii") as file:
+            file.write(f"{text}\n")
+
+    def leaf(self, folder: str, ats: bool = True) -> None:
+        """A switch with a GPU and an adapter, as a synthetic node has them."""
+        adapter = replace(catalogue.adapter(0, 0x43, vfs=0), ats=ats)
+        below = catalogue.switch(0x42, adapter, catalogue.gpu("10de:2330", "10de:16c1", 0x44))
+        cells = catalogue.numa_nodes(1, 1, 2, 4, {2048: 0})
+        roots = (Root(0, 0x40, 0, (catalogue.port("01.0", 0x41, below),)),)
+        there = build(
+            Machine("leaf", cells, roots, Processor(catalogue.XEON, sibling=2)),
+            self.root.parent / folder,
+        )
+        root = "sys/devices/pci0000:40"
+        shutil.rmtree(self.root / root, ignore_errors=True)
+        shutil.copytree(there / root, self.root / root, symlinks=True)
+        for link in (there / "sys/bus/pci/devices").iterdir():
+            here = self.root / "sys/bus/pci/devices" / link.name
+            if link.is_symlink() and not here.is_symlink():
+                here.symlink_to(link.readlink())
 
     def again(self, *words: object) -> None:
         """Run ``nova-hpc configure`` as the cures say."""
@@ -244,6 +322,27 @@ def _started(place: Place) -> None:
     place.put("/proc/cmdline", f"root=/dev/sda1 {line}")
 
 
+def _translated(place: Place) -> None:
+    place.put(f"{_GROUPS}/1/type", "DMA-FQ")
+    place.put("/proc/cmdline", "root=/dev/sda1 intel_iommu=on")
+    place.put("/etc/default/grub", "")
+    place.put("/etc/default/grub.d/mine.cfg", "")
+
+
+def _not_translated(place: Place) -> None:
+    place.prepare()
+    _started(place)
+    place.put(f"{_GROUPS}/1/type", "identity")
+
+
+def _libvirt(place: Place, version: int) -> None:
+    place.libvirt.version = version
+
+
+_RULE: Final = f'ACTION=="add", KERNEL=="{GPU}", ATTR{{driver_override}}="nvidia"'
+_TRANSLATED: Final = "[hpc]\npeer_to_peer = translated"
+
+
 def _bar(start: str, end: str, flags: str) -> str:
     """The file ``resource`` of a function with one BAR."""
     width = 18
@@ -346,6 +445,74 @@ FAULTS: Final = (
         "driverctl with the host's driver for a GPU", "driver-at-boot",
         lambda p: p.put(f"/etc/driverctl.d/pci-{GPU}", "nvidia"),
         "``driverctl``: vfio-pci", lambda p: p.put(f"/etc/driverctl.d/pci-{GPU}", "vfio-pci"),
+    ),
+    Fault(
+        "a udev rule of another tool with the host's driver for a GPU", "driver-rule",
+        lambda p: p.put("/etc/udev/rules.d/90-gpus.rules", _RULE),
+        "the line taken out",
+        lambda p: p.put("/etc/udev/rules.d/90-gpus.rules", f"# {_RULE}"),
+    ),
+    Fault(
+        "a host whose adapters are translated", "iommu-translated", _translated,
+        "``nova-hpc prepare --write``, restarted", _not_translated,
+    ),
+    Fault(
+        "links that sleep", "aspm-saving",
+        lambda p: p.put(_POLICY, "default performance [powersave] powersupersave"),
+        "``policy`` written",
+        lambda p: p.put(_POLICY, "default [performance] powersave powersupersave"),
+    ),
+    Fault(
+        "dedicated CPUs at their lowest frequency", "cpus-slow",
+        lambda p: p.frequencies("acpi-cpufreq", "powersave"),
+        "``cpupower``: performance", lambda p: p.frequencies("acpi-cpufreq", "performance"),
+    ),
+    Fault(
+        "ports of a switch that a reset has set back", "peer-ports",
+        lambda p: (p.leaf("leaf"), p.again(), p.say(_TRANSLATED)),
+        "set as nova-compute does", lambda p: peer.apply(p.root, Wish.TRANSLATED),
+    ),
+    Fault(
+        "an adapter whose firmware does not offer ATS", "peer-lacking",
+        lambda p: (p.leaf("leaf", ats=False), p.again(), p.say(_TRANSLATED)),
+        "``mlxconfig``, a cold start", lambda p: p.leaf("after"),
+    ),
+    Fault(
+        "cliques and a libvirt before 8.2", "libvirt-old",
+        lambda p: (p.say("[hpc]\ngpudirect_clique = true"), _libvirt(p, 8_001_000)),
+        "libvirt upgraded", lambda p: _libvirt(p, 8_002_000),
+    ),
+    Fault(
+        "a GPU of a terabyte and a libvirt before 8.7", "libvirt-old",
+        lambda p: (
+            p.put(f"{_PCI}/{GPU}/resource", _bar("0x100000000000", "0x10ffffffffff", "0x14220c")),
+            _libvirt(p, 8_006_000),
+        ),
+        "libvirt upgraded", lambda p: _libvirt(p, 8_007_000),
+    ),
+    Fault(
+        "no shim", "shim", lambda p: (p.virt / install_shim.NAME).unlink(),
+        "``nova-hpc install-shim``", lambda p: p.shim(),
+    ),
+    Fault(
+        "the shim of an earlier release", "shim",
+        lambda p: p.shim('"""nova-hpc: of an earlier release."""\n'),
+        "``nova-hpc install-shim``", lambda p: p.shim(),
+    ),
+    Fault(
+        "a ledger in a folder for everybody", "ledger-open",
+        lambda p: (p.root / _STATE).chmod(0o777),
+        "``chmod``", lambda p: (p.root / _STATE).chmod(0o775),
+    ),
+    Fault(
+        "a folder that nova cannot write into", "ledger-closed",
+        lambda p: (p.root / _STATE).chmod(0o555),
+        "``chown``, ``chmod``", lambda p: (p.root / _STATE).chmod(0o755),
+    ),
+    Fault(
+        "a ledger that nova cannot read", "ledger-closed",
+        lambda p: (p.root / _STATE / "hpc-ledger.json").chmod(0o040),
+        "``chown``, ``chmod``", lambda p: (p.root / _STATE / "hpc-ledger.json").chmod(0o640),
     ),
     Fault(
         "a GPU without room for its memory", "bar-unassigned",

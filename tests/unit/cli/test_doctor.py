@@ -2,9 +2,11 @@
 """``nova-hpc doctor``: faults made for real, found, and cured by their cures."""
 
 import json
+import shutil
 
 import pytest
 
+from nova_hpc.cli import doctor_service
 from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
 from nova_hpc.offer import findings
@@ -12,16 +14,22 @@ from tests.unit.cli import doctor_faults
 from tests.unit.cli.doctor_faults import FAULTS, GPU, Place
 
 PARTS = ("node", "controller", "placement")
+IS_HERE = doctor_service.is_here
 
 
 @pytest.fixture
-def place(at_home, machine, monkeypatch):
+def place(at_home, machine, monkeypatch, tmp_path, libvirt):
     """A healthy node that is a controller, too."""
     folder = at_home.home.parent / ".placement" / "placement.conf.d"
     folder.mkdir(parents=True)
     (folder.parent / "placement.conf").touch()
-    found = Place(machine, at_home.folder, folder, at_home.home / "nova.conf", at_home)
+    found = Place(
+        machine, at_home.folder, folder, at_home.home / "nova.conf", at_home, libvirt=libvirt
+    )
     found.healthy()
+    # Its files lie below a directory, and its Nova and libvirt answer as this machine's.
+    found.installed(monkeypatch, tmp_path / "elsewhere")
+    monkeypatch.setattr(doctor_service, "is_here", lambda root: True)
     return found
 
 
@@ -97,6 +105,105 @@ def test_a_node_of_which_nothing_is_known(doctor, tmp_path):
     status, _, err = doctor("--root", tmp_path / "empty")
     assert status == 2
     assert "no CPU and no PCI device" in err
+
+
+# --- what is no fault --------------------------------------------------------------------
+
+
+def test_power_that_nova_saves(doctor, place):
+    """Nova gives CPUs that nobody has the governor cpu_power_governor_low."""
+    place.frequencies("acpi-cpufreq", "powersave")
+    assert "cpus-slow" in doctor.checks()
+    place.say("[libvirt]\ncpu_power_management = true")
+    assert "cpus-slow" in doctor.checks()
+    place.say("cpu_power_management_strategy = governor")
+    assert "cpus-slow" not in doctor.checks()
+
+
+def test_drivers_that_choose_the_frequency(doctor, place):
+    for driver in ("intel_pstate", "amd-pstate-epp"):
+        place.frequencies(driver, "powersave")
+        assert "cpus-slow" not in doctor.checks()
+    # The same drivers where the kernel chooses.
+    for driver in ("intel_cpufreq", "amd-pstate"):
+        place.frequencies(driver, "powersave")
+        assert driver in doctor.checks()["cpus-slow"]["seen"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("intel_iommu=on iommu=nopt", True),
+        ("iommu=pt iommu.passthrough=0", True),
+        ("iommu=memaper,pt", False),
+        ("iommu.passthrough=1", False),
+        ("", False),  # nobody knows
+    ],
+)
+def test_the_mode_of_the_iommu(doctor, place, line, found):
+    """One device may need translation where all others pass."""
+    place.put("/sys/kernel/iommu_groups/1/type", "DMA")
+    place.put("/proc/cmdline", line)
+    assert ("iommu-translated" in doctor.checks()) is found
+
+
+def test_a_restart_that_is_due_is_said_once(doctor, place):
+    doctor_faults._translated(place)
+    place.prepare()
+    found = doctor.checks()
+    assert "prepare-restart" in found
+    assert "iommu-translated" not in found
+
+
+def test_a_kernel_that_passes_without_a_word(doctor, place):
+    """Some are built so (CONFIG_IOMMU_DEFAULT_PASSTHROUGH)."""
+    place.put("/proc/cmdline", "root=/dev/sda1")
+    assert "iommu-translated" not in doctor.checks()
+
+
+def test_registers_that_nobody_can_read(doctor, place):
+    place.leaf("leaf", ats=False)
+    place.again()
+    place.say("[hpc]\npeer_to_peer = translated")
+    assert "peer-lacking" in doctor.checks()
+    for path in (place.root / "sys/devices/pci0000:40").rglob("config"):
+        path.write_bytes(path.read_bytes()[:64])
+    assert not {"peer-lacking", "peer-ports"} & doctor.checks().keys()
+
+
+def test_a_service_of_nobody_knows_whom(doctor, place):
+    folder = place.root / "var/lib/nova"
+    folder.chmod(0o555)
+    unit = place.root / "usr/lib/systemd/system/nova-compute.service"
+    for text in ("[Service]\nUser=stack\n", "[Service]\n"):  # no account of it; root
+        unit.write_text(text)
+        assert "ledger-closed" not in doctor.checks()
+    (unit.parent / "nova-compute.service.d").mkdir()
+    (unit.parent / "nova-compute.service.d/who.conf").write_text("[Service]\nUser=nova\n")
+    assert "ledger-closed" in doctor.checks()
+    unit.unlink()
+    shutil.rmtree(unit.parent / "nova-compute.service.d")
+    assert "ledger-closed" not in doctor.checks()
+    shutil.rmtree(folder)
+    folder.touch()
+    assert doctor.checks() == {}
+
+
+def test_a_capture_has_no_libvirt_and_no_shim(doctor, place, monkeypatch):
+    place.say("[hpc]\ngpudirect_clique = true")
+    (place.virt / "hpc.py").unlink()
+    place.libvirt.version = 1_000_000
+    assert doctor.checks().keys() == {"shim", "libvirt-old"}
+    monkeypatch.setattr(doctor_service, "is_here", IS_HERE)
+    assert doctor.checks() == {}
+
+
+def test_a_libvirt_that_is_silent(place, doctor):
+    """It is a finding for those who ask what others know."""
+    place.say("[hpc]\ngpudirect_clique = true")
+    place.libvirt.guests = None
+    assert doctor.checks() == {}
+    assert place.libvirt.asked == ["qemu:///system"]
 
 
 # --- the fleet ------------------------------------------------------------------------

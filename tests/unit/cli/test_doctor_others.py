@@ -80,6 +80,18 @@ def test_tools_that_are_not_there(path, tmp_path, monkeypatch):
     assert said[1].seen == "oslo-config-validator is not here, or does not answer."
 
 
+def test_a_libvirt_whose_version_matters(path, libvirt):
+    validate(path, "")
+
+    def said():
+        looked = doctor_others.look([], sys.executable, "qemu:///system")
+        return [each.seen for each in looked]
+
+    assert said() == []
+    libvirt.guests = None
+    assert said() == ["libvirt (qemu:///system) is not here, or does not answer."]
+
+
 def test_another_machine_is_refused(tmp_path, capsys):
     assert main(["doctor", "--others", "--root", str(tmp_path)]) == 2
     assert "--others looks at this machine" in capsys.readouterr().err
