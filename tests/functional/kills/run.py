@@ -23,6 +23,8 @@ _LINES: Final = 60
 #: Looks after which the devices must be as on the first day, where more than
 #: nova-compute has died.
 _LOOKS: Final = 3
+#: Phases that are entered in one world.
+_ENTERED: Final = 25
 
 
 @attrs.frozen
@@ -71,6 +73,8 @@ class Runner:
         self.worlds = 0
         #: Whether GPUs have a stage in the world that there is.
         self.stage = False
+        #: Phases that were entered in it.
+        self.entered = 0
         self.life: Life
         self.first: dict[str, Any]
         self.flavors: dict[str, str]
@@ -85,6 +89,7 @@ class Runner:
         :param stage: GPUs have a stage between two servers.
         """
         self.worlds += 1
+        self.entered = 0
         self.stage = stage
         self.life = Life(self.world, stage=stage)
         self.flavors = self.life.ask("flavors")
@@ -95,7 +100,9 @@ class Runner:
 
     def enter(self, phase: Phase) -> None:
         """Go on in a world of this kind."""
-        if phase.stage is not self.stage:
+        self.entered += 1
+        # A service that is not killed leaves threads behind when it is started again.
+        if phase.stage is not self.stage or self.entered > _ENTERED:
             self.life.kill()
             self.begin(phase.stage)
 
