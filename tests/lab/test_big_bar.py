@@ -10,7 +10,7 @@ target/i386/tcg/system/misc_helper.c) raises a virtual interrupt without the big
 writes CR8 at the end of each interrupt. With emulation in emulation the firmware and the kernel
 need minutes, and everything else is as under KVM: Nova, libvirt, VFIO and the device. ``mirror``
 with UEFI had not placed it after 40 minutes of a busy machine, so it is not run here; in plain
-emulation (test_firmware.py) it does.
+emulation (test_firmware.py) UEFI places such BARs.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.lab.histories import nova_compute
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("lab", ["big-bar"], indirect=True)]
 
-#: [libvirt] of a node whose guests are emulated; Nova takes no CPU of the host for them.
+#: Settings of the node with which its guests are emulated.
 EMULATED = "/etc/nova/nova.conf.d/zz-emulated.conf"
 #: Seconds until an emulated guest of an emulated node has to have said something.
 EMULATED_REPORT = 2400
