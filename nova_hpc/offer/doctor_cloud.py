@@ -11,15 +11,13 @@ from typing import Final
 import attrs
 
 from nova_hpc.offer import configured, settings
-from nova_hpc.offer.findings import Finding
+from nova_hpc.offer.findings import Finding, some
 
 _BREADTH: Final = "breadth-first"
 _ALL: Final = "nova.scheduler.filters.all_filters"
 _WRITE: Final = "nova-hpc configure --part controller --write /etc/nova/nova.conf.d"
 _PLACEMENT: Final = "nova-hpc configure --part placement --write /etc/placement/placement.conf.d"
 _RESTART: Final = "and restart nova-scheduler."
-#: Names of nodes in one line.
-_NAMES: Final = 4
 
 
 @attrs.frozen
@@ -223,6 +221,4 @@ def fleet(aliases: Mapping[str, Iterable[str]]) -> list[Finding]:
 
 
 def _some(nodes: Iterable[str]) -> str:
-    names = sorted(set(nodes))
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return f"{', '.join(names[:_NAMES])}{more}"
+    return some(sorted(set(nodes)))

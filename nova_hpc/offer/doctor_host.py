@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer.findings import Finding
+from nova_hpc.offer.findings import Finding, some
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.model import Function, Node
 
@@ -24,8 +24,6 @@ _POWERSAVE: Final = "powersave"
 #: of all others is the lowest frequency (Documentation/admin-guide/pm/intel_pstate.rst,
 #: amd-pstate.rst and cpufreq.rst).
 _CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
-#: Names in one line.
-_NAMES: Final = 4
 
 
 @attrs.frozen
@@ -138,11 +136,9 @@ def _translated(host: HostFacts) -> Iterator[Finding]:
         return
     if passes(host.not_booted):
         return  # the restart that is due does it
-    some = ", ".join(host.translated[:_NAMES])
-    more = f" and {len(host.translated) - _NAMES} more" if len(host.translated) > _NAMES else ""
     yield Finding(
         "iommu-translated",
-        f"The IOMMU translates what the host's own devices do: {some}{more}.",
+        f"The IOMMU translates what the host's own devices do: {some(host.translated)}.",
         "nova-hpc prepare --write /, run what it names, and restart the host when no server is on "
         "it. By hand: iommu=pt (Arm: iommu.passthrough=1) on the kernel's command line.",
     )

@@ -11,6 +11,8 @@ import attrs
 
 #: Where each check is explained, below the documentation's root.
 PAGE: Final = "admin/doctor.html"
+#: Names in one line.
+_NAMES: Final = 4
 
 
 class Severity(enum.Enum):
@@ -134,6 +136,13 @@ CHECKS: Final[Mapping[str, Check]] = {
     ),
     "not-read": Check(_W, "Nobody knows how that node is."),
 }
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names of many, and how many more there are."""
+    found = list(names)
+    more = f" and {len(found) - _NAMES} more" if len(found) > _NAMES else ""
+    return f"{', '.join(found[:_NAMES])}{more}"
 
 
 @attrs.frozen
