@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ from nova_hpc.cli import (
     configure_options,
     doctor_host,
     doctor_others,
+    doctor_records,
     doctor_service,
     node_config,
     node_file,
@@ -23,17 +25,17 @@ from nova_hpc.cli import (
 )
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
+from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import configured, doctor_cloud, doctor_node, settings
 from nova_hpc.offer.doctor_cloud import Controller, Placement
 from nova_hpc.offer.doctor_node import Facts
 from nova_hpc.offer.findings import CHECKS, Finding, Severity, status
-from nova_hpc.topology.model import Node
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import findings as document
 from nova_hpc.wire.findings import Findings, Said
 from nova_hpc.wire.version import WireError
 
-NODE, CONTROLLER, PLACEMENT = "node", "controller", "placement"
+NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
 _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
 _LARGEST: Final = 1 << 24
 _GOVERNOR: Final = "governor"
@@ -75,14 +77,15 @@ class Doctor(List):
     """Say what is wrong, why it matters, and what makes it right.
 
     Looks at this machine or the capture of another one, at what its services
-    are told, and at its declaration; changes nothing. With --merge, at what
+    are told, and at its declaration; with --part cloud, at what Nova and
+    Placement have of all nodes; changes nothing. With --merge, at what
     the doctor has found on many nodes. The exit status is 0 where nothing is
     wrong, 1 where something is (warnings), 3 where it keeps servers from
     their devices or other teams from theirs (errors), and 2 where nothing
     could be read.
     """
 
-    errors = (*Configure.errors, WireError)
+    errors = (*Configure.errors, SnapshotError, WireError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -113,8 +116,8 @@ class Doctor(List):
         if args.others:
             found += doctor_others.look(node_config.files(args.config), libvirt=here.libvirt)
         said = tuple(map(_said, found))
-        everything = Findings(here.node.hostname, said, here.aliases)
-        rows = [(here.node.hostname, each) for each in said]
+        everything = Findings(here.node, said, here.aliases)
+        rows = [(each.node or here.node, one) for each, one in zip(found, said, strict=True)]
         answer = self._answer(rows, status(found))
         return attrs.evolve(answer, document=lambda: document.dumps(everything))
 
@@ -140,9 +143,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     node_config.add_options(parser, "the services that are looked at")
     parser.add_argument(
         "--part",
-        choices=(NODE, CONTROLLER, PLACEMENT),
+        choices=(NODE, CONTROLLER, PLACEMENT, CLOUD),
         action="append",
-        help="what this machine is; may be repeated (default: node)",
+        help="what this machine is; cloud: compare what Nova, Placement and the fabric map have "
+        "of all nodes, where nova-manage runs; may be repeated (default: node)",
     )
 
 
@@ -165,7 +169,8 @@ class Here:
     """What was looked at, and what is wrong."""
 
     found: tuple[Finding, ...]
-    node: Node
+    #: Its name; None: nobody knows.
+    node: str | None
     #: Values of ``[pci]alias``.
     aliases: tuple[str, ...]
     #: Where libvirt would say whether it is new enough; None: nothing depends on that.
@@ -177,13 +182,17 @@ def look_here(args: argparse.Namespace) -> Here:
 
     :raises Exception: what :attr:`Doctor.errors` names, and CommandError.
     """
-    node_parts = (settings.COMMON, settings.COMPUTE)
-    expected = node_parts if NODE in (args.part or [NODE]) else (settings.CONTROLLER,)
-    work = Work.read(configure_options.as_configure(args, expected))
-    nova = node_config.load(node_config.files(args.config), _NOVA)
     parts = args.part or [NODE]
+    nova = node_config.load(node_config.files(args.config), _NOVA)
+    if set(parts) == {CLOUD}:
+        # Where no node is looked at, none has to be there.
+        found = doctor_records.look(args.config)
+        return Here(tuple(found), socket.gethostname(), tuple(nova.pci.alias))
+    node_parts = (settings.COMMON, settings.COMPUTE)
+    expected = node_parts if NODE in parts else (settings.CONTROLLER,)
+    work = Work.read(configure_options.as_configure(args, expected))
     hosts = (work.wishes.limits.hosts if work.wishes.limits else None) or 1
-    found: list[Finding] = []
+    found = []
     libvirt = None
     if NODE in parts:
         facts = _facts(work, nova)
@@ -197,7 +206,9 @@ def look_here(args: argparse.Namespace) -> Here:
         found += doctor_cloud.controller(told, hosts)
     if PLACEMENT in parts:
         found += doctor_cloud.placement(_placement(), limit, hosts)
-    return Here(tuple(found), work.node, tuple(nova.pci.alias), libvirt)
+    if CLOUD in parts:
+        found += doctor_records.look(args.config, alone=False)
+    return Here(tuple(found), work.node.hostname, tuple(nova.pci.alias), libvirt)
 
 
 def _facts(work: Work, nova: Any) -> Facts:

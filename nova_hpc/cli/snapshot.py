@@ -7,7 +7,7 @@ import argparse
 import importlib.metadata
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,9 +18,12 @@ from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
+from nova_hpc.offer.doctor_records import Records
 
 READERS: Final = "nova_hpc.readers"
 
+#: Goes through a sequence, and shows how far it is.
+Track = Callable[[Sequence[Any]], Iterable[Any]]
 #: What an entry point of READERS is: --config-file=FILE and --config-dir=DIR as
 #: Nova's services take them (none: the usual ones) and an image (or None) in, a
 #: snapshot out; raises SnapshotError.
@@ -29,6 +32,8 @@ Reader = Callable[[Sequence[str], str | None], Snapshot]
 AskedReader = Callable[[Sequence[str], str | None, str | None], Asked]
 #: The same without an image, and what nodes say about their devices out.
 HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
+#: The same, and what reads all that Nova and Placement have of the cloud.
+RecordsReader = Callable[[Sequence[str]], Callable[[Track], Records]]
 #: The same, and what Placement holds of server groups, or what was taken away of it.
 FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
 FabricReaper = Callable[[Sequence[str]], Reaped]
@@ -68,6 +73,14 @@ def read_health(config: Sequence[str] = ()) -> Sequence[NodeHealth]:
     :raises SnapshotError: it cannot be had; the text names the cure.
     """
     return cast(HealthReader, _reader("nova_health"))(config)
+
+
+def records_reader(config: Sequence[str]) -> Callable[[Track], Records]:
+    """What reads all that Nova's databases and Placement have of the cloud.
+
+    :raises SnapshotError: also when it is called: it cannot be had; the text names the cure.
+    """
+    return cast(RecordsReader, _reader("nova_records"))(config)
 
 
 def read_asked(config: Sequence[str], name: str | None, request: str | None = None) -> Asked:

@@ -147,7 +147,7 @@ def take(image: str | None = None) -> Snapshot:
             f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
             "is so, Nova alone decides, and not as explained"
         )
-    aliases, task = _aliases()
+    aliases, task = read_aliases()
     free, unknown = snapshot_hosts.free_devices(task)
     problems += unknown
     manager = _Hosts()
@@ -188,7 +188,7 @@ def take(image: str | None = None) -> Snapshot:
     )
 
 
-def _aliases() -> tuple[tuple[Alias, ...], server.Task]:
+def read_aliases() -> tuple[tuple[Alias, ...], server.Task]:
     """All aliases of the configuration, and one task that wants one of each.
 
     The keys of the task's wants are the names of the aliases.

@@ -129,6 +129,18 @@ CHECKS: Final[Mapping[str, Check]] = {
     "conflict-retry": Check(
         _W, "On MariaDB and MySQL two schedulers can claim one device at the same moment."
     ),
+    # The cloud
+    "service-role": Check(_E, "Placement refuses what Nova asks of it: no server is scheduled."),
+    "allocation-orphaned": Check(_E, "The device is idle, and no server gets it."),
+    "provider-missing": Check(_E, "Servers are never scheduled to the device."),
+    "provider-excess": Check(_E, "Servers are scheduled to it, and fail on the node."),
+    "node-gone": Check(
+        _W, "Requests find candidates on it, which nobody can use and which count for the limit."
+    ),
+    "alias-nowhere": Check(_W, "No server of a flavor that names it is ever scheduled."),
+    "map-contradicts": Check(_W, "Of such hosts the domain is unknown: as if no map had them."),
+    "host-no-leaf": Check(_W, "Servers of flavors with hpc:fabric are never scheduled there."),
+    "rails-mixed": Check(_W, "Members of one cluster have ports in networks that do not meet."),
     # The fleet
     "aliases-differ": Check(_E, "A flavor's name stands for other devices on another node."),
     "aliases-missing": Check(

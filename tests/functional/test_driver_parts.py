@@ -10,6 +10,7 @@ import pytest
 from nova.compute import task_states
 from oslo_utils.fixture import uuidsentinel as uuids
 
+from nova_hpc.from_nova import leftovers
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.guest_tree import Abi, Mode
 from nova_hpc.tenancy import health
@@ -97,17 +98,17 @@ class TestOrphans:
         """Consumers without a right to what they have."""
         found: set[str] = set()
         monkeypatch.setattr(
-            orphans,
-            "_cure",
+            leftovers,
+            "cure",
             lambda context, suspect, host: (
-                orphans._Cure("remove it", removed=True) if suspect.consumer in found else None
+                leftovers.Cure("remove it", removed=True) if suspect.consumer in found else None
             ),
         )
         return found
 
     @staticmethod
-    def a_pass(*consumers: str) -> tuple[orphans.Suspect, ...]:
-        return tuple(orphans.Suspect(each, ("0000:40:00.0",), ("rp",)) for each in consumers)
+    def a_pass(*consumers: str) -> tuple[leftovers.Suspect, ...]:
+        return tuple(leftovers.Suspect(each, ("0000:40:00.0",), ("rp",)) for each in consumers)
 
     def test_a_move_that_ends_between_two_looks_has_left_nothing(self, over) -> None:
         """A resize was reverted after the last pass, which still showed its allocation."""

@@ -30,6 +30,16 @@ def test_everything_is_healthy(lab):
     assert node["nova_compute"] == "up"
 
 
+def test_the_records_of_the_cloud_agree(lab):
+    """What Nova has, Placement has; Keystone gives Nova's user the role that it needs."""
+    config = ("--config-file", str(lab.state / "etc/nova/nova.conf"))
+    done = lab.run("doctor", "--part", "cloud", *config, "-f", "json")
+    found = {each["check"]: each["seen"] for each in json.loads(done.stdout)["findings"]}
+    # An alias of a device that other shapes of the node have.
+    found.pop("alias-nowhere", None)
+    assert found == {}, done.stderr
+
+
 def test_everything_listens_on_the_loopback_only(lab):
     pids = {process.pid for process in lab.processes()}
     listening = [

@@ -6,93 +6,23 @@ database: each can leave an allocation in Placement that no server has. The devi
 healthy and idle, and nobody gets it. Operators are told.
 
 One kind is removed: that of a migration which Nova's database has, which is over, and whose
-server has none of its devices here, or is deleted. Nova deletes or moves a migration's
-allocation only in the step that ends the move (``_delete_allocation_after_move`` and
-``_revert_allocation`` of nova/compute/manager.py); if that step fails, or the revert before it
-(``revert_resize``, on the destination), it never does, not even with the server. As long as
-the server has devices of the migration's here, by Nova's tracker, somebody may still give
-the allocation back to it, and it is left alone. Nova itself removes that of a server that is
-deleted (``_remove_deleted_instances_allocations`` of nova/compute/resource_tracker.py).
+server has none of its devices here, or is deleted. Who has a right to one says
+:mod:`nova_hpc.from_nova.leftovers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import attrs
 from nova import context as nova_context
-from nova import exception, objects
 from oslo_log import log as logging
 
-from nova_hpc.topology.model import AddressError, normalise_address
-from virt_driver_patches.driver.reserve import Known
+from nova_hpc.from_nova import leftovers
+from nova_hpc.from_nova.leftovers import Cure, Suspect
 
 LOG = logging.getLogger(__name__)
-
-#: A migration in one of these has no claim on anything any more.
-_OVER: Final = frozenset(
-    {"cancelled", "completed", "confirmed", "done", "error", "failed", "reverted"}
-)
-
-
-@attrs.frozen
-class Suspect:
-    """A consumer with a device that Nova's records do not give it."""
-
-    consumer: str
-    #: Addresses of the providers.
-    addresses: tuple[str, ...]
-    #: Their UUIDs.
-    providers: tuple[str, ...]
-    #: Servers that have devices of these by Nova's tracker.
-    owners: frozenset[str] = frozenset()
-
-
-@attrs.frozen
-class _Cure:
-    """What helps."""
-
-    text: str
-    #: The consumer is a migration that is over: it can be removed here.
-    removed: bool = False
-
-
-def suspects(
-    allocations: Mapping[str, Any], known: Mapping[str, Known], devices: Iterable[Any]
-) -> tuple[Suspect, ...]:
-    """Who has devices by Placement, and none of them by Nova.
-
-    :param known: address -> provider of the node's PCI devices.
-    :param devices: what Nova's tracker knows.
-    """
-    addresses = {one.uuid: address for address, one in known.items()}
-    owners = {
-        (place, device.instance_uuid)
-        for device in devices
-        for place in (device.address, device.parent_addr)
-        if "instance_uuid" in device and device.instance_uuid
-    }
-    owned = {(_normal(place), server) for place, server in owners}
-    found = []
-    for consumer, body in sorted(allocations.items()):
-        mine = sorted(
-            (addresses[uuid], uuid)
-            for uuid in body["allocations"]
-            if uuid in addresses and (addresses[uuid], consumer) not in owned
-        )
-        if mine:
-            places = tuple(each for each, _ in mine)
-            servers = frozenset(server for place, server in owned if place in places)
-            found.append(Suspect(consumer, places, tuple(each for _, each in mine), servers))
-    return tuple(found)
-
-
-def _normal(text: str | None) -> str | None:
-    try:
-        return None if text is None else normalise_address(text)
-    except AddressError:
-        return None
 
 
 class Orphans:
@@ -149,12 +79,12 @@ class Orphans:
                 )
 
 
-def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, _Cure]]:
+def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, Cure]]:
     """Those that have no right to what is allocated to them, each with a sentence."""
     context = nova_context.get_admin_context()
     for each in sorted(suspects, key=lambda one: one.addresses):
         try:
-            cure = _cure(context, each, host)
+            cure = leftovers.cure(context, each, host)
         except Exception as error:
             LOG.debug("Nobody knows whether %s still lives: %s", each.consumer, error)
             continue
@@ -162,46 +92,3 @@ def _over(suspects: Iterable[Suspect], host: str) -> Iterator[tuple[Suspect, _Cu
             where = ", ".join(each.addresses)
             text = f"{where}: allocation left behind by {each.consumer}: {cure.text}"
             yield each, attrs.evolve(cure, text=text)
-
-
-def _cure(context: Any, suspect: Suspect, host: str) -> _Cure | None:
-    """What helps against the allocation; None: it has a right to it."""
-    try:
-        server = objects.Instance.get_by_uuid(context, suspect.consumer)
-    except exception.InstanceNotFound:
-        try:
-            migration = objects.Migration.get_by_uuid(context, suspect.consumer)
-        except exception.MigrationNotFound:
-            return _Cure(_delete(suspect))
-        return _of_migration(context, suspect, migration)
-    if server.host in (None, host) or server.task_state is not None:
-        return None
-    moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
-    if len(moves):
-        return None
-    # It lives elsewhere: what it has there must stay.
-    named = " ".join(f"--provider {each}" for each in suspect.providers)
-    return _Cure(f"openstack resource provider allocation unset {named} {suspect.consumer}")
-
-
-def _of_migration(context: Any, suspect: Suspect, migration: Any) -> _Cure | None:
-    server = migration.instance_uuid
-    every = context.elevated(read_deleted="yes")
-    try:
-        found = objects.Instance.get_by_uuid(every, server)
-    except exception.InstanceNotFound:
-        found = None  # archived
-    if found is not None and found.hidden:
-        return None  # of a move to another cell: Nova still works at it
-    if migration.status not in _OVER:
-        # Its node was killed in the middle of it, and then the server was deleted: nobody
-        # ends it any more. What Nova does not call over is named, and not removed.
-        gone = found is None or found.deleted
-        return _Cure(_delete(suspect)) if gone else None
-    if found is None or found.deleted or server not in suspect.owners:
-        return _Cure(_delete(suspect), removed=True)
-    return _Cure(f"a move of server {server} failed; it goes with the server")
-
-
-def _delete(suspect: Suspect) -> str:
-    return f"openstack resource provider allocation delete {suspect.consumer}"

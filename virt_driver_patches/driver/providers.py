@@ -10,10 +10,10 @@ import attrs
 from nova.compute.provider_tree import ProviderTree
 from oslo_log import log as logging
 
+from nova_hpc.from_nova import leftovers
 from nova_hpc.from_nova.gate import Call
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.topology.model import Node
-from virt_driver_patches.driver import orphans
 from virt_driver_patches.driver.generations import Generations
 from virt_driver_patches.driver.isolate import Isolator
 from virt_driver_patches.driver.orphans import Orphans
@@ -97,7 +97,9 @@ class Providers:
         before = providers(tree, nodename)
         healed = bool(call())
         try:
-            self.orphans.suspects = orphans.suspects(allocations, before, devices)
+            self.orphans.suspects = leftovers.suspects(
+                allocations, {one.uuid: address for address, one in before.items()}, devices
+            )
             self.reserver.complete(tree, nodename, before, devices, allocations)
             self.generations.renew(before, providers(tree, nodename))
         except Exception:

@@ -259,6 +259,15 @@ class Fault:
     part: str = "node"
 
 
+@attrs.frozen
+class Row:
+    """A fault that is made elsewhere, as the table shows it."""
+
+    text: str
+    check: str
+    cured_by: str
+
+
 CONFIGURE: Final = "``nova-hpc configure --write``"
 
 
@@ -688,12 +697,28 @@ FAULTS: Final = (
     ),
 )  # fmt: skip
 
+#: Those of a cloud are made on Nova's own stack: tests/functional/test_doctor_cloud.py has a test
+#: of each text's name.
+CLOUD: Final = (
+    Row("an orphaned allocation", "allocation-orphaned", "the command that is named"),
+    Row("a device without a provider", "provider-missing", "nova-compute restarted"),
+    Row("functions that Placement does not know", "provider-missing", "nova-compute restarted"),
+    Row("a device that the node has not", "provider-excess", "the command that is named"),
+    Row("a node that is no more", "node-gone", "its providers deleted"),
+    Row("an alias that no node has", "alias-nowhere", "removed"),
+    Row("a host in two leaves", "map-contradicts", "``nova-hpc fabric sync``"),
+    Row("a host that the map does not have", "host-no-leaf", "``nova-hpc fabric sync``"),
+    Row("networks that do not meet", "rails-mixed", "``physical_network`` corrected"),
+    Row("a user without the role", "service-role", "the role added"),
+    Row("a node of a later release", "not-read", "one release everywhere"),
+)
+
 
 def table() -> str:
     """The faults as the documentation shows them."""
     lines = [".. list-table::", "   :header-rows: 1", ""]
     lines += ["   * - Fault", "     - Finding", "     - Severity", "     - Cured by"]
-    for each in FAULTS:
+    for each in (*FAULTS, *CLOUD):
         lines += [
             f"   * - {each.text}",
             f"     - :ref:`{each.check} <doctor-{each.check}>`",

@@ -166,7 +166,7 @@ def test_split_a_role(node):
 
 
 def test_doctor(node):
-    here, controller, fleet, others = typed.blocks(ADMIN / "doctor.rst")
+    here, controller, cloud, fleet, others = typed.blocks(ADMIN / "doctor.rst")
     configure = typed.blocks(ADMIN / "configure-node.rst")
     node.well(f"{configure[2]}\n{configure[4]}")
     worst, out, _ = node.type(here)
@@ -174,6 +174,9 @@ def test_doctor(node):
     # It is of the machine alone, and this node is of files.
     status, _, err = node.type(others)
     assert (status, "--root names another one" in err) == (2, True)
+    # On Nova's own stack: tests/functional/test_doctor_cloud.py; with Keystone: tests/lab.
+    status, _, err = node.type(cloud, ROOT="", DECLARATION="")
+    assert (status, "where nova-manage runs" in err) == (2, True), err
     # Nova's own quota lets a server group of no cluster that large be.
     status, out, _ = node.type(controller)
     assert (status, re.findall(r"\[([a-z-]+)\]$", out, re.M)) == (1, ["group-members"])

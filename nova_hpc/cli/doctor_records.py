@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc doctor`` looks at in a whole cloud: Nova's records, Placement's, the map's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from nova_hpc.cli import snapshot
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.offer import doctor_records
+from nova_hpc.offer.findings import Finding
+
+
+def look(config: Sequence[str], alone: bool = True) -> list[Finding]:
+    """What is wrong, of two looks: what was only changing is no fault.
+
+    :param config: --config-file=FILE and --config-dir=DIR of Nova's scheduler.
+    :param alone: nothing else is looked at.
+    :raises nova_hpc.cloud.snapshot.SnapshotError: nothing can be read, and *alone*.
+    """
+    try:
+        read = snapshot.records_reader(config)
+        found = doctor_records.look(read(_shown))
+        if not found:
+            return found
+        again = doctor_records.look(read(_shown))
+    except SnapshotError as error:
+        if alone:
+            raise
+        text = str(error).rstrip(".")
+        return [
+            Finding(
+                "not-looked",
+                f"Nobody has looked at the cloud: {text}.",
+                "Run nova-hpc doctor --part cloud where nova-manage runs.",
+            )
+        ]
+    return [each for each in again if each in found]
+
+
+def _shown(devices: Sequence[Any]) -> Iterable[Any]:
+    console = Console(stderr=True)
+    return track(
+        devices,
+        "Asking Placement",
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

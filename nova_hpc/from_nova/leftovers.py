@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocations of PCI devices that nobody has a right to any more, and what helps against each.
+
+Nova deletes or moves a migration's allocation only in the step that ends the move
+(``_delete_allocation_after_move`` and ``_revert_allocation`` of nova/compute/manager.py); if
+that step fails, or the revert before it (``revert_resize``, on the destination), it never does,
+not even with the server. As long as the server has devices of the migration's on the node, by
+Nova's tracker, somebody may still give the allocation back to it. Nova itself removes that of
+a server that is deleted (``_remove_deleted_instances_allocations`` of
+nova/compute/resource_tracker.py), on a node that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+from nova import exception, objects
+
+from nova_hpc.topology.model import AddressError, normalise_address
+
+#: A migration in one of these has no claim on anything any more.
+_OVER: Final = frozenset(
+    {"cancelled", "completed", "confirmed", "done", "error", "failed", "reverted"}
+)
+
+
+@attrs.frozen
+class Suspect:
+    """A consumer with a device that Nova's records do not give it."""
+
+    consumer: str
+    #: Addresses of the providers.
+    addresses: tuple[str, ...]
+    #: Their UUIDs.
+    providers: tuple[str, ...]
+    #: Servers that have devices of these by Nova's tracker.
+    owners: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Cure:
+    """What helps."""
+
+    text: str
+    #: The consumer is a migration that is over: it can be removed here.
+    removed: bool = False
+
+
+def suspects(
+    allocations: Mapping[str, Any], addresses: Mapping[str, str], devices: Iterable[Any]
+) -> tuple[Suspect, ...]:
+    """Who has devices by Placement, and none of them by Nova.
+
+    :param allocations: consumer -> its allocation, as Placement says it.
+    :param addresses: UUIDs of the providers of a node's PCI devices -> address.
+    :param devices: what Nova's tracker knows.
+    """
+    owners = {
+        (place, device.instance_uuid)
+        for device in devices
+        for place in (device.address, device.parent_addr)
+        if "instance_uuid" in device and device.instance_uuid
+    }
+    owned = {(_normal(place), server) for place, server in owners}
+    found = []
+    for consumer, body in sorted(allocations.items()):
+        mine = sorted(
+            (addresses[uuid], uuid)
+            for uuid in body["allocations"]
+            if uuid in addresses and (addresses[uuid], consumer) not in owned
+        )
+        if mine:
+            places = tuple(each for each, _ in mine)
+            servers = frozenset(server for place, server in owned if place in places)
+            found.append(Suspect(consumer, places, tuple(each for _, each in mine), servers))
+    return tuple(found)
+
+
+def _normal(text: str | None) -> str | None:
+    try:
+        return None if text is None else normalise_address(text)
+    except AddressError:
+        return None
+
+
+def cure(context: Any, suspect: Suspect, host: str) -> Cure | None:
+    """What helps against the allocation; None: it has a right to it."""
+    try:
+        server = objects.Instance.get_by_uuid(context, suspect.consumer)
+    except exception.InstanceNotFound:
+        try:
+            migration = objects.Migration.get_by_uuid(context, suspect.consumer)
+        except exception.MigrationNotFound:
+            return Cure(delete(suspect))
+        return _of_migration(context, suspect, migration)
+    if server.host in (None, host) or server.task_state is not None:
+        return None
+    moves = objects.MigrationList.get_in_progress_by_instance(context, server.uuid)
+    if len(moves):
+        return None
+    # It lives elsewhere: what it has there must stay.
+    named = " ".join(f"--provider {each}" for each in suspect.providers)
+    return Cure(f"openstack resource provider allocation unset {named} {suspect.consumer}")
+
+
+def _of_migration(context: Any, suspect: Suspect, migration: Any) -> Cure | None:
+    server = migration.instance_uuid
+    every = context.elevated(read_deleted="yes")
+    try:
+        found = objects.Instance.get_by_uuid(every, server)
+    except exception.InstanceNotFound:
+        found = None  # archived
+    if found is not None and found.hidden:
+        return None  # of a move to another cell: Nova still works at it
+    if migration.status not in _OVER:
+        # Its node was killed in the middle of it, and then the server was deleted: nobody
+        # ends it any more. What Nova does not call over is named, and not removed.
+        gone = found is None or found.deleted
+        return Cure(delete(suspect)) if gone else None
+    if found is None or found.deleted or server not in suspect.owners:
+        return Cure(delete(suspect), removed=True)
+    return Cure(f"a move of server {server} failed; it goes with the server")
+
+
+def delete(suspect: Suspect) -> str:
+    """The command that removes all that the consumer has."""
+    return f"openstack resource provider allocation delete {suspect.consumer}"

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong between the records of a cloud; that it is found on Nova's own stack shows
+tests/functional/test_doctor_cloud.py.
+"""
+
+import json
+
+import pytest
+from attrs import evolve
+
+from nova_hpc.cli import doctor_records as command
+from nova_hpc.cli import snapshot
+from nova_hpc.cli.doctor import Doctor
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.offer.doctor_records import (
+    Alias,
+    Device,
+    Host,
+    Leftover,
+    Provider,
+    Records,
+    look,
+)
+
+GPU, PF = "0000:18:00.0", "0000:19:00.0"
+ALPHA = Host("alpha", "alpha.example", (Device(GPU, "rp-1"), Device(PF, "rp-2", 4)), ours=True)
+PROVIDERS = (
+    Provider("rp-1", "alpha.example", GPU, "CUSTOM_GPU", 1),
+    Provider("rp-2", "alpha.example", PF, "CUSTOM_VF", 4),
+)
+SOUND = Records((ALPHA,), PROVIDERS, aliases=(Alias("gpu", "CUSTOM_GPU"),), roles={"service"})
+
+
+def checks(records):
+    return [each.check for each in look(records)]
+
+
+def test_a_sound_cloud():
+    assert look(SOUND) == []
+    assert look(Records()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({"providers": PROVIDERS[1:], "aliases": ()}, "provider-missing"),
+        ({"providers": (PROVIDERS[0], evolve(PROVIDERS[1], total=3))}, "provider-missing"),
+        ({"providers": (PROVIDERS[0], evolve(PROVIDERS[1], total=5))}, "provider-excess"),
+        ({"hosts": (evolve(ALPHA, devices=ALPHA.devices[1:]),)}, "provider-excess"),
+        ({"hosts": ()}, "node-gone"),
+        ({"aliases": (Alias("gpu", "CUSTOM_OTHER"),)}, "alias-nowhere"),
+        ({"roles": frozenset({"member"})}, "service-role"),
+        ({"roles": frozenset()}, "service-role"),
+        (
+            {"leftovers": (Leftover("c", "alpha.example", (GPU,), "remove it"),)},
+            "allocation-orphaned",
+        ),
+        ({"hosts": (evolve(ALPHA, unread="has v 9"),)}, "not-read"),
+        (
+            {"hosts": (evolve(ALPHA, contradictions=("host 'alpha' is in two",)),)},
+            "map-contradicts",
+        ),
+        ({"problems": ("Placement answers 500.",)}, "not-looked"),
+    ],
+)
+def test_each_check(change, check):
+    assert checks(evolve(SOUND, **change)) == [check]
+
+
+def test_what_is_reserved_is_given_to_nobody():
+    """A device that is withheld: Nova does not track it, and Placement has it still."""
+    withheld = evolve(ALPHA, devices=(evolve(ALPHA.devices[1], count=3),))
+    providers = (evolve(PROVIDERS[0], reserved=1), evolve(PROVIDERS[1], reserved=1))
+    assert checks(evolve(SOUND, hosts=(withheld,), providers=providers)) == []
+
+
+def test_what_was_not_read_is_not_missing():
+    half = evolve(SOUND, problems=("Cell 2 cannot be read.",), complete=False)
+    assert checks(half) == ["not-looked"]
+    assert checks(evolve(half, hosts=())) == ["not-looked"]
+    assert checks(evolve(half, providers=())) == ["not-looked"]
+
+
+def leaf(*hosts):
+    found = []
+    for number, (networks, idle) in enumerate(hosts):
+        found.append(
+            Host(
+                *(f"h{number}",) * 2,
+                networks=frozenset(networks.split()),
+                idle=idle,
+                leaf="leaf1",
+                placed=True,
+            )
+        )
+    return Records(tuple(found))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "odd"),
+    [
+        ((("a b", True), ("a b", True), ("a", True)), "h2 has adapters in a,"),
+        # Its adapter of b may be in use.
+        ((("a b", True), ("a b", True), ("a", False)), None),
+        ((("a b", True), ("a b", True), ("a c", False)), "h2 has adapters in a and c,"),
+        # Nobody knows which of them is right.
+        ((("a", True), ("b", True)), None),
+        ((("a", False), ("b", False)), None),
+        # One without ports is no odd one.
+        ((("a", True), ("a", True), ("", True)), None),
+        ((("a", True),) * 7 + (("b", True),) * 6, "h10, h11, h12, h7 and 2 more"),
+    ],
+)
+def test_networks_of_a_leaf(hosts, odd):
+    found = look(leaf(*hosts))
+    assert [each.check for each in found] == (["rails-mixed"] if odd else [])
+    assert all(odd in each.seen for each in found)
+
+
+def test_hosts_that_the_map_does_not_have():
+    beta = evolve(ALPHA, host="beta", node="beta", devices=(), placed=True)
+    assert checks(evolve(SOUND, hosts=(ALPHA, beta))) == ["host-no-leaf"]
+    # Without this project's driver, and without devices, none has to be there.
+    for change in ({"ours": False}, {"placed": True}):
+        assert checks(evolve(SOUND, hosts=(evolve(ALPHA, **change), beta))) == []
+    two = evolve(ALPHA, contradictions=("host 'alpha' is in the maps 'a' and 'b' at once",))
+    assert checks(evolve(SOUND, hosts=(two, beta))) == ["map-contradicts"]
+
+
+# -- the command ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud(monkeypatch):
+    """What is read, one after the other."""
+    looks = []
+
+    def read(track):
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(snapshot, "records_reader", lambda config: read)
+    return looks
+
+
+def test_two_looks(cloud):
+    """What only changes between them is no fault."""
+    cloud[:] = [SOUND]
+    assert command.look(()) == []
+    gone, reserved = evolve(SOUND, hosts=()), evolve(SOUND, roles=frozenset())
+    cloud[:] = [gone, SOUND]
+    assert command.look(()) == []
+    cloud[:] = [gone, reserved]
+    assert command.look(()) == []
+    both = evolve(gone, roles=frozenset())
+    cloud[:] = [both, reserved]
+    assert [each.check for each in command.look(())] == ["service-role"]
+    assert cloud == []
+
+
+def test_a_cloud_that_cannot_be_read(cloud):
+    cloud[:] = [SnapshotError("Nova cannot be loaded here.")]
+    (found,) = command.look((), alone=False)
+    assert (found.check, found.seen) == (
+        "not-looked",
+        "Nobody has looked at the cloud: Nova cannot be loaded here.",
+    )
+    cloud[:] = [SnapshotError("no")]
+    with pytest.raises(SnapshotError):
+        command.look(())
+
+
+def doctor(*words):
+    found = Doctor(None, None)
+    return found.run(found.get_parser("nova-hpc doctor").parse_args(["--part", "cloud", *words]))
+
+
+def test_the_command(cloud, capsys, tmp_path):
+    """Where nothing but the cloud is looked at, no device and no declaration has to be there."""
+    conf = tmp_path / "nova.conf"
+    conf.write_text('[pci]\nalias = {"name": "gpu"}\n', encoding="ascii")
+    config = ("--config-file", str(conf))
+    cloud[:] = [SOUND]
+    assert doctor(*config) == 0
+    assert capsys.readouterr().out == "Nothing is wrong.\n"
+    cloud[:] = [evolve(SOUND, hosts=())] * 2
+    assert doctor(*config) == 1
+    assert capsys.readouterr().out.startswith("WARNING alpha.example: Placement has")
+    cloud[:] = [evolve(SOUND, hosts=())] * 2
+    assert doctor(*config, "-f", "json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["check"] for each in found["findings"]] == ["node-gone"]
+    # doctor --merge compares them with those of nodes.
+    assert found["aliases"] == ['{"name": "gpu"}']
+    cloud[:] = [SnapshotError("Nova's database cannot be read")]
+    assert doctor(*config) == 2
+    assert capsys.readouterr().err == "nova-hpc doctor: Nova's database cannot be read\n"
