@@ -32,4 +32,19 @@ Related options:
 * ``[libvirt]device_detach_attempts``
 """,
     ),
+    cfg.BoolOpt(
+        "server_metadata",
+        default=True,
+        help="""
+Whether owners of servers read in the metadata what this compute node has given them.
+
+With it, a server of a flavor with ``hpc:`` keys has the items ``hpc_devices`` (which
+devices, and how close they are) and, where the fabric is known, ``hpc_position`` (where
+it is among its siblings); ``openstack hpc server show`` shows them. They are information
+only: nothing reads them back.
+
+Switch it off where something compares a server's metadata with what was asked for, as
+Tempest's tests do. What is there already goes when the server starts the next time.
+""",
+    ),
 ]

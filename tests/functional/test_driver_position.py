@@ -164,6 +164,16 @@ class PositionTest(DriverTest):
         self.assertIn(f"leaf {leaf}\n", text)
         self.assertIn(f"rail {rail}: device", text)
 
+    def test_where_it_is_switched_off(self) -> None:
+        """What is there already goes when the server starts the next time."""
+        self.hosts(place("alpha", "leaf7"))
+        server = self.make(PAIR, "alpha")
+        self.assertIn(server_devices.KEY, self.metadata(server))
+        self.flags(server_metadata=False, group="hpc")
+        self._reboot_server(server, hard=True)
+        self.assertEqual({}, self.metadata(server))
+        self.assertEqual({}, self.metadata(self.make(PAIR, "alpha")))
+
     def test_a_server_without_devices(self) -> None:
         """Its flavor only says how near the members of its group are."""
         self.hosts(place("alpha", "leaf7"))

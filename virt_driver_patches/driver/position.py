@@ -10,6 +10,7 @@ scheduler ever reads it back.
 from __future__ import annotations
 
 from nova import objects
+from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim, has_hpc_keys
@@ -22,6 +23,7 @@ from virt_driver_patches.driver import before_start
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.reading import Reading
 
+CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
 
 #: The items of a server's metadata that are written here.
@@ -37,7 +39,7 @@ def write(instance: objects.Instance, node: HpcNode) -> None:
     try:
         if mine or _has_other_hpc_keys(instance):
             _put(instance, {})
-        if mine:
+        if mine and CONF.hpc.server_metadata:
             _put(instance, _texts(instance, node))
     except Exception:
         LOG.exception("The server's owner is not told what it has", instance=instance)
