@@ -143,6 +143,21 @@ class World:
     def look(self) -> Seen:
         return history_truth.read(self.lab.inside(history_truth.LOOK))
 
+    def boot(self) -> str:
+        """Another one after each start of the node."""
+        return self.inside("cat /proc/sys/kernel/random/boot_id")
+
+    def begin_again(self) -> None:
+        """Make the cloud as at first, after the node itself has started anew.
+
+        What libvirt has said of guests that ended with the node has no end.
+        """
+        for each in self.servers():
+            self.compute("DELETE", f"/servers/{each}")
+        self.until(lambda: not self.servers(), "all servers are deleted")
+        self.inside("rm -f /var/log/libvirt/qemu/*.log")
+        self.inside(history_truth.START)
+
     def inside(self, script: str) -> str:
         found: str = self.lab.inside(script)
         return found

@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from tests.lab import history_truth
-from tests.lab.histories import PERIOD, SETTINGS, History, World, nova_compute
+from tests.lab.conftest import STARTS
+from tests.lab.histories import (
+    PERIOD,
+    SETTINGS,
+    History,
+    HistoryError,
+    World,
+    nova_compute,
+)
 
 SEEDS = "NOVA_HPC_LAB_SEEDS"
 #: What happens in each, after its first server was created.
@@ -40,6 +48,22 @@ def world(lab: Any) -> Iterator[World]:
         found.cloud.compute.delete_flavor(each)
 
 
+def whole(world: World, before: Any, seed: int) -> History:
+    """One history to its end; from its beginning where the emulated machine has reset itself."""
+    for _ in range(STARTS):
+        boot, history = world.boot(), History(world, before, seed)
+        try:
+            history.run(STEPS)
+        except HistoryError as error:
+            if world.boot() == boot:
+                raise
+            print(f"RESULT: seed {seed}: the node started anew by itself: {error}", flush=True)
+            world.begin_again()
+        else:
+            return history
+    raise AssertionError(f"seed {seed}: the node does not stay up")
+
+
 @pytest.mark.slow
 def test_twenty_histories(world: World) -> None:
     first, _, last = os.environ.get(SEEDS, "0:20").partition(":")
@@ -49,8 +73,7 @@ def test_twenty_histories(world: World) -> None:
     )
     print(f"RESULT: {before}")
     for seed in range(int(first), int(last)):
-        history = History(world, before, seed)
-        history.run(STEPS)
+        history = whole(world, before, seed)
         print(f"RESULT: seed {seed}: {' | '.join(history.log)}", flush=True)
     seen = world.look()
     print(

@@ -1,20 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host that ``nova-hpc prepare`` has prepared starts again, by its own means alone."""
+"""A host that the Ansible collection has prepared starts again, by its own means alone.
+
+The real ansible-playbook runs the roles ``configure`` and ``prepare`` over ssh in the node.
+"""
 
 import json
+import os
 import re
+import shlex
 import shutil
+import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 
 from nova_hpc.offer import host_files
+from nova_hpc_lab import cloud as lab_cloud
 from nova_hpc_lab.node.shape import Adapter, Shape
+from nova_hpc_lab.state import Paths
+from tests.lab import environments
+from tests.lab.environments import TOP
 
 pytestmark = pytest.mark.slow
 
 COMMAND = "/opt/nova-hpc/venv/bin/nova-hpc"
 PAGES = 384
+BOOT = ("--boot-loader", "grub", "--initramfs", "initramfs-tools")
 #: What is looked at, on a host that has just started.
 LOOK = """
 for d in /sys/bus/pci/devices/*; do
@@ -41,27 +53,74 @@ def restarted(lab):
     return after
 
 
-def test_a_prepared_host_starts_as_it_was_declared(lab):
+def playbook(lab, folder, options):
+    """Run the roles of the collection on the node; *options* are declared."""
+    python = environments.python("ansible", "ansible-core")
+    programs = {each: python.with_name(each) for each in ("ansible-galaxy", "ansible-playbook")}
+    installed = folder / "collections"
+    words = ("collection", "install", "--force", "-p", installed, TOP / "ansible")
+    subprocess.run([programs["ansible-galaxy"], *words], check=True, capture_output=True)
+    machine = lab_cloud.existing(Paths.from_environment(lab.environ)).machine("hpc1")
+    _, *arguments, target = machine.ssh_argv()
+    user, _, address = target.rpartition("@")
+    variables = {
+        "ansible_host": address,
+        "ansible_user": user or "root",
+        "ansible_ssh_args": shlex.join(arguments),
+        "ansible_pipelining": True,
+        "ansible_python_interpreter": str(Path(COMMAND).with_name("python")),
+        "nova_hpc_command": COMMAND,
+        "nova_hpc_parts": ["compute"],
+        "nova_hpc_configure_options": options,
+        "nova_hpc_prepare_options": list(BOOT),
+        # The boot loader of the node is QEMU.
+        "nova_hpc_prepare_run": False,
+    }
+    (folder / "inventory.json").write_text(
+        json.dumps({"hpc_nodes": {"hosts": {"hpc1": variables}}})
+    )
+    roles = [f"nova_hpc.cloud.{name}" for name in ("configure", "prepare")]
+    (folder / "play.yml").write_text(
+        json.dumps([{"hosts": "hpc_nodes", "gather_facts": False, "roles": roles}])
+    )
+
+    def play(*more):
+        done = subprocess.run(
+            [
+                programs["ansible-playbook"],
+                *("-i", folder / "inventory.json", *more, folder / "play.yml"),
+            ],
+            env=os.environ | {"ANSIBLE_COLLECTIONS_PATH": str(installed)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return play
+
+
+def test_a_prepared_host_starts_as_it_was_declared(lab, tmp_path):
     folder = lab.state / "nodes" / "hpc1"
     adapters = [each for _, each in Shape.load("two-socket").devices() if isinstance(each, Adapter)]
     addresses = {
         each.name: lab.inside(f"basename $(readlink -f /sys/class/net/{each.name}/device)").strip()
         for each in adapters
     }
-    vfs = " ".join(f"--vfs {addresses[each.name]}={each.vfs}" for each in adapters)
-    print(
-        "RESULT:",
-        lab.inside(
-            f"{COMMAND} configure --write /etc/nova/nova.conf.d --part compute {vfs}"
-            f" --hugepages 2M={PAGES} 2>&1 && mkdir -p /etc/default/grub.d &&"
-            f" {COMMAND} prepare --write / --boot-loader grub --initramfs initramfs-tools"
-        ),
-    )
-    assert (
-        lab.inside(
-            f"{COMMAND} prepare --write / --boot-loader grub --initramfs initramfs-tools --dry-run"
-        )
-        == "Nothing to do.\n"
+    vfs = [word for each in adapters for word in ("--vfs", f"{addresses[each.name]}={each.vfs}")]
+    play = playbook(lab, tmp_path, [*vfs, "--hugepages", f"2M={PAGES}"])
+    lab.inside("mkdir -p /etc/default/grub.d")
+    check = play("--check", "--diff")
+    print("RESULT:", check)
+    assert "+hugepages:" in check
+    assert not lab.inside(f"ls /{host_files.GRUB} 2>/dev/null; true")
+    changed = play()
+    assert int(re.search(r"changed=(\d+)", changed)[1]) > 0
+    # Again: nothing.
+    assert re.search(r"changed=0 .*failed=0", play())
+    assert lab.inside(f"{COMMAND} prepare --write / {' '.join(BOOT)} --dry-run") == (
+        "Nothing to do.\n"
     )
     (folder / "boot" / "scripts").mkdir(parents=True, exist_ok=True)
     (folder / "boot" / "line").write_text(
