@@ -31,7 +31,7 @@ from nova_hpc.wire.version import WireError
 
 CONF = nova.conf.CONF
 
-#: The first with roots of providers; the first with consumer types in allocations is later.
+#: The first that tells the roots of providers.
 _MICROVERSION: Final = "1.14"
 _NETWORK: Final = "physical_network"
 _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
@@ -112,11 +112,10 @@ def _placement(problems: list[str], track: Track) -> _Placement:
             allocations[device.uuid] = _get(f"{place}/allocations")["allocations"]
             for resource_class, one in sorted(inventories.items())[:1]:
                 total, reserved = int(one["total"]), int(one["reserved"])
-                found.append(
-                    attrs.evolve(
-                        device, resource_class=resource_class, total=total, reserved=reserved
-                    )
+                device = attrs.evolve(
+                    device, resource_class=resource_class, total=total, reserved=reserved
                 )
+            found.append(device)
     except _NoAnswerError as error:
         problems.append(f"{error}.")
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -130,7 +130,7 @@ def _role(records: Records) -> Iterator[Finding]:
     if roles is not None and roles.isdisjoint(_ROLES):
         yield Finding(
             "service-role",
-            f"Nova's user in Placement has the roles {', '.join(sorted(roles)) or 'of nobody'}.",
+            f"Nova's user in Placement has the roles {', '.join(sorted(roles)) or 'none'}.",
             "openstack role add --project PROJECT --user USER service, with the user and the "
             "project of [placement] in nova.conf",
         )
