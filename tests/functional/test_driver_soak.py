@@ -212,6 +212,8 @@ class SoakTest(DriverTest):
                 longest = max(longest, waiting[each])
                 if waiting[each] > SOON:
                     late.add((number, each, self.stats_of("alpha").withheld.get(each, "")))
+            if number % 20 == 19:
+                print(f"{number + 1} of {updates} updates", flush=True)
         ratio = statistics.median(costs["alpha"]) / statistics.median(costs["stock"])
         print(
             f"RESULT: {updates} updates of {len(world.gpus)} GPUs and "

@@ -5,6 +5,7 @@ Scheduler first and compute first. What counts: every server survives a hard reb
 and keeps its devices, and nothing of the operator's is lost.
 """
 
+import functools
 import json
 import re
 import threading
@@ -23,12 +24,14 @@ INCLUDES = "/etc/nova/nova.conf.d"
 FOREIGN = "AggregateMultiTenancyIsolation"
 LIMIT = 5000
 STARTS = "Starting compute node"
-CURE = "Where no server has any of them, --role-identity ROLE=class for both"
+SAME = "--role-identity {}=ids"
 SERVICES = ("nova-conductor", "nova-scheduler", "nova-api")
 STOCK_FILTERS = (
     f"ComputeFilter,{FOREIGN},ImagePropertiesFilter,NUMATopologyFilter,PciPassthroughFilter"
 )
-#: As an operator of stock Nova has it: devices by ids, CPU sets of his own.
+GPUS = json.dumps(dict(zip(("vendor_id", "product_id"), qemu.GPU_IDS, strict=True)))
+#: As an operator of stock Nova has it: GPUs by ids, functions of adapters by their addresses,
+#: CPU sets of his own.
 STOCK_NODE = f"""\
 [DEFAULT]
 compute_driver = libvirt.LibvirtDriver
@@ -36,8 +39,7 @@ compute_driver = libvirt.LibvirtDriver
 cpu_shared_set = 0,2
 cpu_dedicated_set = 1,3
 [pci]
-device_spec = {json.dumps(dict(zip(("vendor_id", "product_id"), qemu.GPU_IDS, strict=True)))}
-device_spec = {json.dumps(dict(zip(("vendor_id", "product_id"), qemu.VF_IDS, strict=True)))}
+device_spec = {GPUS}
 """
 FLAVOR = (
     *("--vcpus", "1", "--ram", "512", "--disk", "1"),
@@ -109,6 +111,22 @@ class Site:
 
     # -- the node --------------------------------------------------------------------------
 
+    @functools.cached_property
+    def functions(self):
+        """The entries of the functions of adapters, those of a network for its ports alone."""
+        text = self.lab.inside(f"cat {INCLUDES}/nova-hpc-compute.conf")
+        found = ""
+        for entry in map(json.loads, re.findall(r"^device_spec = (.*)$", text, re.MULTILINE)):
+            if (entry["vendor_id"], entry["product_id"]) != qemu.VF_IDS:
+                continue
+            physical = f"/sys/bus/pci/devices/{entry['address']}"
+            paths = self.lab.inside(f"readlink -f {physical}/virtfn*").split()
+            network = {key: entry[key] for key in ("physical_network",) if key in entry}
+            for path in paths:
+                mine = {"address": path.rpartition("/")[2]} | network
+                found += f"device_spec = {json.dumps(mine)}\n"
+        return found
+
     def node(self, script):
         """Change the node's files, restart nova-compute, and wait until it is up again."""
         before = self.pid()
@@ -138,7 +156,7 @@ class Site:
         self.node(
             f"rm -f {INCLUDES}/nova-hpc-*.conf {INCLUDES}/nova-hpc-undo.json"
             " /etc/nova-hpc/node.yaml;"
-            f" cat >{INCLUDES}/stock.conf <<'END'\n{STOCK_NODE}END\n"
+            f" cat >{INCLUDES}/stock.conf <<'END'\n{STOCK_NODE}{self.functions}END\n"
             # Of the lab's own nova.conf: a later file says it again.
             "true"
         )
@@ -146,14 +164,12 @@ class Site:
     def adopt_node(self):
         """As the docs say: entries of one's own that name the same devices go first."""
         words = f"{COMMAND} configure --write {INCLUDES} --part common --part compute"
-        said = self.lab.inside(f"{words} 2>&1; true")
-        # Functions of one kind in two roles, of which no server here has any: as it says.
-        assert CURE in said, said
-        said = self.lab.inside(
-            f"{words} --role-identity physnet1=class --role-identity vf=class 2>&1"
-        )
+        said = self.lab.inside(f"{words} 2>&1")
         print("RESULT: configure says", said)
-        self.commands += 3
+        # Servers may have them, so they stay what they are in Placement.
+        assert SAME.format("gpu") in said
+        assert SAME.format("vf") in said
+        self.commands += 2
         self.node(
             f"sed -i '/^device_spec/d' {INCLUDES}/stock.conf"
             f" && sed -i '/^compute_driver/d' {INCLUDES}/stock.conf"

@@ -31,6 +31,7 @@ class ModelCloud:
         the text of a fault.
     :ivar faults: number of a changing call -> what happens: ``kill`` or ``kill-after``,
         ``lose`` or ``lose-after`` (an answer that never comes), or a refusal's text.
+    :ivar blind: members that were asked for while another of their group had no host yet.
     """
 
     def __init__(self, fates: Sequence[str] = (), faults: Mapping[int, str] | None = None) -> None:
@@ -41,6 +42,7 @@ class ModelCloud:
         self.groups: dict[str, dict[str, Any]] = {}
         self.servers: dict[str, dict[str, Any]] = {}
         self.ports: dict[str, dict[str, Any]] = {}
+        self.blind: list[str] = []
         self._dead = False
         self._ids = 0
         self._lock = threading.Lock()
@@ -85,6 +87,9 @@ class ModelCloud:
                         port["device_id"] = ""
                 for group in self.groups.values():
                     group["members"] = [each for each in group["members"] if each != id]
+            elif server["status"] == "BUILD" and not server["hostId"]:
+                # A node takes it, and is at work on it until the next look.
+                server["hostId"] = "some"
             elif server["status"] == "BUILD":
                 fate = self.fates.pop(0) if self.fates else "ACTIVE"
                 for each in server["_ports"]:
@@ -158,6 +163,9 @@ class ModelCloud:
             for each in named:
                 if self.ports[each]["device_id"]:
                     raise CloudError("the port is in use")
+            mine = [self.servers[each] for each in self.groups[group]["members"]]
+            if any(each["status"] == "BUILD" and not each["hostId"] for each in mine):
+                self.blind.append(server["name"])
             for at in range(1, count + 1):
                 id = self._id()
                 self.servers[id] = {
@@ -166,6 +174,7 @@ class ModelCloud:
                     "metadata": dict(server["metadata"]),
                     "tags": list(server["tags"]),
                     "status": "BUILD",
+                    "hostId": "",
                     "created": f"{self._ids:08d}",
                     "OS-EXT-STS:task_state": "scheduling",
                     "_ports": named,

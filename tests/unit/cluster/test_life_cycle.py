@@ -105,6 +105,8 @@ def test_create_and_delete(wish: Wish) -> None:
     assert cluster.state is State.ACTIVE
     complete(cloud, wish, {1, 2, 3})
     assert cloud.log.count("servers") == (1 if wish == PLAIN else 3)
+    # Nova's policies know of no member that has no host yet.
+    assert cloud.blind == []
     commands.delete(cloud, cluster, PACE)
     nothing_left(cloud)
 
@@ -195,6 +197,7 @@ def test_a_cluster_that_changes(
         # What ran and is still wanted was not made anew to make the cluster whole.
         kept = {cloud.servers[id]["name"] for id in ran & cloud.servers.keys()}
         assert len(kept) == len(ran & cloud.servers.keys())
+    assert cloud.blind == []
     (cluster,) = cloud.clusters()
     commands.delete(cloud, cluster, PACE)
     nothing_left(cloud)
