@@ -38,7 +38,7 @@ class Scheduler:
     """Answers creates as the service does, and notes what happened."""
 
     def __init__(self, context: Any, gpus: int, variant: Variant, number: int) -> None:
-        from nova.scheduler import manager, utils
+        from nova.scheduler import manager
 
         self.context = context
         self.gpus = gpus
@@ -48,14 +48,15 @@ class Scheduler:
         self.client = self.manager.placement_client
         self.switches: dict[str, tuple[str, str]] = {}
         self._claims = threading.local()
-        plain = utils.claim_resources
+        plain = self.client.claim_resources
 
         def claim(*arguments: Any, **keywords: Any) -> bool:
             self._claims.count += 1
-            return plain(*arguments, **keywords)
+            return bool(plain(*arguments, **keywords))
 
-        # Only counts; Nova looks the function up in its module each time.
-        utils.claim_resources = claim
+        # Only counts; below whatever is wrapped around Nova's own function, so that what is
+        # tried again inside of one claim counts, too.
+        self.client.claim_resources = claim
 
     def request(self, server: str) -> Any:
         """The request specification that the API makes of the flavor."""
