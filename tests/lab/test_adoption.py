@@ -272,7 +272,7 @@ def test_a_site_adopts_and_goes_back(site, lab, first):
     assert FOREIGN in filters
     assert "HpcTopologyFilter" in filters
     assert limit >= LIMIT
-    sets = lab.inside(f"cat {INCLUDES}/*.conf | grep -h '^cpu_'")
+    sets = lab.inside(f"cat {INCLUDES}/*.conf | grep -h '^cpu_.*_set'")
     assert sorted(set(sets.splitlines())) == ["cpu_dedicated_set = 1,3", "cpu_shared_set = 0,2"]
     adopted = site.create("adopted", "lab.adopted")
     servers[adopted] = site.devices(adopted)
