@@ -6,12 +6,12 @@ The entry points ``nova_fabric_groups`` and ``nova_fabric_reap`` of ``nova_hpc.r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.cluster.group_domain.fleet import Fleet, GroupLine, Reaped, lines, reap
-from nova_hpc.cluster.group_domain.records import NoAnswerError, State
+from nova_hpc.cluster.group_domain.records import NoAnswerError, dead
 from nova_hpc.from_nova import fabric_records, snapshot
 
 
@@ -44,9 +44,9 @@ def reap_all(arguments: Sequence[str] = ()) -> Reaped:
 
 def take(context: Any) -> tuple[GroupLine, ...]:
     """The same as read(), with the configuration that is in force."""
-    fleet = Fleet.of(fabric_records.records(context).providers())
-    states: Mapping[str, State] = fabric_records.Servers(context).states(fleet.tickets)
-    return lines(fleet, states)
+    records = fabric_records.records(context)
+    fleet = Fleet.of(records.providers())
+    return lines(fleet, dead(records, fabric_records.Servers(context), fleet.tickets))
 
 
 def sweep_all(context: Any) -> Reaped:

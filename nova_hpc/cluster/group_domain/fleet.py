@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 
 import attrs
 
 from nova_hpc.cluster.group_domain.model import Provider, Tree, domain_of
-from nova_hpc.cluster.group_domain.records import Records, Servers, State, Swept, sweep
+from nova_hpc.cluster.group_domain.records import Records, Servers, Swept, sweep
 
 
 @attrs.frozen
@@ -48,16 +48,21 @@ class GroupLine:
     domain: str
     #: Members that were announced; 1: none were.
     announced: int
-    #: Servers with a ticket that Nova knows.
+    #: Servers with a ticket that are there.
     members: int
-    #: Tickets whose servers are no more; the next scheduler, or ``reap``, takes them away.
+    #: Tickets whose servers are no more; ``reap`` takes them away, or a scheduler that needs
+    #: their places.
     leftover: int
     #: ``decided``, or ``undecided``: a room whose scheduler is at it, or has died.
     state: str
 
 
-def lines(fleet: Fleet, states: Mapping[str, State]) -> tuple[GroupLine, ...]:
-    """One line for each room, by domain and group."""
+def lines(fleet: Fleet, dead: Collection[str]) -> tuple[GroupLine, ...]:
+    """One line for each room, by domain and group.
+
+    :param dead: tickets whose servers are no more, as
+        :func:`nova_hpc.cluster.group_domain.records.dead` says it.
+    """
     found = []
     for tree in fleet.trees:
         domain = domain_of(tree.name)
@@ -65,7 +70,7 @@ def lines(fleet: Fleet, states: Mapping[str, State]) -> tuple[GroupLine, ...]:
             continue
         for room in tree.rooms:
             tickets = room.record.tickets if room.record else ()
-            gone = sum(states.get(ticket, State.GONE) is State.GONE for ticket in tickets)
+            gone = sum(ticket in dead for ticket in tickets)
             found.append(
                 GroupLine(
                     group=room.group,

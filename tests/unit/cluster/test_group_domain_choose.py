@@ -21,7 +21,7 @@ from nova_hpc.cluster.group_domain.model import (
     Domain,
     room_name,
 )
-from nova_hpc.cluster.group_domain.records import Swept
+from nova_hpc.cluster.group_domain.records import State, Swept, dead
 from nova_hpc.fabric.model import FabricLevel, Place
 from tests.unit.cluster.placement_model import Client, World, records
 from tests.unit.cluster.plan.command import planned
@@ -244,21 +244,27 @@ def test_what_operators_see() -> None:
     made.make(f"{RECORD_PREFIX}g", "x1", "r1")
     made.make(TICKET_PREFIX + there, there, "x1")
     made.make(TICKET_PREFIX + "gone", "gone", "x1")
+    # Deleted, and Nova has its row until the database is archived; one that is being deleted.
+    left, leaving = world.server(), world.server()
+    for each in (left, leaving):
+        world.states_[each] = State.LEAVING
+        made.make(TICKET_PREFIX + each, each, "x1")
+    world.allocations[leaving] = "c"
     made.make(room_name("h", 2), "r2", LEAF.uuid)
     made.make("somebody's", "z", LEAF.uuid)
     made.make("compute1", "c")
     fleet = Fleet.of(made.providers())
-    assert fleet.tickets == {there, "gone"}
-    assert lines(fleet, world.states(fleet.tickets)) == (
-        GroupLine("g", "leaf", "ib/leaf1", 4, 1, 1, "decided"),
+    assert fleet.tickets == {there, "gone", left, leaving}
+    assert lines(fleet, dead(made, world, fleet.tickets)) == (
+        GroupLine("g", "leaf", "ib/leaf1", 4, 2, 2, "decided"),
         GroupLine("h", "leaf", "ib/leaf1", 2, 0, 0, "undecided"),
     )
     found = reap(lambda: records(Client(world)), world)
-    assert found.swept == Swept(tickets=1, records=0, rooms=1)
+    assert found.swept == Swept(tickets=2, records=0, rooms=1)
     assert (found.domains, found.strange) == (0, ("somebody's (z)",))
     made.remove("z")
-    del world.states_[there]
+    del world.states_[there], world.allocations[leaving]
     found = reap(lambda: records(Client(world)), world)
-    assert (found.swept, found.domains) == (Swept(1, 1, 1), 1)
+    assert (found.swept, found.domains) == (Swept(2, 1, 1), 1)
     assert [each.name for each in made.providers()] == ["compute1"]
     assert not world.names(ROOM_PREFIX)
