@@ -108,6 +108,20 @@ class Lab:
         same = (Path(known.shape).stem, known.nodes) == (Path(shape).stem, nodes)
         return same and self.status()["healthy"]
 
+    def restarted(self):
+        """The one node's supervisor ends, and with it the node; then the lab is brought up again.
+
+        What is on the node's disk stays, and its configuration is made anew.
+        """
+        (before,) = self.status()["nodes"]
+        supervisor = psutil.Process(before["supervisor_pid"])
+        supervisor.terminate()
+        supervisor.wait(timeout=120)
+        self.up("--nodes", "1", "--shape", str(self.settings.shape))
+        (after,) = self.status()["nodes"]
+        assert after["qemu_pid"] != before["qemu_pid"]
+        return after
+
     def status(self):
         return json.loads(self.nova_hpc("status", "--format", "json").stdout)
 

@@ -253,6 +253,8 @@ def site(lab):
     found.nova_conf.write_text(text)
     found.restart()
     lab.inside(f"rm -f {INCLUDES}/stock.conf")
+    # The lab's own configuration of the node, for the tests that follow.
+    lab.restarted()
 
 
 @pytest.mark.parametrize("first", ["scheduler", "compute"])

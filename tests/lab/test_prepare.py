@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import psutil
 import pytest
 
 from nova_hpc.offer import host_files
@@ -39,18 +38,6 @@ for n in /sys/devices/system/node/node[0-9]*; do
   echo "pages $(cat $n/hugepages/hugepages-2048kB/nr_hugepages)"; done
 cat /proc/cmdline
 """
-
-
-def restarted(lab):
-    """The node's supervisor ends, and with it the node; then the lab is brought up again."""
-    (before,) = lab.status()["nodes"]
-    supervisor = psutil.Process(before["supervisor_pid"])
-    supervisor.terminate()
-    supervisor.wait(timeout=120)
-    lab.up("--nodes", "1", "--shape", "two-socket")
-    (after,) = lab.status()["nodes"]
-    assert after["qemu_pid"] != before["qemu_pid"]
-    return after
 
 
 def playbook(lab, folder, options):
@@ -101,8 +88,17 @@ def playbook(lab, folder, options):
     return play
 
 
-def test_a_prepared_host_starts_as_it_was_declared(lab, tmp_path):
-    folder = lab.state / "nodes" / "hpc1"
+@pytest.fixture
+def folder(lab):
+    """The node's; at the end it starts as it did before."""
+    found = lab.state / "nodes" / "hpc1"
+    yield found
+    lab.inside(f"{COMMAND} prepare --write / --remove")
+    shutil.rmtree(found / "boot", ignore_errors=True)
+    assert lab.restarted()["state"] == "up"
+
+
+def test_a_prepared_host_starts_as_it_was_declared(lab, folder, tmp_path):
     adapters = [each for _, each in Shape.load("two-socket").devices() if isinstance(each, Adapter)]
     addresses = {
         each.name: lab.inside(f"basename $(readlink -f /sys/class/net/{each.name}/device)").strip()
@@ -132,7 +128,7 @@ def test_a_prepared_host_starts_as_it_was_declared(lab, tmp_path):
     for early in (True, False):
         if not early:
             script.unlink()
-        node = restarted(lab)
+        node = lab.restarted()
         assert node["state"] == "up", node
         assert node["restarts"] == 0
         found = [line.strip() for line in lab.inside(LOOK).splitlines()]
@@ -163,6 +159,3 @@ def test_a_prepared_host_starts_as_it_was_declared(lab, tmp_path):
     done = lab.nova_hpc("demo")
     print("RESULT:", done.stdout[-1500:])
     assert done.returncode == 0, done.stdout + done.stderr
-    lab.inside(f"{COMMAND} prepare --write / --remove")
-    shutil.rmtree(folder / "boot")
-    assert restarted(lab)["state"] == "up"
