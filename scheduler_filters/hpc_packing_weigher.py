@@ -12,6 +12,8 @@ from nova.scheduler import utils, weights
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import contention
+from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.from_nova.server import alias_requests
 from nova_hpc.placement import between_hosts
 from nova_hpc.placement import flavor as hpc_flavor
@@ -62,10 +64,16 @@ class HpcPackingWeigher(weights.BaseHostWeigher):
         """
         if not hpc_flavor.has_hpc_keys(weight_properties.flavor.extra_specs or {}):
             return [0.0] * len(weighed_obj_list)
+        ranks = [_rank(each.obj, weight_properties) for each in weighed_obj_list]
+        wishes = self._wished(weighed_obj_list, weight_properties)
+        among = CONTENTION.hosts
+        if among > 1:
+            names = [f"{each.obj.host} {each.obj.nodename}" for each in weighed_obj_list]
+            ranks = between_hosts.mixed(
+                ranks, wishes, names, among, contention.seed(weight_properties)
+            )
         return between_hosts.scores(
-            [_rank(each.obj, weight_properties) for each in weighed_obj_list],
-            [self.packing_multiplier(each.obj) for each in weighed_obj_list],
-            self._wished(weighed_obj_list, weight_properties),
+            ranks, [self.packing_multiplier(each.obj) for each in weighed_obj_list], wishes
         )
 
     def _wished(

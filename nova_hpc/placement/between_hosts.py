@@ -21,6 +21,7 @@ what a node lacks for a cell, in numbers.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -37,6 +38,9 @@ _PARTS = 25
 
 #: Grains of damage of which nothing is known: more than any host can have.
 _UNKNOWN: Final = 1 << 62
+
+#: So many numbers of a rank say what a server gets; the others, what it leaves.
+_GIVEN: Final = 2
 
 #: How much one place in the users' wishes is worth, in the most that packing is worth.
 _WISH: Final = 2.0
@@ -93,6 +97,47 @@ def scores(
         (last - here) / span * multiplier + steps[wish]
         for here, multiplier, wish in zip(places, multipliers, rounded, strict=True)
     ]
+
+
+def mixed(
+    ranks: Sequence[tuple[int, ...] | None],
+    wishes: Sequence[float],
+    names: Sequence[str],
+    among: int,
+    seed: str,
+) -> list[tuple[int, ...] | None]:
+    """The ranks, but with the best *among* hosts in an order that *seed* decides.
+
+    So that schedulers which decide at the same moment choose different hosts. Only hosts
+    are mixed that give as much of what was asked for as the best one does (level, NVLink),
+    among those that the users' wishes prefer; all others stay behind them as they are.
+    Which of several equal hosts are the last of the best is the seed's to say, too.
+
+    :param ranks: of :func:`rank`; None: nothing was chosen on the host.
+    :param wishes: of each host, higher is better.
+    :param names: of the hosts, each with one of its own.
+    :param among: 1: nothing is mixed.
+    """
+    found = list(ranks)
+    top = max((round(each, 9) for each in wishes), default=0.0)
+    known = {
+        index: each
+        for index, each in enumerate(ranks)
+        if each is not None and round(wishes[index], 9) == top
+    }
+    if among <= 1 or len(known) <= 1:
+        return found
+    given = min(known.values())[:_GIVEN]
+
+    def turn(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{names[index]}".encode(), digest_size=8).digest()
+
+    alike = [index for index, each in known.items() if each[:_GIVEN] == given]
+    alike.sort(key=lambda index: (known[index], turn(index)))
+    for number, index in enumerate(sorted(alike[:among], key=turn)):
+        # Before all damage that there is.
+        found[index] = (*given, -1, number)
+    return found
 
 
 @attrs.frozen

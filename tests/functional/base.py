@@ -27,6 +27,7 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import profile, said
+from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
@@ -96,6 +97,8 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
             max_allocation_candidates=self.CANDIDATES,
         )
         self.flags(max_placement_results=self.CANDIDATES, group="scheduler")
+        # What an earlier test has lost is nothing to this one.
+        self.useFixture(fixtures.fixtures.MockPatchObject(CONTENTION, "_hosts", 1.0))
         self.domains = self.useFixture(fixtures.DomainRecorder())
         self.useFixture(fixtures.HonestDomains())
         # The flavors of an earlier test are no measure of this one's damage.

@@ -11,6 +11,7 @@ from nova.scheduler.client.report import SchedulerReportClient
 from nova.scheduler.manager import SchedulerManager
 from oslo_utils import uuidutils
 
+from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -120,6 +121,7 @@ class LostClaimTest(PlacementTest):
         self.assert_no_pci_healing("one")
         # The candidates, and the one host again.
         self.assertEqual(2, len(self.questions()))
+        self.assertEqual(4, CONTENTION.hosts)
 
     def test_a_host_without_others_is_given_up(self) -> None:
         """One GPU is left under each switch: the level is kept, and the next host serves."""
@@ -150,3 +152,42 @@ class LostClaimTest(PlacementTest):
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
         self.assertIn("No valid host was found", self.fault(server))
         self.assertEqual({}, self._get_allocations_by_server_uuid(server["id"]))
+
+
+class ContendedTest(PlacementTest):
+    """Schedulers that lose claims choose among several good hosts, in turn of their own."""
+
+    HOSTS = ("one", "two", "three", "four")
+
+    def setUp(self) -> None:
+        super().setUp()
+        for each in self.HOSTS:
+            self.start_host(each, Shape((Switch(gpus=2), Switch(gpus=2))))
+        self.single = self.make_flavor({"pci_passthrough:alias": "gpu:1", "hpc:affinity": "switch"})
+        self.first = self.host_of(self.boot(self.single))
+
+    def hosts_of(self, count: int) -> list[str]:
+        return [self.host_of(self.boot(self.single)) for _ in range(count)]
+
+    def test_one_that_loses_none_packs(self) -> None:
+        self.assertEqual([self.first] * 3, self.hosts_of(3))
+
+    def test_one_that_loses_some_spreads(self) -> None:
+        for _ in range(4):
+            CONTENTION.lost()
+        self.assertLess(1, len(set(self.hosts_of(6))))
+
+    def test_servers_of_one_request_stay_together(self) -> None:
+        for _ in range(4):
+            CONTENTION.lost()
+        servers = self.create_many(self.single, 2)
+        self.assertEqual(1, len({self.host_of(each) for each in servers}))
+
+    def test_what_the_flavor_asks_for_is_kept(self) -> None:
+        """No host that is worse for the server is among the best, however many are lost."""
+        for _ in range(4):
+            CONTENTION.lost()
+        preferred = {**PAIR, "hpc:affinity_policy": "preferred"}
+        for _ in range(6):
+            server = self.boot(self.make_flavor(preferred))
+            self.assertIs(Level.SWITCH, self.level_of(server))

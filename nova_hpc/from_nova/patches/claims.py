@@ -16,6 +16,7 @@ from nova import objects
 from nova.scheduler import utils
 from oslo_log import log as logging
 
+from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 
 LOG = logging.getLogger(__name__)
@@ -55,9 +56,14 @@ def put_down(spec: objects.RequestSpec, choose: ChooseAgain | None) -> None:
 def _claim(call: Call) -> Any:
     claimed = call()
     choose: ChooseAgain | None = getattr(call.given["spec_obj"], _AGAIN, None)
+    if choose is None:
+        return claimed
+    if claimed:
+        CONTENTION.won()
     tries = 0
-    while not claimed and choose is not None and tries < _MOST:
+    while not claimed and tries < _MOST:
         tries += 1
+        CONTENTION.lost()
         try:
             if not choose(call.given["alloc_req"]):
                 return claimed

@@ -58,17 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                         tallies.append(tally)
                         _explain(tally, creates)
                         print(_line(tally), file=sys.stderr, flush=True)
+                        if options.json:
+                            _save(Path(options.json), tallies)
         if options.logs:
             shutil.copytree(running.made.logs, options.logs, dirs_exist_ok=True)
     console.print(_table(tallies))
-    if options.json:
-        rows = [attrs.asdict(each) | {"per_second": each.rate} for each in tallies]
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
     if options.write:
         words = argv if argv is not None else sys.argv[1:]
         where = provenance(" ".join(["python -m tests.functional.concurrency", *words]))
         RESULTS.write_text(_rst(tallies, where))
     return 0 if all(holds(each) for each in tallies) else 1
+
+
+def _save(path: Path, tallies: Sequence[Tally]) -> None:
+    rows = [attrs.asdict(each) | {"per_second": each.rate} for each in tallies]
+    path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def holds(tally: Tally) -> bool:
@@ -142,7 +146,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         default=TRIES,
         help="[placement]allocation_conflict_retry_count (10 is its default)",
     )
-    parser.add_argument("--json", help="also write the rows to this file")
+    parser.add_argument("--json", help="also write the rows to this file, after each")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--logs", help="keep the logs of all processes in this folder")
     parser.add_argument("--width", type=int, default=200, help="columns of the table")

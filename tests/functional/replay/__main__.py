@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, Any] = {
     "placed, as simulated": lambda row: row.predicted,
     "refused": lambda row: row.refused,
     "GPUs that these asked for": lambda row: row.refused_gpus,
-    "requests refused though Placement has room right after": lambda row: row.spurious,
+    "requests refused though Placement had room all the while": lambda row: row.spurious,
     "lost with a killed scheduler": lambda row: row.orphaned,
     "claims that Placement turned down": lambda row: row.conflicts,
     "requests to Placement": lambda row: row.asked,

@@ -173,7 +173,7 @@ class Row:
     refused: int
     #: GPUs of these.
     refused_gpus: int
-    #: Requests that were refused though Placement had room for them right after.
+    #: Requests that were refused though Placement had room for them before and after.
     spurious: int
     broken: int
     #: Claims that Placement turned down, because somebody was first.

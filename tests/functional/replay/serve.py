@@ -8,7 +8,7 @@ import http
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -108,6 +108,7 @@ class Scheduler:
         from nova import exception
         from oslo_messaging.rpc import ExpectedException
 
+        before = self.unused()
         self.asked = self.conflicts = 0
         spec = self.spec(request)
         started = time.monotonic()
@@ -130,7 +131,7 @@ class Scheduler:
                 seconds,
                 self.asked,
                 self.conflicts,
-                clean and self.has_space(request),
+                clean and self.had_space(request, before),
             )
         seconds = time.monotonic() - started
         return Answer(
@@ -162,19 +163,30 @@ class Scheduler:
         }
         return own.obj_to_primitive(), selection.service_host, mapping
 
-    def has_space(self, request: day.Request) -> bool:
-        """Whether Placement has devices for all of the request's servers, as far as one tells."""
+    def had_space(self, request: day.Request, before: Collection[tuple[str, str]]) -> bool:
+        """Whether Placement had devices for it all the while: before it was asked, and now.
+
+        What a departure gave back meanwhile is nothing that the scheduler could have known.
+        """
         level = day.LEVELS[request.gpus] if self.variant.ours else Level.HOST
-        return day.room(self.free(), request.gpus, level) and len(request.servers) == 1
+        always = self.unused() & frozenset(before)
+        return day.room(self._placed(always), request.gpus, level) and len(request.servers) == 1
 
     def free(self) -> list[tuple[str, Any]]:
         """Host and place of each GPU that Placement has free on a host that is up."""
+        return self._placed(self.unused())
+
+    def _placed(self, some: Iterable[tuple[str, str]]) -> list[tuple[str, Any]]:
+        return [(host, self.places[address]) for host, address in sorted(some)]
+
+    def unused(self) -> frozenset[tuple[str, str]]:
+        """Host and address of each GPU that Placement has free on a host that is up."""
         url = f"/resource_providers?resources={computes.GPU_CLASS}:1"
         found = self.client.get(url, version="1.18").json()["resource_providers"]
         # Nova names the provider of a device <host>_<address>.
         pairs = (each["name"].rpartition("_") for each in found)
         down = self.down()
-        return [(host, self.places[address]) for host, _, address in pairs if host not in down]
+        return frozenset((host, address) for host, _, address in pairs if host not in down)
 
     def down(self) -> frozenset[str]:
         """Hosts that are down."""

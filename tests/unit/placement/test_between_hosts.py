@@ -91,3 +91,52 @@ def test_without_wishes_it_is_what_nova_would_add(hosts):
 
 def test_wishes_that_differ_by_rounding_alone_are_equal():
     assert between_hosts.scores([(1,), (0,)], [10.0, 10.0], [0.1 + 0.2, 0.3]) == [0.0, 10.0]
+
+
+RANKED = st.lists(
+    st.tuples(
+        st.one_of(
+            st.none(),
+            st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(0, 4), st.integers(0, 2)),
+        ),
+        st.sampled_from([0.0, 1.0]),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(RANKED, st.integers(1, 6), st.text("ab", max_size=3))
+def test_the_best_hosts_are_mixed_and_no_others(hosts, among, seed):
+    """Compared with the words of the docstring, host by host."""
+    ranks, wishes = zip(*hosts, strict=True)
+    names = [f"host{index}" for index in range(len(hosts))]
+    found = between_hosts.mixed(ranks, wishes, names, among, seed)
+    top = max(wishes)
+    mine = [i for i, rank in enumerate(ranks) if rank is not None and wishes[i] == top]
+    changed = [i for i in range(len(hosts)) if found[i] != ranks[i]]
+    if among == 1 or len(mine) < 2:
+        assert not changed
+        return
+    best = min(ranks[i] for i in mine)
+    alike = [i for i in mine if ranks[i][:2] == best[:2]]
+    assert len(changed) == min(among, len(alike))
+    assert set(changed) <= set(alike)
+    for one in changed:
+        # Nobody who stays behind was better, and nobody who stays behind is now.
+        assert all(ranks[one] <= ranks[i] for i in alike if i not in changed)
+        assert all(found[one] < found[i] for i in mine if i not in changed)
+    assert len({found[i] for i in changed}) == len(changed)
+
+
+def test_servers_mix_differently_and_the_order_of_hosts_does_not_matter():
+    names = [f"host{index}" for index in range(8)]
+    ranks, wishes = [(0, 0, 5)] * 8, [1.0] * 8
+
+    def first(seed, order):
+        some = between_hosts.mixed(ranks, wishes, [names[i] for i in order], 4, seed)
+        return names[order[min(range(8), key=lambda number: some[number])]]
+
+    found = [first(str(seed), range(8)) for seed in range(64)]
+    assert set(found) == set(names)
+    assert found == [first(str(seed), range(7, -1, -1)) for seed in range(64)]
