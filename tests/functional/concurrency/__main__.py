@@ -7,8 +7,10 @@ import argparse
 import csv
 import io
 import json
+import random
 import shutil
 import signal
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -119,14 +121,58 @@ def _table(tallies: Sequence[Tally]) -> Table:
 
 
 def _rst(tallies: Sequence[Tally], where: Mapping[str, str]) -> str:
-    """The page that the documentation includes: a line a column, as there are many."""
+    """The page that the documentation includes: a line a column, as there are many.
+
+    Of several rounds it has the means, and in how far a variant differs from the first one of the
+    same round.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(zip(*_rows(tallies), strict=True))
+    several = len({_kind(each) for each in tallies}) < len(tallies)
+    rows = _means(tallies) if several else _rows(tallies)
+    csv.writer(text, lineterminator="\n").writerows(zip(*rows, strict=True))
     lines = [".. Written by: python -m tests.functional.concurrency --write. Do not edit.", ""]
     lines += [f":{name}: {value}" for name, value in where.items()]
     lines += ["", ".. csv-table::", "   :header-rows: 1", ""]
     lines += [f"   {line}" for line in text.getvalue().splitlines()]
     return "\n".join(lines) + "\n"
+
+
+def _kind(tally: Tally) -> tuple[str, int, int, int]:
+    return tally.variant, tally.workers, tally.gpus, tally.creates
+
+
+def _means(tallies: Sequence[Tally]) -> Iterator[list[str]]:
+    """The cells of each kind of race over its rounds, the headings first."""
+    counted = COLUMNS[4:]
+    yield [
+        *(title for title, _ in COLUMNS[:4]),
+        *("rounds", *(f"{title}, all rounds" for title, _ in counted)),
+        *("lost claims a round", "against the first, 95 %"),
+        *("creates/s", "of the first's, 95 %"),
+    ]
+    kinds = list(dict.fromkeys(map(_kind, tallies)))
+    first = [each for each in tallies if _kind(each) == kinds[0]]
+    for kind in kinds:
+        mine = [each for each in tallies if _kind(each) == kind]
+        pairs = list(zip(mine, first, strict=False))
+        less = _interval([one.lost_claims - other.lost_claims for one, other in pairs])
+        rate = _interval([one.rate / other.rate for one, other in pairs])
+        yield [
+            *(str(getattr(mine[0], name)) for _, name in COLUMNS[:4]),
+            f"{len(mine)}",
+            *(str(sum(getattr(each, name) for each in mine)) for _, name in counted),
+            f"{statistics.mean(each.lost_claims for each in mine):.1f}",
+            "" if kind == kinds[0] else f"{less[0]:+.1f} to {less[1]:+.1f}",
+            f"{statistics.mean(each.rate for each in mine):.2f}",
+            "" if kind == kinds[0] else f"{rate[0]:.2f} to {rate[1]:.2f}",
+        ]
+
+
+def _interval(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
+    """Of the mean, 95 %, by resampling."""
+    rng = random.Random(seed)
+    found = sorted(statistics.mean(rng.choices(values, k=len(values))) for _ in range(2000))
+    return found[50], found[1949]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
