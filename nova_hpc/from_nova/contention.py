@@ -43,7 +43,8 @@ class Contention:
     @property
     def hosts(self) -> int:
         """Among how many hosts a server is to choose."""
-        return min(int(self._hosts), CONF.hpc.contended_hosts)
+        most: int = CONF.hpc.contended_hosts
+        return min(int(self._hosts), most)
 
     def lost(self) -> None:
         """Another scheduler had claimed what a server was to have."""
