@@ -87,9 +87,10 @@ class ModelCloud:
                         port["device_id"] = ""
                 for group in self.groups.values():
                     group["members"] = [each for each in group["members"] if each != id]
+            elif server["status"] == "BUILD" and not server["_scheduled"]:
+                server["_scheduled"] = True  # and a node has not taken it yet
             elif server["status"] == "BUILD" and not server["hostId"]:
-                # A node takes it, and is at work on it until the next look.
-                server["hostId"] = "some"
+                server["hostId"] = "some"  # which is at work on it until the next look
             elif server["status"] == "BUILD":
                 fate = self.fates.pop(0) if self.fates else "ACTIVE"
                 for each in server["_ports"]:
@@ -175,6 +176,7 @@ class ModelCloud:
                     "tags": list(server["tags"]),
                     "status": "BUILD",
                     "hostId": "",
+                    "_scheduled": False,
                     "created": f"{self._ids:08d}",
                     "OS-EXT-STS:task_state": "scheduling",
                     "_ports": named,
