@@ -107,12 +107,12 @@ Among how many of the best hosts a server chooses, at most, while schedulers (or
 threads of one) take each other's devices away.
 
 HpcPackingWeigher wants the host that a server fills best, and schedulers that decide
-at the same moment all want that one. Each claim that one of them loses makes
-the number of hosts among which its next servers choose, in an order of their own, four
-times as large, and each that it does not lose takes 3 % away, down to 1. Hosts that give less of
-what the flavor asks for than the best one does are never among them. So up to so
-many hosts are filled at once instead of one after the other, as long as claims are
-lost. 1 packs in strict order, whatever is lost.
+at the same moment all want that one. Each claim that one of them loses makes the
+number of hosts among which its next servers choose, in an order of their own, four
+times as large, and each that it does not lose takes 3 % away, down to 1. Hosts that
+give less of what the flavor asks for than the best one does are never among them. So
+up to so many hosts are filled side by side instead of one after the other, as long as
+claims are lost. 1 packs in strict order, whatever is lost.
 
 Related options:
 
