@@ -108,6 +108,8 @@ class Cloud:
                 "quota": dict.fromkeys(quota, -1),
                 "conductor": {"workers": 1},
                 "scheduler": {"workers": 1, "max_placement_results": 1024},
+                # Nova's default: the hosts tell the schedulers of their servers.
+                "filter_scheduler": {"track_instance_changes": True},
                 "oslo_policy": {"enforce_scope": False},
                 "api": {"max_limit": 10000},
             },

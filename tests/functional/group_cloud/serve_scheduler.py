@@ -9,6 +9,7 @@ status does (``lost``: after the request took effect).
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -89,6 +90,8 @@ def install(folder: Path) -> None:
     def post(self: Any, path: str, body: Any) -> Answer:
         return around("POST", path, body, lambda: plain["post"](self, path, body))
 
+    # The filters look at the signature of what they wrap.
+    @functools.wraps(plain_claim)
     def claim(*arguments: Any, **keywords: Any) -> bool:
         _reach(folder, "before-claim")
         found: bool = plain_claim(*arguments, **keywords)
