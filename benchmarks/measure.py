@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,3 +108,10 @@ def interleave(
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """The quotients of values that were measured side by side."""
     return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def mean_interval(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
+    """The 95 % interval of the mean, by resampling *values*, of which there is one at least."""
+    rng = random.Random(seed)
+    found = sorted(statistics.mean(rng.choices(values, k=len(values))) for _ in range(2000))
+    return found[50], found[1949]

@@ -7,7 +7,6 @@ import argparse
 import csv
 import io
 import json
-import random
 import shutil
 import signal
 import statistics
@@ -19,6 +18,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import measure
 from benchmarks.report import provenance
 from tests.functional.concurrency.model import PLACED, VARIANTS, Cloud, Create, Tally
 from tests.functional.concurrency.race import Plan, runner
@@ -155,8 +155,8 @@ def _means(tallies: Sequence[Tally]) -> Iterator[list[str]]:
     for kind in kinds:
         mine = [each for each in tallies if _kind(each) == kind]
         pairs = list(zip(mine, first, strict=False))
-        less = _interval([one.lost_claims - other.lost_claims for one, other in pairs])
-        rate = _interval([one.rate / other.rate for one, other in pairs])
+        less = measure.mean_interval([one.lost_claims - other.lost_claims for one, other in pairs])
+        rate = measure.mean_interval([one.rate / other.rate for one, other in pairs])
         yield [
             *(str(getattr(mine[0], name)) for _, name in COLUMNS[:4]),
             f"{len(mine)}",
@@ -166,13 +166,6 @@ def _means(tallies: Sequence[Tally]) -> Iterator[list[str]]:
             f"{statistics.mean(each.rate for each in mine):.2f}",
             "" if kind == kinds[0] else f"{rate[0]:.2f} to {rate[1]:.2f}",
         ]
-
-
-def _interval(values: Sequence[float], seed: int = 1) -> tuple[float, float]:
-    """Of the mean, 95 %, by resampling."""
-    rng = random.Random(seed)
-    found = sorted(statistics.mean(rng.choices(values, k=len(values))) for _ in range(2000))
-    return found[50], found[1949]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

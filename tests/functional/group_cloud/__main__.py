@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.functional.group_cloud import report
 from tests.functional.group_cloud.cloud import Cloud, cloud
 from tests.functional.group_cloud.hosts import Shape
 from tests.functional.group_cloud.user import Server, User, leaves_of
 
+#: Of a way, the one of stock Nova that it is compared with.
+AGAINST = {"single": "stock", "multi": "stock-multi"}
 #: The ways to make the groups: title, schedulers, single creates or not.
 WAYS = {
     "stock": ("stock Nova, single creates", "stock", True),
@@ -102,36 +105,57 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--json", type=Path, help="add each row to this file")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what the file of --json has"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {report.RACES.name}")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes here")
     arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = report.known(arguments.json) if arguments.resume else []
+    done = {(row["round"], row["way"]) for row in rows}
+    todo = [
+        (number, way)
+        for number in range(arguments.rounds)
+        for way in arguments.ways
+        if (number, WAYS[way][0]) not in done
+    ]
     # What was started must end with the command, however that ends.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     shape = Shape(arguments.leaves, arguments.hosts)
     needed = arguments.groups * -(-arguments.members // arguments.hosts)
     roomy = needed <= arguments.leaves and arguments.members <= arguments.hosts
-    wrong = 0
     started = time.monotonic()
-    with cloud(shape) as made:
-        user = User(made.made, made.api_port)
-        user.flavor("plain")
-        user.flavor("ours", fabric="leaf")
-        made.ask("aggregates")
-        hosts = len(list(shape.names()))
-        print(f"RESULT: {hosts} hosts after {time.monotonic() - started:.0f} s", flush=True)
-        try:
-            for number in range(arguments.rounds):
-                for way in arguments.ways:
+    if todo:
+        with cloud(shape) as made:
+            user = User(made.made, made.api_port)
+            user.flavor("plain")
+            user.flavor("ours", fabric="leaf")
+            made.ask("aggregates")
+            hosts = len(list(shape.names()))
+            print(f"RESULT: {hosts} hosts after {time.monotonic() - started:.0f} s", flush=True)
+            try:
+                for number, way in todo:
                     row = {"round": number} | play(made, user, way, arguments)
-                    good = holds(row, roomy)
-                    wrong += not good
-                    print(f"RESULT: {'' if good else 'WRONG: '}{row}", flush=True)
+                    row["commit"] = report.commit()
+                    rows.append(row)
+                    print(f"RESULT: {'' if holds(row, roomy) else 'WRONG: '}{row}", flush=True)
                     if arguments.json:
                         with arguments.json.open("a") as stream:
                             stream.write(json.dumps(row) + "\n")
-        finally:
-            if arguments.logs:
-                shutil.copytree(made.made.logs, arguments.logs, dirs_exist_ok=True)
-    return 1 if wrong else 0
+            finally:
+                if arguments.logs:
+                    shutil.copytree(made.made.logs, arguments.logs, dirs_exist_ok=True)
+    if arguments.write:
+        against = {WAYS[mine][0]: WAYS[stock][0] for mine, stock in AGAINST.items()}
+        command = " ".join(["python -m tests.functional.group_cloud", *_said(arguments)])
+        report.RACES.write_text(report.races(rows, against, command))
+    return int(not all(holds(row, roomy) for row in rows))
+
+
+def _said(arguments: argparse.Namespace) -> list[str]:
+    """What the size of the races is, as it is asked for."""
+    names = ("leaves", "hosts", "groups", "members", "flight", "schedulers", "rounds")
+    return [f"--{name} {getattr(arguments, name)}" for name in names]
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from tests.functional.concurrency import stage
+from tests.functional.group_cloud import report
 from tests.functional.group_cloud.__main__ import settle
 from tests.functional.group_cloud.cloud import Cloud, cloud
 from tests.functional.group_cloud.hosts import Shape
@@ -172,16 +174,22 @@ def main() -> int:
     parser.add_argument("--patience", type=int, default=60, help="of Nova's calls, in seconds")
     parser.add_argument("--no-outages", action="store_true")
     parser.add_argument("--json", type=Path, help="add each row to this file")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what the file of --json has"
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {report.KILLS.name}")
     parser.add_argument("--logs", type=Path, help="keep the logs of all processes here")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    wrong = 0
+    found = report.known(arguments.json) if arguments.resume else []
+    found = [row for row in found if row["good"]]
+    done = {row["name"] for row in found}
     with cloud(Shape(arguments.at_once, 2), arguments.patience) as made:
         user = User(made.made, made.api_port)
         user.flavor("ours", fabric="leaf")
         made.ask("aggregates")
         made.start_schedulers("ours")
-        todo = list(rows(arguments.rows))
+        todo = [row for row in rows(arguments.rows) if row.name not in done]
         limit = 3.0 * arguments.patience + 120
         try:
             while todo:
@@ -191,18 +199,25 @@ def main() -> int:
                 finish(user, some, limit)
                 stays = clean(made, user)
                 for row in some:
-                    wrong += _say(row, row.good and not stays, stays, arguments.json)
+                    found.append(_say(row, row.good and not stays, stays, arguments.json))
             for which in () if arguments.no_outages else ("MariaDB", "RabbitMQ"):
+                if any(f"SIGKILL of {which} " in name for name in done):
+                    continue
                 row = outage(made, user, which, arguments.at_once // 2, limit)
-                wrong += _say(row, not row.fault, row.fault, arguments.json)
+                found.append(_say(row, not row.fault, row.fault, arguments.json))
         finally:
             if arguments.logs:
                 shutil.copytree(made.made.logs, arguments.logs, dirs_exist_ok=True)
-    return 1 if wrong else 0
+    if arguments.write:
+        said = f"--at-once {arguments.at_once} --patience {arguments.patience}"
+        command = f"python -m tests.functional.group_cloud.kills {said}"
+        report.KILLS.write_text(report.kills(found, command))
+    return int(not all(row["good"] for row in found))
 
 
-def _say(row: Row, good: bool, stays: str, path: Path | None) -> int:
-    found = attrs.asdict(row) | {"good": good, "stays": stays}
+def _say(row: Row, good: bool, stays: str, path: Path | None) -> dict[str, Any]:
+    """Print a row, add it to the file, and return what was added."""
+    found = attrs.asdict(row) | {"good": good, "stays": stays, "commit": report.commit()}
     words = "in one leaf" if row.good else f"members in {row.leaves}"
     print(
         f"RESULT: {'' if good else 'WRONG: '}{row.name}: "
@@ -213,7 +228,7 @@ def _say(row: Row, good: bool, stays: str, path: Path | None) -> int:
     if path:
         with path.open("a") as stream:
             stream.write(json.dumps(found) + "\n")
-    return int(not good)
+    return found
 
 
 if __name__ == "__main__":
