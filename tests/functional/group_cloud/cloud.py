@@ -51,6 +51,11 @@ paste.app_factory = nova.api.openstack.compute:APIRouterV21.factory
 """
 
 
+def _synced(log: Path) -> int:
+    """Hosts of which a scheduler has heard which servers they have."""
+    return log.read_text(errors="replace").count("Re-created its InstanceList")
+
+
 class CloudError(Exception):
     """A process failed; the text has the end of its log."""
 
@@ -186,6 +191,12 @@ class Cloud:
         for number in range(count):
             self.start_scheduler(number, variant)
         self._until("scheduler0", lambda: self.listeners("scheduler") >= count)
+        logs = [self.made.logs / f"scheduler{number}.log" for number in range(count)]
+        seen = {log: _synced(log) for log in logs}
+        self.ask("sync")
+        for log in logs:
+            wanted = seen[log] + self.shape.leaves * self.shape.hosts
+            self._until(log.stem, lambda log=log, wanted=wanted: _synced(log) >= wanted)
 
     def start_scheduler(self, number: int, variant: str) -> None:
         name = f"scheduler{number}"
