@@ -28,8 +28,11 @@ from nova_hpc.from_nova.contract import SUPPORTED, release
 #: The releases whose files :attr:`Patch.lines` numbers.
 READ: Final = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
 
+#: Both plug-in packages say it: filters are taken back on one side, the driver on the other.
 _CURE: Final = (
-    "Install releases that fit together, or set [DEFAULT]compute_driver = libvirt.LibvirtDriver."
+    "Install releases that fit together. Until then, in nova-scheduler take the Hpc filters out of "
+    "[filter_scheduler]enabled_filters; in nova-compute set "
+    "[DEFAULT]compute_driver = libvirt.LibvirtDriver."
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def _child(base: Path) -> None:
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(call["environment"])
+    # A shell that starts the tests in its background has Ctrl-C ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     status = 1
     try:
         status = shell.main(call["words"]) or 0
