@@ -26,10 +26,10 @@ project can really make is bounded by its quotas, of which Nova checks
         default=30.0,
         min=1.0,
         help="""
-Seconds for which HpcFabricFilter goes on asking Placement about the domain of a
-server group where Placement gives no usable answer. After that the server is
-refused: what is not known may be decided already. Leave it below
-``rpc_response_timeout``, or the conductor gives up first.
+Seconds for which HpcFabricFilter sends one request to Placement again, about the
+domain of a server group, where Placement gives no usable answer. After that the
+server is refused: what is not known may be decided already. A Placement that is
+slow and answers is waited for; leave this below ``rpc_response_timeout``.
 
 Related options:
 

@@ -103,27 +103,29 @@ class Made(enum.Enum):
 class Records:
     """Reads and writes providers, until it is known what is.
 
-    :param limit: seconds after which an operation gives up.
+    :param limit: seconds after which one request is given up that gets no usable answer. A
+        busy Placement may need longer than that for all the requests of an operation, whose
+        number is bounded.
     """
 
     placement: Placement
     limit: float = 30.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    _end: float = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._end = self.clock() + self.limit
 
     def pause(self, number: int) -> None:
-        """Wait before the next try, the longer the more there were.
+        """Wait before the next try, the longer the more there were."""
+        most = min(_LONGEST, _SHORTEST * 2.0**number)
+        self.sleep(random.uniform(most / 2, most))
+
+    def _again(self, since: float, number: int) -> None:
+        """Wait before a request is sent again that was sent first at *since*.
 
         :raises NoAnswerError: the time is over.
         """
-        if self.clock() >= self._end:
+        if self.clock() - since >= self.limit:
             raise NoAnswerError(f"Placement gave no usable answer within {self.limit:g} seconds")
-        most = min(_LONGEST, _SHORTEST * 2.0**number)
-        self.sleep(random.uniform(most / 2, most))
+        self.pause(number)
 
     # -- reading ------------------------------------------------------------
 
@@ -157,14 +159,14 @@ class Records:
         return next(iter(self.providers(query)), None)
 
     def _read(self, path: str) -> Mapping[str, Any]:
-        number = 0
+        since, number = self.clock(), 0
         while True:
             answer = self.placement.get(path)
             if answer.status == _OK:
                 return answer.body
             if not answer.unsure:
                 raise NoAnswerError(f"Placement answered {path} with {answer.status}")
-            self.pause(number)
+            self._again(since, number)
             number += 1
 
     # -- writing ------------------------------------------------------------
@@ -177,7 +179,7 @@ class Records:
         body = {"name": name, "uuid": uuid} | (
             {"parent_provider_uuid": parent} if parent is not None else {}
         )
-        number = 0
+        since, number = self.clock(), 0
         while True:
             answer = self.placement.post("/resource_providers", body)
             if answer.status in (_OK, _CREATED):
@@ -191,7 +193,7 @@ class Records:
                 return Made.MADE if number and self._is(uuid, name) else Made.TAKEN
             if not answer.unsure:
                 raise NoAnswerError(f"Placement answered with {answer.status}: {answer.body}")
-            self.pause(number)
+            self._again(since, number)
             number += 1
             if self._is(uuid, name):
                 return Made.MADE

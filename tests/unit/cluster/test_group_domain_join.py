@@ -23,7 +23,14 @@ from nova_hpc.cluster.group_domain.model import (
     TICKET_PREFIX,
     Domain,
 )
-from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, State, Swept, sweep
+from nova_hpc.cluster.group_domain.records import (
+    Answer,
+    NoAnswerError,
+    Records,
+    State,
+    Swept,
+    sweep,
+)
 from nova_hpc.fabric.model import FabricLevel, Place
 from tests.unit.cluster.placement_model import Client, Turns, World, records
 
@@ -406,6 +413,35 @@ def test_placement_that_does_not_answer(status: int) -> None:
     client = Client(world, before=lambda method, path: Answer(status))
     with pytest.raises(NoAnswerError, match="within 30 seconds"):
         Groups(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
+
+
+@pytest.mark.parametrize("status", [0, 500])
+def test_placement_that_reads_and_does_not_write(status: int) -> None:
+    world = World()
+    client = Client(world, before=lambda method, path: Answer(status) if method == "POST" else None)
+    with pytest.raises(NoAnswerError, match="within 30 seconds"):
+        Groups(records(client, limit=30.0), world).join(Ask(world.server(), "g"), offer(4))
+
+
+def test_slow_answers_are_answers() -> None:
+    """The limit is for what one request waits for, not for all of them together."""
+    world = World()
+    asked: set[tuple[str, str]] = set()
+    now = [0.0]
+
+    def before(method: str, path: str) -> Answer | None:
+        now[0] += 6.0
+        if (method, path) in asked:
+            return None
+        asked.add((method, path))
+        return Answer(503)
+
+    slow = Records(
+        Client(world, before=before), limit=30.0, clock=lambda: now[0], sleep=lambda seconds: None
+    )
+    joined = Groups(slow, world).join(Ask(world.server(), "g", 2), offer(4, 4))
+    assert isinstance(joined, Joined)
+    assert now[0] > 60.0
 
 
 @pytest.mark.parametrize("answer", [Answer(401), Answer(200, {"resource_providers": [{}]})])
