@@ -64,6 +64,8 @@ class Upgraded(Site):
         done = subprocess.run(
             [sys.executable, "-c", script, "configure", "--part", "controller"],
             env=self.lab.environ | {"PYTHONPATH": str(self.packages)},
+            # Python looks into the current folder first.
+            cwd=self.folder,
             capture_output=True,
             text=True,
             check=True,
@@ -98,7 +100,7 @@ class Upgraded(Site):
     def version(self):
         """Of the project in the node."""
         script = "import importlib.metadata as m; print(m.version('nova-hpc'))"
-        return self.lab.inside(f'{COMMAND.replace("nova-hpc", "python")} -c "{script}"').strip()
+        return self.lab.inside(f'{PREFIX}/bin/python -c "{script}"').strip()
 
     def upgrade_node(self):
         """As the docs say."""
