@@ -144,19 +144,62 @@ class Processes:
         return found
 
 
+class Kept:
+    """What was measured, a pair a line, in a file that a run that was cut off goes on with."""
+
+    def __init__(self, path: Path | None, resume: bool) -> None:
+        self._path = path
+        self._pairs: dict[tuple[int, str], list[Mapping[str, Sample]]] = {}
+        if path is None:
+            return
+        if resume and path.exists():
+            for line in path.read_text().splitlines():
+                told = json.loads(line)
+                pair = {name: Sample(**told[name]) for name in SIDES}
+                self._pairs.setdefault((told["hosts"], told["question"]), []).append(pair)
+        else:
+            path.write_text("")
+
+    def pairs(self, hosts: int, question: Question) -> Sequence[Mapping[str, Sample]]:
+        """Those of one question on one cloud."""
+        return self._pairs.get((hosts, str(question)), ())
+
+    def add(self, hosts: int, question: Question, pair: Mapping[str, Sample]) -> None:
+        """One more, which is in the file before the next is asked."""
+        self._pairs.setdefault((hosts, str(question)), []).append(pair)
+        if self._path is not None:
+            told = {"hosts": hosts, "question": str(question)}
+            samples = {name: attrs.asdict(sample) for name, sample in pair.items()}
+            with self._path.open("a") as stream:
+                stream.write(json.dumps(told | samples) + "\n")
+
+    def measured(self, hosts: int, question: Question) -> Measured:
+        """All pairs of one question on one cloud."""
+        pairs = self.pairs(hosts, question)
+        return Measured(hosts, question, {name: [pair[name] for pair in pairs] for name in SIDES})
+
+
 def measure(
-    made: Stage, hosts: int, questions: Sequence[Question], samples: int
-) -> Iterator[Measured]:
+    made: Stage, hosts: int, questions: Sequence[Question], samples: int, kept: Kept
+) -> None:
     """Each question, both sides in turn, the first after one that does not count."""
     with Processes(made, hosts) as processes:
         for question in questions:
-            found: dict[str, list[Sample]] = {name: [] for name in SIDES}
-            for number in range(samples + 1):
-                for name in SIDES if number % 2 else reversed(SIDES):
-                    sample = processes.ask(name, question)
-                    if number:
-                        found[name].append(sample)
-            yield Measured(hosts, question, found)
+            wanted = samples - len(kept.pairs(hosts, question))
+            for number in range(wanted + 1 if wanted > 0 else 0):
+                names = SIDES if number % 2 else tuple(reversed(SIDES))
+                pair = {name: processes.ask(name, question) for name in names}
+                if number:
+                    kept.add(hosts, question, pair)
+            _say(kept.measured(hosts, question))
+
+
+def _say(measured: Measured) -> None:
+    print("  ".join(measured.cells()), file=sys.stderr, flush=True)
+    for name in SIDES:
+        faults = {sample.fault for sample in measured.samples[name]} - {""}
+        for fault in sorted(faults)[:2]:
+            print(f"    {name}: {fault[:300]}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -189,34 +232,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     os.environ |= nova_process.ENVIRONMENT
     questions = [each for each in QUESTIONS if not options.only or str(each) in options.only]
-    found: list[Measured] = []
-    console = Console(width=options.width)
+    kept = Kept(options.json, options.resume)
     for hosts, samples in zip(options.hosts, options.samples, strict=True):
-        with cloud(hosts) as made:
-            for each in measure(made, hosts, questions, samples):
-                found.append(each)
-                print("  ".join(each.cells()), file=sys.stderr, flush=True)
-                for name in SIDES:
-                    faults = {sample.fault for sample in each.samples[name]} - {""}
-                    for fault in sorted(faults)[:2]:
-                        print(f"    {name}: {fault[:300]}", file=sys.stderr)
+        if any(len(kept.pairs(hosts, each)) < samples for each in questions):
+            with cloud(hosts) as made:
+                measure(made, hosts, questions, samples, kept)
+    found = [kept.measured(hosts, each) for hosts in options.hosts for each in questions]
+    console = Console(width=options.width)
     table = Table(*COLUMNS, title="select_destinations, with a real Placement on MariaDB")
     for each in found:
         table.add_row(*each.cells())
     console.print(table)
-    if options.json:
-        Path(options.json).write_text(json.dumps([_plain(each) for each in found], indent=1) + "\n")
     if options.write:
         words = argv if argv is not None else sys.argv[1:]
         RESULTS.write_text(
             _rst(found, provenance(" ".join(["python -m benchmarks.selection", *words])))
         )
     return int(any(sample.fault for each in found for sample in each.samples["ours"]))
-
-
-def _plain(one: Measured) -> dict[str, Any]:
-    samples = {name: [attrs.asdict(x) for x in found] for name, found in one.samples.items()}
-    return {"hosts": one.hosts, "question": str(one.question), "samples": samples}
 
 
 def _rst(found: Sequence[Measured], where: Mapping[str, str]) -> str:
@@ -233,7 +265,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, nargs="+", default=[100, 2000], help="ascending")
     parser.add_argument("--samples", type=int, nargs="+", default=[30, 30], help="of each")
     parser.add_argument("--only", nargs="+", metavar="QUESTION", help="e.g. gpu:4,vf:4")
-    parser.add_argument("--json", help="write all samples to this file")
+    parser.add_argument("--json", type=Path, help="write all samples to this file, a pair a line")
+    parser.add_argument("--resume", action="store_true", help="go on with what that file has")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--width", type=int, default=160, help="columns of the table")
     return parser.parse_args(argv)
