@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import multiprocessing
+import functools
 import os
 import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import attrs
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.report import provenance
-from benchmarks.selection import rows, side
+from benchmarks.selection import installed, rows, side, together
+from benchmarks.selection.kept import INSTALLED, PAIR, TOGETHER, Kept
+from benchmarks.selection.processes import SIDES, Crew
 from benchmarks.selection.side import Question, Sample
 from tests.functional.concurrency import nova_process
 from tests.functional.concurrency.model import Cloud
@@ -39,7 +40,6 @@ QUESTIONS: Final = (
     Question(4, functions=4),
     Question(1, servers=16),
 )
-SIDES: Final = ("ours", "stock")
 #: Hosts that register themselves; all others are copies of the first.
 _REAL: Final = 10
 COLUMNS: Final = (
@@ -91,107 +91,26 @@ class Measured:
         return statistics.median(sample.seconds for sample in self.samples[name])
 
 
-class Processes:
-    """A scheduler of each side, for as long as the context lasts."""
-
-    def __init__(self, made: Stage, hosts: int) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipes: dict[str, Any] = {}
-        self._crew = []
-        for name in SIDES:
-            here, there = spawn.Pipe()
-            process = spawn.Process(
-                target=side.serve,
-                args=(
-                    str(made.nova_conf),
-                    str(made.logs / f"{name}-{hosts}.log"),
-                    name == "ours",
-                    side.limits(hosts),
-                    there,
-                ),
-                daemon=True,
-            )
-            process.start()
-            self._pipes[name] = here
-            self._crew.append(process)
-
-    def __enter__(self) -> Processes:
-        for name in SIDES:
-            self._answer(name)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for pipe in self._pipes.values():
-            with contextlib.suppress(OSError):
-                pipe.send(None)
-        for process in self._crew:
-            process.join(30)
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def ask(self, name: str, question: Question) -> Sample:
-        """What one side answers."""
-        self._pipes[name].send(question)
-        found = self._answer(name)
-        assert isinstance(found, Sample)
-        return found
-
-    def _answer(self, name: str) -> object:
-        found = self._pipes[name].recv()
-        if isinstance(found, str) and found != "ready":
-            raise RuntimeError(f"{name}: {found}")
-        return found
-
-
-class Kept:
-    """What was measured, a pair a line, in a file that a run that was cut off goes on with."""
-
-    def __init__(self, path: Path | None, resume: bool) -> None:
-        self._path = path
-        self._pairs: dict[tuple[int, str], list[Mapping[str, Sample]]] = {}
-        if path is None:
-            return
-        if resume and path.exists():
-            for line in path.read_text().splitlines():
-                told = json.loads(line)
-                pair = {name: Sample(**told[name]) for name in SIDES}
-                self._pairs.setdefault((told["hosts"], told["question"]), []).append(pair)
-        else:
-            path.write_text("")
-
-    def pairs(self, hosts: int, question: Question) -> Sequence[Mapping[str, Sample]]:
-        """Those of one question on one cloud."""
-        return self._pairs.get((hosts, str(question)), ())
-
-    def add(self, hosts: int, question: Question, pair: Mapping[str, Sample]) -> None:
-        """One more, which is in the file before the next is asked."""
-        self._pairs.setdefault((hosts, str(question)), []).append(pair)
-        if self._path is not None:
-            told = {"hosts": hosts, "question": str(question)}
-            samples = {name: attrs.asdict(sample) for name, sample in pair.items()}
-            with self._path.open("a") as stream:
-                stream.write(json.dumps(told | samples) + "\n")
-
-    def measured(self, hosts: int, question: Question) -> Measured:
-        """All pairs of one question on one cloud."""
-        pairs = self.pairs(hosts, question)
-        return Measured(hosts, question, {name: [pair[name] for pair in pairs] for name in SIDES})
-
-
 def measure(
     made: Stage, hosts: int, questions: Sequence[Question], samples: int, kept: Kept
 ) -> None:
     """Each question, both sides in turn, the first after one that does not count."""
-    with Processes(made, hosts) as processes:
+    with contextlib.ExitStack() as open_:
+        crews = {name: open_.enter_context(Crew(made, name, side.limits(hosts))) for name in SIDES}
         for question in questions:
-            wanted = samples - len(kept.pairs(hosts, question))
+            wanted = samples - len(kept.all(PAIR, hosts, question))
             for number in range(wanted + 1 if wanted > 0 else 0):
                 names = SIDES if number % 2 else tuple(reversed(SIDES))
-                pair = {name: processes.ask(name, question) for name in names}
+                pair = {name: attrs.asdict(crews[name].ask(question)) for name in names}
                 if number:
-                    kept.add(hosts, question, pair)
-            _say(kept.measured(hosts, question))
+                    kept.add(PAIR, hosts, question, pair)
+            _say(_measured(kept, hosts, question))
+
+
+def _measured(kept: Kept, hosts: int, question: Question) -> Measured:
+    pairs = kept.all(PAIR, hosts, question)
+    samples = {name: [Sample(**pair[name]) for pair in pairs] for name in SIDES}
+    return Measured(hosts, question, samples)
 
 
 def _say(measured: Measured) -> None:
@@ -234,29 +153,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions = [each for each in QUESTIONS if not options.only or str(each) in options.only]
     kept = Kept(options.json, options.resume)
     for hosts, samples in zip(options.hosts, options.samples, strict=True):
-        if any(len(kept.pairs(hosts, each)) < samples for each in questions):
-            with cloud(hosts) as made:
-                measure(made, hosts, questions, samples, kept)
-    found = [kept.measured(hosts, each) for hosts in options.hosts for each in questions]
+        with contextlib.ExitStack() as open_:
+            made = functools.cache(lambda hosts=hosts: open_.enter_context(cloud(hosts)))
+            if any(len(kept.all(PAIR, hosts, each)) < samples for each in questions):
+                measure(made(), hosts, questions, samples, kept)
+            if options.installed:
+                installed.measure(
+                    *(made(), hosts, questions, options.installed_samples, options.installed),
+                    kept,
+                )
+            if options.together:
+                together.measure(
+                    *(made(), hosts, options.together, options.rounds, options.each), kept
+                )
+    tables = _tables(kept, options.hosts, questions)
     console = Console(width=options.width)
-    table = Table(*COLUMNS, title="select_destinations, with a real Placement on MariaDB")
-    for each in found:
-        table.add_row(*each.cells())
-    console.print(table)
+    for title, (columns, found) in tables.items():
+        table = Table(*columns, title=title)
+        for cells in found:
+            table.add_row(*cells)
+        console.print(table)
     if options.write:
         words = argv if argv is not None else sys.argv[1:]
         RESULTS.write_text(
-            _rst(found, provenance(" ".join(["python -m benchmarks.selection", *words])))
+            _rst(tables, provenance(" ".join(["python -m benchmarks.selection", *words])))
         )
-    return int(any(sample.fault for each in found for sample in each.samples["ours"]))
+    pairs = [
+        one for hosts in options.hosts for each in questions for one in kept.all(PAIR, hosts, each)
+    ]
+    return int(any(one["ours"]["fault"] for one in pairs))
 
 
-def _rst(found: Sequence[Measured], where: Mapping[str, str]) -> str:
+def _tables(
+    kept: Kept, clouds: Sequence[int], questions: Sequence[Question]
+) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]]:
+    """Title -> columns and rows, of what was measured."""
+    answers = []
+    for hosts in clouds:
+        for each in questions:
+            if kept.all(PAIR, hosts, each):
+                alone = installed.cell(kept.all(INSTALLED, hosts, each))
+                answers.append([*_measured(kept, hosts, each).cells(), alone])
+    found = {"Whole answers": ([*COLUMNS, "stock as installed, s"], answers)}
+    rates = [
+        together.cells(hosts, each, results)
+        for hosts in clouds
+        for each in together.QUESTIONS
+        if (results := kept.all(TOGETHER, hosts, each))
+    ]
+    return found | ({"Several schedulers at once": (together.COLUMNS, rates)} if rates else {})
+
+
+def _rst(
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], where: Mapping[str, str]
+) -> str:
     lines = [".. Written by: python -m benchmarks.selection --write. Do not edit.", ""]
     lines += [f":{name}: {value}" for name, value in where.items()]
-    lines += ["", ".. csv-table::", "   :header-rows: 1", ""]
-    for cells in (list(COLUMNS), *(each.cells() for each in found)):
-        lines.append("   " + ",".join(f'"{cell}"' for cell in cells))
+    for title, (columns, found) in tables.items():
+        lines += ["", f".. csv-table:: {title}", "   :header-rows: 1", ""]
+        for cells in (columns, *found):
+            lines.append("   " + ",".join(f'"{cell}"' for cell in cells))
     return "\n".join(lines) + "\n"
 
 
@@ -268,6 +224,19 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write all samples to this file, a pair a line")
     parser.add_argument("--resume", action="store_true", help="go on with what that file has")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--installed",
+        type=float,
+        metavar="SECONDS",
+        help="measure stock Nova and Placement as they are installed, too, for at most so long "
+        "an answer",
+    )
+    parser.add_argument("--installed-samples", type=int, default=5)
+    parser.add_argument(
+        "--together", type=int, metavar="SCHEDULERS", help="measure requests a second, too"
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="of several schedulers")
+    parser.add_argument("--each", type=int, default=5, help="requests of a scheduler in a round")
     parser.add_argument("--width", type=int, default=160, help="columns of the table")
     return parser.parse_args(argv)
 

@@ -16,6 +16,8 @@ from tests.functional.concurrency import nova_process, scheduler
 from tests.functional.concurrency.computes import GPU_CLASS, VF_CLASS
 from tests.functional.concurrency.model import Variant
 
+#: What a process says before it is asked anything.
+READY: Final = "ready"
 #: ``[pci]alias`` of all processes.
 ALIASES: Final = (
     f'{{"name": "gpu", "resource_class": "{GPU_CLASS}"}}',
@@ -135,7 +137,7 @@ class Side:
 def serve(
     nova_conf: str, log: str, ours: bool, options: Mapping[tuple[str, str], object], pipe: Any
 ) -> None:
-    """Main function of the process: takes questions until it meets None."""
+    """Main function of the process: takes questions, and how often, until it meets None."""
     try:
         wanted: dict[tuple[str, str], object] = {
             **scheduler.options(Variant("", ours)),
@@ -144,9 +146,10 @@ def serve(
             **options,
         }
         side = Side(nova_process.begin(nova_conf, log, wanted), ours)
-        pipe.send("ready")
-        while (question := pipe.recv()) is not None:
-            pipe.send(side.ask(question))
+        pipe.send(READY)
+        while (told := pipe.recv()) is not None:
+            question, times = told
+            pipe.send([side.ask(question) for _ in range(times)])
     except Exception:
         pipe.send(traceback.format_exc())
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,16 +11,66 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.selection import installed, together
+from benchmarks.selection.kept import INSTALLED, PAIR, TOGETHER, Kept
+from benchmarks.selection.side import Question
+
 
 @pytest.mark.slow
-def test_a_small_cloud() -> None:
-    argv = ("--hosts", "12", "--samples", "1")
-    names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.selection", *argv],
-        capture_output=True, text=True, env=names, cwd=Path(__file__).parents[2], check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_a_small_cloud(tmp_path: Path) -> None:
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        argv = ("--hosts", "12", "--samples", "1", "--json", str(tmp_path / "kept"), *more)
+        names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.selection", *argv],
+            capture_output=True, text=True, env=names, cwd=Path(__file__).parents[2], check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    done = run("--installed", "5", "--installed-samples", "1", "--together", "2", "--rounds", "1")
     assert "rows as 9 hosts have made them through the API" in done.stderr
     for question in ("gpu:1", "gpu:4", "gpu:4,vf:4", "16 servers of gpu:1"):
         assert question in done.stdout
+    # Placement makes all permutations of devices before it cuts their list.
+    assert "not within 5 s" in done.stdout
+    before = (tmp_path / "kept").read_text()
+    kinds = [json.loads(line)["kind"] for line in before.splitlines()]
+    assert [kinds.count(each) for each in (PAIR, INSTALLED, TOGETHER)] == [4, 4, 2]
+    # Nothing is left to measure, so not even a cloud is made.
+    again = run("--resume")
+    assert "hosts have made them" not in again.stderr
+    assert (tmp_path / "kept").read_text() == before
+
+
+def test_a_run_goes_on(tmp_path: Path) -> None:
+    path, question = tmp_path / "kept", Question(4, functions=4)
+    first = Kept(path, resume=True)
+    first.add(PAIR, 12, question, {"ours": 1})
+    first.add(INSTALLED, 12, question, {"fault": ""})
+    later = Kept(path, resume=True)
+    later.add(PAIR, 12, question, {"ours": 2})
+    assert later.all(PAIR, 12, question) == ({"ours": 1}, {"ours": 2})
+    assert later.all(PAIR, 13, question) == ()
+    assert Kept(path, resume=True).all(PAIR, 12, question) == later.all(PAIR, 12, question)
+    assert Kept(path, resume=False).all(PAIR, 12, question) == ()
+
+
+def test_cells() -> None:
+    samples = [{"seconds": each, "fault": ""} for each in (1.0, 9.0, 2.0)]
+    assert installed.cell(samples) == "2.000"
+    assert installed.cell([*samples, {"seconds": 5.0, "fault": "not within 5 s"}]) == (
+        "not within 5 s"
+    )
+    assert installed.cell([]) == ""
+    rounds = [
+        {
+            "schedulers": 4,
+            "ours": {"rate": ours, "lost": 1, "faults": 0},
+            "stock": {"rate": stock, "lost": 2, "faults": 1},
+        }
+        for ours, stock in ((2.0, 1.0), (3.0, 2.0))
+    ]
+    assert together.cells(100, Question(1), rounds) == [
+        *("100", "4", "gpu:1", "2.50", "1.50", "1.75", "1.50 to 2.00", "2", "4", "2", "0 and 2"),
+    ]

@@ -163,8 +163,20 @@ def stage(tries: int = TRIES, candidates: int = plugin.FEWEST_CANDIDATES) -> Ite
         _configure(made, tries, candidates)
         with _mariadb(made):
             _schemas(made)
-            with _placement(made):
+            with _placement(made, made.placement_conf, made.port):
                 yield made
+
+
+@contextlib.contextmanager
+def as_installed(made: Stage, memory: int) -> Iterator[str]:
+    """One more Placement on the same database, with Placement's own defaults; its URL.
+
+    :param memory: bytes that it may have; beyond, it answers with an error.
+    """
+    folder, port = made.folder / "placement-installed", _free_port()
+    _write(folder / "placement.conf", _necessary(made))
+    with _placement(made, folder, port, ("prlimit", f"--as={memory}")):
+        yield f"http://{_LOOPBACK}:{port}"
 
 
 def _free_port() -> int:
@@ -224,18 +236,20 @@ def mariadb(made: Stage) -> contextlib.AbstractContextManager[None]:
     return made.server("mariadb", argv, lambda: made.connect().close())
 
 
-def _placement(made: Stage) -> contextlib.AbstractContextManager[None]:
+def _placement(
+    made: Stage, folder: Path, port: int, before: tuple[str, ...] = ()
+) -> contextlib.AbstractContextManager[None]:
     argv = (
-        *(sys.executable, "-m", "waitress", f"--listen={_LOOPBACK}:{made.port}"),
+        *(*before, sys.executable, "-m", "waitress", f"--listen={_LOOPBACK}:{port}"),
         *("--threads=8", "--connection-limit=400", "placement.wsgi.api:application"),
     )
     # The proxies of the environment do not lead to the loopback.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return made.server(
-        "placement",
+        folder.name,
         argv,
-        lambda: direct.open(made.placement_url, timeout=20).close(),
-        {"OS_PLACEMENT_CONFIG_DIR": str(made.placement_conf)},
+        lambda: direct.open(f"http://{_LOOPBACK}:{port}", timeout=20).close(),
+        {"OS_PLACEMENT_CONFIG_DIR": str(folder)},
     )
 
 
@@ -247,10 +261,16 @@ def _write(path: Path, sections: Mapping[str, Mapping[str, object]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _configure(made: Stage, tries: int, candidates: int) -> None:
-    placement = {
+def _necessary(made: Stage) -> dict[str, Mapping[str, object]]:
+    """What Placement has no default for."""
+    return {
         "api": {"auth_strategy": "noauth2"},
         "placement_database": {"connection": made.database_url("placement")},
+    }
+
+
+def _configure(made: Stage, tries: int, candidates: int) -> None:
+    placement = _necessary(made) | {
         "placement": {
             "allocation_candidates_generation_strategy": "breadth-first",
             "max_allocation_candidates": candidates,
