@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pymysql
@@ -89,13 +90,37 @@ class Stage:
         )
         return self._number(query)
 
+    def unused(self, resource_class: str) -> frozenset[str]:
+        """Names of the providers that have some of it left."""
+        query = (
+            "SELECT p.name FROM inventories i"
+            " JOIN resource_providers p ON p.id = i.resource_provider_id"
+            " JOIN resource_classes c ON c.id = i.resource_class_id"
+            " LEFT JOIN allocations a ON a.resource_provider_id = i.resource_provider_id"
+            " AND a.resource_class_id = i.resource_class_id WHERE c.name = %s"
+            " GROUP BY i.id HAVING MAX(i.total - i.reserved) > COALESCE(SUM(a.used), 0)"
+        )
+        return frozenset(name for (name,) in self._rows("placement", query, resource_class))
+
+    def down(self) -> frozenset[str]:
+        """Hosts that are forced down."""
+        query = (
+            "SELECT host FROM services WHERE `binary` = 'nova-compute' AND forced_down"
+            " AND deleted = 0"
+        )
+        return frozenset(host for (host,) in self._rows("nova", query))
+
     def _number(self, query: str) -> int:
+        return int(self._rows("placement", query)[0][0])
+
+    def _rows(self, database: str, query: str, *values: str) -> Sequence[tuple[Any, ...]]:
         with (
-            contextlib.closing(self.connect("placement")) as connection,
+            contextlib.closing(self.connect(database)) as connection,
             connection.cursor() as cursor,
         ):
-            cursor.execute(query)
-            return int(cursor.fetchone()[0])
+            cursor.execute(query, values)
+            found: Sequence[tuple[Any, ...]] = cursor.fetchall()
+            return found
 
     def connect(self, database: str | None = None) -> pymysql.Connection:
         return pymysql.connect(

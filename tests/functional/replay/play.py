@@ -56,7 +56,7 @@ class Replay:
         log = str(self.made.logs / f"replay-scheduler{number}.log")
         return processes.start(
             serve.schedule,
-            *(str(self.made.nova_conf), log, self.variant, self.cloud, self.candidates),
+            *(self.made, log, self.variant, self.cloud, self.candidates),
         )
 
     @staticmethod
@@ -184,6 +184,11 @@ class Replay:
                 f"GPUs: {promised} promised, {records} in Nova's records, "
                 f"{self.made.claimed()} in Placement"
             )
+        free = self._free()
+        if not self.made.down() and len(free) + records != self.cloud.devices:
+            raise ReplayError(
+                f"GPUs: {len(free)} unused and {records} in use of {self.cloud.devices}"
+            )
         places = computes.layout(self.cloud)
         pairs = [each for name, each in given.items() if gpus[name] == 2]
         latencies = [each.seconds for each in self.answers]
@@ -207,7 +212,7 @@ class Replay:
             given_twice=twice,
             scattered=sum(len({places[one].switches for one in each}) > 1 for each in pairs),
             pairs=len(pairs),
-            stranded=day.stranded(self._free()),
+            stranded=day.stranded(free),
             used=records,
             predicted=predicted,
             predicted_used=used,
