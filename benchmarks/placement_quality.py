@@ -18,11 +18,14 @@ import contextlib
 import csv
 import io
 import json
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.cli.simulate import Simulate
+from nova_hpc.cloud.simulate.policies import ABLATION
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
 
@@ -46,6 +49,7 @@ PUBLISHED: Final = {
     },
 }
 _SIX: Final = [word for name in PUBLISHED["default"] for word in ("--policy", name)]
+_ABLATION: Final = [word for name in ("nova-hpc", *ABLATION) for word in ("--policy", name)]
 _TOPOLOGY: Final = ["--topology", "dgx", "--levels", "50"]
 
 #: name of the result -> list of requests, options
@@ -54,7 +58,18 @@ RESULTS: Final[dict[str, tuple[str, list[str]]]] = {
     "published-default": ("default", ["--fractions", *_SIX]),
     "whole-multigpu50": ("multigpu50", []),
     "topology-multigpu50": ("multigpu50", _TOPOLOGY),
+    "whole-default": ("default", []),
+    "topology-default": ("default", _TOPOLOGY),
+    "ablation-whole-multigpu50": ("multigpu50", _ABLATION),
+    "ablation-topology-multigpu50": ("multigpu50", [*_TOPOLOGY, *_ABLATION]),
+    "ablation-whole-default": ("default", _ABLATION),
+    "ablation-topology-default": ("default", [*_TOPOLOGY, *_ABLATION]),
 }
+#: What the others are compared with.
+_OURS: Final = "nova-hpc"
+#: Student's t for 95 %, by degrees of freedom; beyond, that of the normal distribution.
+_T: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306,
+             9: 2.262}  # fmt: skip
 
 
 def main() -> int:
@@ -112,7 +127,8 @@ def _table(document: dict[str, Any], path: Path, published: dict[str, float] | N
         else:
             writer.writerow(
                 ["policy", "allocated %", "±", "at 100 % demand", "fragmented %",
-                 "refused", "of several GPUs", "needing a level", "GPUs refused"]
+                 "refused", "of several GPUs", "needing a level", "GPUs refused",
+                 f"at 100 %, {_OURS} has more by", f"GPUs refused, {_OURS} fewer by"]
             )  # fmt: skip
         for one in document["policies"]:
             figures = one["figures"]
@@ -127,7 +143,26 @@ def _table(document: dict[str, Any], path: Path, published: dict[str, float] | N
                     f"{figures[key]['mean']:.1f}"
                     for key in ("refused", "refused_several", "refused_local", "refused_gpus")
                 ]
+                row += [
+                    _difference(document["runs"], _OURS, one["policy"], "allocated_at_100"),
+                    _difference(document["runs"], one["policy"], _OURS, "refused_gpus"),
+                ]
             writer.writerow([one["policy"], *row])
+
+
+def _difference(runs: list[dict[str, Any]], one: str, other: str, figure: str) -> str:
+    """How much more *one* has than *other* in the mean, and the 95 % interval, by seed."""
+    if one == other:
+        return ""
+    found = [
+        {run["seed"]: run[figure] for run in runs if run["policy"] == name} for name in (one, other)
+    ]
+    pairs = [found[0][seed] - found[1][seed] for seed in sorted(found[0])]
+    mean = statistics.fmean(pairs)
+    if len(pairs) < 2:
+        return f"{mean:.2f}"
+    wide = _T.get(len(pairs) - 1, 1.96) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return f"{mean:.2f} ({mean - wide:.2f} to {mean + wide:.2f})"
 
 
 if __name__ == "__main__":

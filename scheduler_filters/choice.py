@@ -141,7 +141,8 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
             break  # there is none better
     if not offers:
         return _refused(refusals)
-    _offer(host, order, min(offers, key=lambda offer: nodes.place(offer.judged)))
+    best_offer = min(offers, key=lambda offer: nodes.place(offer.judged))
+    _offer(host, order, best_offer, between_hosts.free_cpus(view.pattern.host.nodes))
     return None
 
 
@@ -173,7 +174,7 @@ class _Offer:
     candidate: Mapping[str, Any]
 
 
-def _offer(host: Any, order: Order, best: _Offer) -> None:
+def _offer(host: Any, order: Order, best: _Offer, free: int) -> None:
     # The earlier candidate may be claimed by now: replaced, never changed.
     host.allocation_candidates = [best.candidate]
     fit.lighten(host)
@@ -185,7 +186,7 @@ def _offer(host: Any, order: Order, best: _Offer) -> None:
     host.hpc_choice = Choice(
         order.task.key,
         attrs.evolve(best.judged, score=score),
-        between_hosts.rank(score, order.request.level, coarse, measured),
+        between_hosts.rank(score, order.request.level, coarse, measured, free),
     )
     LOG.debug(
         "%s, %s: offers %s at level %s (%s)",

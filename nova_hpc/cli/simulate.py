@@ -17,8 +17,10 @@ _EPILOG: Final = """
 Policies: nova-random, nova-spread, nova-pack (stock Nova with its weighers off,
 as they are by default, and turned round), nova:ram=N,cpu=N,pci=N,subset=N (with
 your own multipliers and host_subset_size), random, first-fit, best-fit,
-dot-product, clustering, packing, fgd, nova-hpc, and nova-hpc-score (which is not
-among the defaults, and ranks hosts by level and distance before damage).
+dot-product, clustering, packing, fgd, fgd-memory, fgd-topology, nova-hpc. Only if
+named, ours with one thing changed: nova-hpc-known, nova-hpc-equal,
+nova-hpc-unknown, nova-hpc-score, nova-hpc-exact, nova-hpc-no-memory,
+nova-hpc-loose, nova-hpc-first.
 """
 
 
@@ -94,7 +96,7 @@ class Simulate(List):
             "--policy",
             action="append",
             metavar="NAME",
-            help="policy to simulate, see below; may be repeated (default: all but nova-hpc-score)",
+            help="policy to simulate, see below; may be repeated (default: all but nova-hpc-...)",
         )
         amount = run.add_mutually_exclusive_group()
         amount.add_argument(

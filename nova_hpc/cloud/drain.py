@@ -225,7 +225,7 @@ class _Search:
                 self._tries += 1
                 choice = verdict(node, one.flavor, one.request, self._chooser).choice
                 if choice is not None:
-                    rank = self._chooser.rank(one.request, choice.devices)
+                    rank = self._chooser.rank(one.request, choice.devices, node)
                     found.append(((nearness, rank, name), name, choice.devices))
         return [(name, devices) for _, name, devices in sorted(found, key=lambda each: each[0])]
 

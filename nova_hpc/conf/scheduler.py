@@ -76,11 +76,33 @@ How much each flavor counts when HpcTopologyFilter measures what a placement
 takes away from later servers: a list of ``flavor name:weight``, for example
 ``hpc.gpu8:4,hpc.gpu1:10``. Only the proportions matter, and the share of a
 flavor among the servers that are asked for is a good weight. A flavor that is
-not named has the weight 1, and one with the weight 0 is left out.
+not named has the weight 1, and one with the weight 0 is left out. Where the list is
+empty, see ``learn_flavor_weights``.
 
 The filter reads the flavors that ask for PCI devices from the API database, at
 most every five minutes. Where it cannot, or where there are none, servers with
 1, 2, 4, 8 and 16 GPUs are the measure.
+
+Related options:
+
+* ``[hpc]learn_flavor_weights``
+""",
+    ),
+    cfg.BoolOpt(
+        "learn_flavor_weights",
+        default=True,
+        help="""
+Whether flavors count by how many servers of them there are, where
+``flavor_weights`` is empty; without it all count the same.
+
+The servers of all cells are counted whenever the flavors are read. The share of a
+flavor is rounded to a power of two, so that all schedulers work with the same weights,
+and a flavor counts like four servers more than it has. As long as a cell does not
+answer, the weights stay as they are.
+
+Related options:
+
+* ``[hpc]flavor_weights``
 """,
     ),
     cfg.BoolOpt(

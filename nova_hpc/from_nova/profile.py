@@ -3,19 +3,23 @@
 
 Of two device sets that serve a server equally well, the better one leaves more
 room for what this cloud sells. What that is stands in its flavors: each that
-asks for devices is a shape, weighted by ``[hpc]flavor_weights``.
+asks for devices is a shape, weighted by ``[hpc]flavor_weights`` or, where that is not set,
+by how many servers of it run.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
+import sqlalchemy
 from nova import context as nova_context
 from nova import exception, objects
+from nova.db.main import api as main_db
+from nova.db.main import models
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -50,6 +54,8 @@ class CloudProfile:
 class _Sold:
     """One flavor with devices."""
 
+    #: In Nova's databases.
+    id: int
     name: str
     task: server.Task
 
@@ -63,6 +69,7 @@ class CloudProfiles:
         self._made = CloudProfile(profiles.DEFAULT)
         self._made_of: object = None
         self._sold: tuple[_Sold, ...] | None = None
+        self._weights: Mapping[str, int] = {}
         self._until = 0.0
         self._reading = False
 
@@ -74,12 +81,14 @@ class CloudProfiles:
         if reader:
             # The others go on with what is known while one thread reads.
             sold = _read()
+            learned = _learned(sold) if sold and _learns() else None
             with self._lock:
                 self._reading = False
                 self._until = time.monotonic() + _KEEP
                 self._sold = self._sold if sold is None else sold
+                self._weights = self._weights if learned is None else learned
         with self._lock:
-            weights: Mapping[str, int] = CONF.hpc.flavor_weights
+            weights: Mapping[str, int] = self._weights if _learns() else CONF.hpc.flavor_weights
             made_of = (self._sold, self._samples.version, tuple(sorted(weights.items())))
             if made_of != self._made_of:
                 profile = _built(self._sold or (), weights, self._samples)
@@ -108,11 +117,54 @@ def _read() -> tuple[_Sold, ...] | None:
         if "pci_passthrough:alias" not in (flavor.extra_specs or {}):
             continue
         try:
-            sold.append(_Sold(flavor.name, server.read_flavor(flavor)))
+            sold.append(_Sold(flavor.id, flavor.name, server.read_flavor(flavor)))
         except (exception.NovaException, server.RequestError, ValueError) as error:
             # Nobody can build a server with it either.
             LOG.debug("Flavor %s is no part of the profile: %s", flavor.name, error)
     return tuple(sold)
+
+
+def _learns() -> bool:
+    """Whether the weights are those of the servers that run."""
+    return bool(CONF.hpc.learn_flavor_weights) and not CONF.hpc.flavor_weights
+
+
+def _learned(sold: Iterable[_Sold]) -> dict[str, int] | None:
+    """Flavor -> weight; None: a cell could not be asked, and what is known stays."""
+    names = {each.id: each.name for each in sold}
+    running = dict.fromkeys(names.values(), 0)
+    try:
+        cells = nova_context.scatter_gather_skip_cell0(
+            nova_context.get_admin_context(), _running, tuple(names)
+        )
+    except Exception as error:
+        cells = {"": error}
+    for cell, found in cells.items():
+        if nova_context.is_cell_failure_sentinel(found):
+            # Half of a cloud would say that the other half sells nothing.
+            if _ONCE.first(("running", cell)):
+                LOG.warning(
+                    "The servers of cell %s cannot be counted (%s); until they can, flavors keep "
+                    "the weights that they have for the damage of a placement",
+                    cell,
+                    found,
+                )
+            return None
+        for flavor, count in found:
+            running[names[flavor]] += count
+    return mix.learned(running)
+
+
+@main_db.pick_context_manager_reader
+def _running(context: nova_context.RequestContext, flavors: Sequence[int]) -> list[tuple[int, int]]:
+    """Of one cell: flavor, and servers of it that are not deleted.
+
+    Nova's objects would bring each server itself.
+    """
+    flavor = models.Instance.instance_type_id
+    query = context.session.query(flavor, sqlalchemy.func.count())
+    query = query.filter(models.Instance.deleted == 0, flavor.in_(flavors)).group_by(flavor)
+    return [(int(each), int(count)) for each, count in query.all()]
 
 
 def _built(sold: Iterable[_Sold], weights: Mapping[str, int], samples: Samples) -> Profile:

@@ -22,6 +22,7 @@ what a node lacks for a cell, in numbers.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -51,7 +52,18 @@ def grain(profile: Profile) -> int:
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
-def rank(score: Sequence[int], asked: Level, coarse: int, measured: bool = True) -> tuple[int, ...]:
+def free_cpus(nodes: Iterable[HostNode]) -> int:
+    """How many dedicated CPUs a host has free; what is unknown is none.
+
+    Of hosts that serve alike, the one with the fewest is taken, so that CPUs are not used up
+    beside GPUs that are free on many hosts at once.
+    """
+    return sum(max(node.dedicated_cpus or 0, 0) for node in nodes)
+
+
+def rank(
+    score: Sequence[int], asked: Level, coarse: int, measured: bool = True, free: int = 0
+) -> tuple[int, ...]:
     """The place of a host among others, smaller is better.
 
     :param score: of the device set that the host would give, as
@@ -60,13 +72,14 @@ def rank(score: Sequence[int], asked: Level, coarse: int, measured: bool = True)
     :param coarse: see :func:`grain`.
     :param measured: whether the damage of the set is known. One of which it is not comes
         after all others of its level.
+    :param free: CPUs of the host, as :func:`free_cpus`.
     :returns: the level if it is wider than asked, NVLink misses, damage; then level,
-        distance, spread and leftovers; then the rest of the score.
+        distance, spread and leftovers; then the rest of the score, and *free*.
     """
     level, misses, distance, spread, damage, groups, left, *rest = score
     wide = max(level, asked)
     grains = -(-damage // coarse) if measured else _UNKNOWN
-    return (wide, misses, grains, level, distance, spread, left, groups, *rest)
+    return (wide, misses, grains, level, distance, spread, left, groups, *rest, free)
 
 
 def scores(
@@ -78,17 +91,24 @@ def scores(
 
     The best rank gets the host's multiplier and the worst nothing, as Nova does with
     the weights of a weigher (``weights.py:25-53`` of release 34). Of two hosts of which
-    one is better by the wishes, it also is by the sum, whatever the ranks are.
+    one is better by the wishes, it also is by the sum, whatever the ranks are. Hosts that
+    differ in the last part of their ranks alone share half of a place: what matters more
+    keeps its distance, however many hosts there are.
 
     :param ranks: of :func:`rank`; None: nothing was chosen on the host, which comes last.
     :param multipliers: of packing, for each host; a negative one spreads.
     :param wishes: of each host, higher is better; all equal: there are none.
     """
     known = sorted({each for each in ranks if each is not None})
-    place = {each: number for number, each in enumerate(known)}
-    places = [len(known) if each is None else place[each] for each in ranks]
+    place: dict[tuple[int, ...], float] = {}
+    count = 0
+    for _, alike in itertools.groupby(known, key=lambda each: each[:-1]):
+        members = list(alike)
+        place |= {each: count + number / 2 / len(members) for number, each in enumerate(members)}
+        count += 1
+    places = [count if each is None else place[each] for each in ranks]
     first, last = min(places, default=0), max(places, default=0)
-    span = max(last - first, 1)
+    span = last - first or 1
     step = _WISH * max((abs(each) for each in multipliers), default=0.0)
     # Sums of products: what differs less than this does not differ.
     rounded = [round(each, 9) for each in wishes]

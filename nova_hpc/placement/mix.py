@@ -13,15 +13,24 @@ it sells seldom.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import Final
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Final, TypeVar
 
 import attrs
 
 from nova_hpc.placement.profile import DEFAULT, Profile, Shape
 
+_Name = TypeVar("_Name", bound=Hashable)
+
 #: Shapes of a profile, at most.
 MOST: Final = 32
+
+#: A flavor counts like so many servers beside those that run: new ones are wanted, too.
+PRIOR: Final = 4
+
+#: The share of a flavor is counted in these parts.
+_SHARES: Final = 1024
 
 #: Differences are counted in these parts.
 _PARTS: Final = 1_000_000
@@ -38,6 +47,24 @@ def profile(shapes: Iterable[Shape], most: int = MOST) -> Profile:
     """
     kept = merged(shapes, most)
     return Profile(kept) if kept else DEFAULT
+
+
+def learned(running: Mapping[_Name, int]) -> dict[_Name, int]:
+    """Weights of flavors by the servers that run: their share, as a power of two up to 1024.
+
+    Powers of two, so that schedulers which count at different moments mostly have the same
+    profile, and one and the same scheduler keeps what it knows of hosts while servers come and
+    go. A flavor whose servers are gone is forgotten as they are.
+
+    :param running: flavor -> servers of it; what nobody has counts, too.
+    """
+    if not any(running.values()):
+        return dict.fromkeys(running, 1)
+    total = sum(running.values()) + PRIOR * len(running)
+    return {
+        name: 1 << max(0, round(math.log2((count + PRIOR) * _SHARES / total)))
+        for name, count in running.items()
+    }
 
 
 def merged(shapes: Iterable[Shape], most: int = MOST) -> tuple[Shape, ...]:

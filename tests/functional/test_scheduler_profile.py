@@ -11,6 +11,7 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import pools, profile
+from nova_hpc.placement import mix
 from nova_hpc.placement.profile import DEFAULT, Shape
 from nova_hpc.topology.level import Level
 from tests.functional import fixtures
@@ -124,6 +125,57 @@ class ProfileTest(test.TestCase):
         self.flags(flavor_weights={"one": 3, "two": 9, "never": 0, "gone": 1}, group="hpc")
         self.assertEqual((Shape({"gpu": 2}, weight=9), Shape({"gpu": 1}, weight=4)), self.shapes())
         self.assertIn("flavor_weights names gone", self.stdlog.logger.output)
+
+    def run_servers(self, name: str, count: int, cell: str = "cell1") -> None:
+        """So many servers of a flavor, one of which was deleted."""
+        admin = context.get_admin_context()
+        flavor = objects.Flavor.get_by_name(admin, name)
+        with context.target_cell(admin, self.cell_mappings[cell]) as inside:
+            for number in range(count + 1):
+                instance = objects.Instance(
+                    inside, flavor=flavor, instance_type_id=flavor.id, project_id="p", user_id="u"
+                )
+                instance.create()
+                if number == count:
+                    instance.destroy()
+
+    def test_flavors_count_by_their_servers(self) -> None:
+        for name, gpus in (("one", 1), ("two", 2), ("eight", 8)):
+            self.sell(name, pci_passthrough__alias=f"h100:{gpus}")
+        self.sell("plain")
+        self.run_servers("plain", 9)
+        self.assertEqual({1}, {each.weight for each in self.shapes()})
+        self.profiles = profile.CloudProfiles(self.samples)
+        self.run_servers("one", 12)
+        self.run_servers("two", 4)
+        expected = mix.learned({"one": 12, "two": 4, "eight": 0})
+        self.assertEqual({"one": 512, "two": 256, "eight": 128}, expected)
+        self.assertEqual(
+            {1: 512, 2: 256, 8: 128}, {each.counts["gpu"]: each.weight for each in self.shapes()}
+        )
+
+    def test_what_the_operator_says_counts_and_learning_can_be_off(self) -> None:
+        for name, gpus in (("one", 1), ("two", 2)):
+            self.sell(name, pci_passthrough__alias=f"h100:{gpus}")
+        self.run_servers("one", 12)
+        self.flags(flavor_weights={"two": 3}, group="hpc")
+        self.assertEqual((Shape({"gpu": 2}, weight=3), Shape({"gpu": 1})), self.shapes())
+        self.flags(flavor_weights={}, learn_flavor_weights=False, group="hpc")
+        self.assertEqual({1}, {each.weight for each in self.shapes()})
+
+    def test_a_cell_that_does_not_answer_leaves_the_weights_as_they_are(self) -> None:
+        for name, gpus in (("one", 1), ("two", 2)):
+            self.sell(name, pci_passthrough__alias=f"h100:{gpus}")
+        self.run_servers("one", 12)
+        before = self.shapes()
+        self.assertEqual({1: 1024, 2: 256}, {e.counts["gpu"]: e.weight for e in before})
+        self.run_servers("two", 40)
+        self.profiles._until = 0.0
+        with mock.patch.object(profile, "_running", side_effect=OSError("no route")):
+            self.assertEqual(before, self.shapes())
+        self.assertIn("keep the weights that they have", self.stdlog.logger.output)
+        self.profiles._until = 0.0
+        self.assertEqual({1: 256, 2: 1024}, {e.counts["gpu"]: e.weight for e in self.shapes()})
 
     def test_of_many_flavors_none_is_left_out(self) -> None:
         """Forty sizes of memory for one GPU, and a large server that is sold seldom."""

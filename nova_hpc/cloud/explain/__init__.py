@@ -157,7 +157,11 @@ def place(
         fits = [(each.choice, name) for name, each in now.items() if each.choice is not None]
         if not fits:
             break
-        choice, name = min(fits, key=lambda fit: (chooser.rank(request, fit[0].devices), fit[1]))
+        ranked = (
+            (chooser.rank(request, choice.devices, state[name]), name, choice)
+            for choice, name in fits
+        )
+        _, name, choice = min(ranked, key=lambda each: each[:2])
         after = snapshot.take(
             state[name], choice.devices, request.cells, f"new server {len(placed) + 1}"
         )

@@ -42,10 +42,11 @@ class Chooser:
         self._profile = profile
         self._known: dict[tuple[Request, Host], Answer] = {}
 
-    def rank(self, request: Request, devices: DeviceSet) -> tuple[int, ...]:
-        """The place of the node that gives *devices*, as HpcPackingWeigher ranks it."""
+    def rank(self, request: Request, devices: DeviceSet, node: Node) -> tuple[int, ...]:
+        """The place of *node*, which gives *devices*, as HpcPackingWeigher ranks it."""
         coarse = between_hosts.grain(self._profile)
-        return between_hosts.rank(devices.score, request.level, coarse)
+        free = between_hosts.free_cpus(node.numa)
+        return between_hosts.rank(devices.score, request.level, coarse, free=free)
 
     def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:
         """The best devices of *node* for *request*, by their providers."""
@@ -121,7 +122,7 @@ def _try(
         chosen = _best(chooser, node, changed, request)
         if chosen is None:
             continue
-        rank = chooser.rank(request, chosen)
+        rank = chooser.rank(request, chosen, node)
         if best is None or (rank, node.name) < best[:2]:
             best = (rank, node.name, chosen)
     return None if best is None else Remedy(kind, text, best[1], best[2].level)

@@ -14,6 +14,7 @@ a GPU.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -58,6 +59,9 @@ class Cluster:
         self.version: Ints = np.ones(count, dtype=np.int64)
         self.capacity: Final = int(self.gpu.sum())
         self.kinds: dict[int, Ints] = {}
+        self._fitting: dict[object, Bools] = {}
+        #: Tasks with GPUs that are placed, by their shapes.
+        self.running: Counter[Shape] = Counter()
         self._layouts: dict[Layout, dict[Level, tuple[tuple[int, ...], ...]]] = {}
         self._rooms: dict[tuple[Level, int], Ints] = {}
 
@@ -101,6 +105,21 @@ class Cluster:
                 found.setdefault(place.domain(level) or number, []).append(number)
             known[level] = tuple(tuple(numbers) for numbers in found.values())
         return known[level]
+
+    def satisfied(self, node: int, free: frozenset[int], shapes: tuple[Shape, ...]) -> Bools:
+        """Which shapes of whole GPUs fit on these GPUs of a node, as far as GPUs decide."""
+        key = (self.machines[node].layout, self.machines[node].gpus, free, shapes)
+        found = self._fitting.get(key)
+        if found is None:
+            groups = (
+                sum(len(free.intersection(d)) // s.group_size for d in self.domains(node, s.level))
+                if s.local
+                else len(free) // max(s.gpus, 1) * s.groups
+                for s in shapes
+            )
+            found = np.array([n >= s.groups for n, s in zip(groups, shapes, strict=True)])
+            self._fitting[key] = found
+        return found
 
     def free(self, node: int) -> tuple[int, ...]:
         """The wholly free GPUs of a node."""
@@ -149,6 +168,7 @@ class Cluster:
             self.whole[node] = (row == WHOLE).sum()
             self.most[node] = row.max()
             kind = kind_of(shape)
+            self.running[shape] -= sign
             if kind not in self.kinds:
                 self.kinds[kind] = np.zeros(len(self), dtype=np.int64)
             self.kinds[kind][node] -= sign
@@ -197,6 +217,7 @@ class Measure:
     def __init__(self, tasks: Sequence[Typical]) -> None:
         self.tasks = tuple(tasks)
         self.cpu: Ints = np.array([t.shape.cpu_milli for t in self.tasks], dtype=np.int64)
+        self.memory: Ints = np.array([t.shape.memory_mib for t in self.tasks], dtype=np.int64)
         self.gpus: Ints = np.array([t.shape.gpus for t in self.tasks], dtype=np.int64)
         self.frequency: Floats = np.array([t.frequency for t in self.tasks], dtype=np.float64)
         milli = np.array(
@@ -205,13 +226,20 @@ class Measure:
         # Few tasks differ in the share; what it decides is computed once for each.
         self.shares, self.share_of = np.unique(milli, return_inverse=True)
 
-    def of(self, cpu: Ints, gpu: Ints, satisfied: npt.NDArray[np.bool_] | None = None) -> Floats:
+    def of(
+        self,
+        cpu: Ints,
+        gpu: Ints,
+        satisfied: npt.NDArray[np.bool_] | None = None,
+        memory: Ints | None = None,
+    ) -> Floats:
         """Fragmented thousandths of a GPU of each state.
 
         :param cpu: free CPU of the states, in thousandths
         :param gpu: states x GPUs: what is free of each, in thousandths
         :param satisfied: states x tasks: whether the GPUs suffice; default: by
             their number
+        :param memory: free memory of the states, in MiB; default: it suffices
         """
         wide = gpu[:, None, :] >= self.shares[None, :, None]
         left = np.where(wide, 0, gpu[:, None, :]).sum(axis=2)
@@ -219,6 +247,8 @@ class Measure:
         if satisfied is None:
             satisfied = wide.sum(axis=2)[:, self.share_of] >= self.gpus
         usable = satisfied & (cpu[:, None] >= self.cpu) & (self.gpus > 0)
+        if memory is not None:
+            usable &= memory[:, None] >= self.memory
         lost = np.where(usable, left[:, self.share_of], total[:, None])
         result: Floats = lost @ self.frequency
         return result

@@ -2,10 +2,11 @@
 """Our own policy: what the scheduler does, by the functions that it calls.
 
 Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with
-the workload's typical shapes as the profile. Answers are kept by what can
-change them: the layout, which GPUs are free, what is asked, and for how many
-servers of each shape CPUs and memory suffice before and after. The amounts
-themselves, of which there are many more, cannot change an answer.
+the workload's typical shapes as the profile, weighted as a scheduler weighs flavors.
+What that leaves equal, and requests without GPUs, are left to Nova's own weighers.
+Answers are kept by what can change them: the layout, which GPUs are free, what is
+asked, and for how many servers of each shape CPUs and memory suffice before and
+after. The amounts themselves, of which there are many more, cannot change an answer.
 
 CPUs and memory are counted for a node as a whole, as the traces have them. The
 engine counts them by NUMA node; so a host with several is described as having
@@ -18,6 +19,7 @@ from __future__ import annotations
 import enum
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -25,7 +27,7 @@ import numpy as np
 
 from nova_hpc.cloud.simulate.cluster import Bools, Cluster, Floats, Ints
 from nova_hpc.cloud.simulate.model import Layout, Shape, Typical
-from nova_hpc.cloud.simulate.policy import Policy, Scores, best
+from nova_hpc.cloud.simulate.policy import Multipliers, Nova, Policy, Scores
 from nova_hpc.placement import between_hosts, mix, model
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import DEFAULT, HostProfile, Profile
@@ -40,6 +42,9 @@ PARTS: Final = 10_000
 _PAGE_KIB: Final = 1024
 #: One more than the first parts of a rank can be, so that one number has them all.
 _MOST: Final = (16, 16, 4096, 16, 16, 256, 256)
+#: Servers are counted each time that so many more were placed: a scheduler does it every five
+#: minutes.
+_LEARN: Final = 100
 #: A host that the engine refuses.
 _NEVER: Final = -1e18
 
@@ -47,37 +52,68 @@ _NEVER: Final = -1e18
 class Weights(enum.Enum):
     """What a scheduler knows of its users."""
 
+    #: As it is installed: flavors count by the servers of them that run.
+    LEARNED = "learned"
     #: ``[hpc]flavor_weights`` says how often each flavor is asked for.
-    FREQUENT = "frequent"
-    #: It says nothing, so every flavor counts once.
+    KNOWN = "known"
+    #: It says nothing and ``[hpc]learn_flavor_weights`` is off: every flavor counts once.
     EQUAL = "equal"
     #: The flavors cannot be read, and the engine's own shapes are taken.
     UNKNOWN = "unknown"
 
 
+@attrs.frozen
+class Variant:
+    """How hosts are ranked; the defaults are what a scheduler does as it is installed."""
+
+    weights: Weights = Weights.LEARNED
+    #: The damage comes first among hosts that reach the level; otherwise the whole score
+    #: decides, in which the level, the distance and the spread come before it.
+    by_damage: bool = True
+    #: Damage is counted in grains; otherwise exactly.
+    coarse: bool = True
+    #: Of hosts that serve alike the one with the fewest free CPUs is taken.
+    tight: bool = True
+    #: What is left equal, and requests without GPUs, are Nova's to decide, with the weighers
+    #: that it has by default. Otherwise the first host of the list is taken, and requests
+    #: without GPUs go where they do the least damage.
+    nova: bool = True
+
+
 def profile_of(
-    workload: tuple[Typical, ...], cells: int, weights: Weights = Weights.FREQUENT
+    workload: tuple[Typical, ...],
+    cells: int,
+    weights: Weights = Weights.KNOWN,
+    running: Mapping[Shape, int] | None = None,
 ) -> Profile:
     """The profile that a scheduler makes of flavors that are the workload's typical shapes.
 
-    By the function of the scheduler, :func:`nova_hpc.placement.mix.profile`.
+    By the functions of the scheduler, :mod:`nova_hpc.placement.mix`.
 
     :param cells: NUMA nodes of the hosts, on each of which a server takes its part.
+    :param running: servers by their shapes, where weights are learned.
     """
     if weights is Weights.UNKNOWN:
         return DEFAULT
+    sold = [one for one in workload if one.shape.gpus]
+    counts = running or {}
+    learned = mix.learned({one.shape: counts.get(one.shape, 0) for one in sold})
+    weight = {
+        Weights.LEARNED: lambda one: learned[one.shape],
+        Weights.KNOWN: lambda one: max(1, round(one.frequency * PARTS)),
+        Weights.EQUAL: lambda one: 1,
+    }[weights]
     made = mix.profile(
         Sold(
             counts={_ROLE: one.shape.group_size},
             groups=one.shape.groups,
             level=one.shape.level,
-            weight=1 if weights is Weights.EQUAL else max(1, round(one.frequency * PARTS)),
+            weight=weight(one),
             cpus=one.shape.cpu_milli,
             memory_kib=one.shape.memory_mib * _PAGE_KIB,
             page_kib=_PAGE_KIB,
         )
-        for one in workload
-        if one.shape.gpus
+        for one in sold
     )
     return Profile(
         tuple(
@@ -87,6 +123,10 @@ def profile_of(
     )
 
 
+#: As it is installed.
+SHIPPED: Final = Variant()
+
+
 @attrs.frozen
 class _Verdict:
     score: float  # the best is the highest
@@ -94,32 +134,43 @@ class _Verdict:
 
 
 class Ours(Policy):
-    """HpcTopologyFilter and HpcPackingWeigher.
-
-    :param by_damage: rank hosts as the weigher does, where the damage comes first
-        among those that reach the level; otherwise by the whole score, in which the
-        level, the distance and the spread do. Of equal hosts the first is taken.
-    :param weights: what the scheduler knows of what is asked for.
-    """
+    """HpcTopologyFilter and HpcPackingWeigher, and Nova's own weighers after them."""
 
     def __init__(
         self,
         cluster: Cluster,
         rng: random.Random,
         workload: tuple[Typical, ...],
-        by_damage: bool = True,
-        weights: Weights = Weights.FREQUENT,
+        variant: Variant = SHIPPED,
     ) -> None:
         super().__init__(cluster, rng, workload)
-        self.by_damage = by_damage
+        self.variant = variant
+        self.nova = Nova(cluster, rng, workload, Multipliers())
         self.cells = {
             machine.layout: max(1, len({place.numa for place in machine.layout}))
             for machine in cluster.machines
         }
-        self.profiles = {
-            count: profile_of(workload, count, weights) for count in set(self.cells.values())
+        self.placed = 0
+        self.asked = 0
+        self.profiles: dict[int, Profile] = {}
+        self._sell({})
+
+    def _sell(self, running: Mapping[Shape, int]) -> None:
+        """Take the profile of what runs, and forget what was found with another one."""
+        if not any(one.shape.memory_mib for one in self.workload):
+            # Its shapes are not told apart by memory.
+            bare: Counter[Shape] = Counter()
+            for shape, count in running.items():
+                bare[attrs.evolve(shape, memory_mib=0)] += count
+            running = bare
+        profiles = {
+            count: profile_of(self.workload, count, self.variant.weights, running)
+            for count in {1, *self.cells.values()}
         }
-        shapes = profile_of(workload, 1, weights).shapes
+        if profiles == self.profiles:
+            return
+        self.profiles = profiles
+        shapes = profiles[1].shapes
         # A need of nothing is never what limits.
         self.cpus: Ints = np.array([max(one.cpus, 1) for one in shapes], dtype=np.int64)
         self.memory: Ints = np.array(
@@ -128,12 +179,22 @@ class Ours(Policy):
         self.groups: Ints = np.array([one.groups for one in shapes], dtype=np.int64)
         self.sizes: Ints = np.array([sum(one.counts.values()) for one in shapes], dtype=np.int64)
         self.known: dict[object, _Verdict] = {}
-        self.asked = 0
-        self.scores = Scores(cluster, self._compute)
+        self.scores = Scores(self.cluster, self._compute)
 
     def node(self, shape: Shape, fits: Bools) -> int:
         """Pick it."""
-        return best(self.scores.of(shape, fits), fits)
+        if self.variant.nova and not shape.gpus:
+            return self.nova.node(shape, fits)
+        if self.variant.weights is Weights.LEARNED and self.placed % _LEARN == 0:
+            self._sell(self.cluster.running)
+        self.placed += 1
+        scores = self.scores.of(shape, fits)
+        nodes = np.flatnonzero(fits)
+        alike = nodes[scores[nodes] == scores[nodes].max()]
+        if self.variant.tight:
+            cpus = self.cluster.cpu[alike]
+            alike = alike[cpus == cpus.min()]
+        return self.nova.among(alike, fits) if self.variant.nova else int(alike[0])
 
     def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
         """Pick them."""
@@ -191,7 +252,7 @@ class Ours(Policy):
         if not shape.gpus:
             rest = _host(layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib)
             damage = _usable(host, profile) - _usable(rest, profile)
-            return _Verdict(-float(-(-damage // between_hosts.grain(profile))))
+            return _Verdict(-float(-(-damage // self._grain(profile))))
         answer = choose(_request(shape, cells), host, 1, profile)
         if not answer.sets and shape.groups > 1:
             # The engine spreads groups over the cells; the trace does not ask for it.
@@ -200,8 +261,8 @@ class Ours(Policy):
             return _Verdict(_NEVER)
         chosen = answer.sets[0]
         level, misses, distance, spread, damage, _, left, _, spare = chosen.score
-        if self.by_damage:
-            rank = between_hosts.rank(chosen.score, shape.level, between_hosts.grain(profile))
+        if self.variant.by_damage:
+            rank = between_hosts.rank(chosen.score, shape.level, self._grain(profile))
             score = 0.0
             for part, most in zip(rank, _MOST, strict=False):
                 score = score * most - part
@@ -209,6 +270,9 @@ class Ours(Policy):
             place = ((level * 8 + misses) * 8 + distance) * 64 + spread
             score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
         return _Verdict(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
+
+    def _grain(self, profile: Profile) -> int:
+        return between_hosts.grain(profile) if self.variant.coarse else 1
 
 
 def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int) -> model.Host:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from nova_hpc.cloud.simulate import policy
 from nova_hpc.cloud.simulate.cluster import Cluster
 from nova_hpc.cloud.simulate.model import Typical
-from nova_hpc.cloud.simulate.ours import Ours, Weights
+from nova_hpc.cloud.simulate.ours import Ours, Variant, Weights
 from nova_hpc.cloud.simulate.policy import Multipliers, Nova, Policy
 
 Workload = tuple[Typical, ...]
@@ -39,16 +39,20 @@ def _nova(multipliers: Multipliers) -> _Make:
     return make
 
 
-def _by_score(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
-    return Ours(cluster, rng, workload, by_damage=False)
+def _ours(**changed: Any) -> _Make:
+    variant = Variant(**changed)
+
+    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+        return Ours(cluster, rng, workload, variant)
+
+    return make
 
 
-def _equal(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
-    return Ours(cluster, rng, workload, weights=Weights.EQUAL)
+def _fgd(topology: bool) -> _Make:
+    def make(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
+        return policy.Fgd(cluster, rng, workload, memory=True, topology=topology)
 
-
-def _unknown(cluster: Cluster, rng: random.Random, workload: Workload) -> Policy:
-    return Ours(cluster, rng, workload, weights=Weights.UNKNOWN)
+    return make
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
@@ -71,18 +75,34 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "clustering": Entry("together with requests of the same size", policy.Clustering),
     "packing": Entry("used GPUs first, then used nodes", policy.Packing),
     "fgd": Entry("the least growth of fragmentation (Weng et al., ATC'23)", policy.Fgd),
-    "nova-hpc": Entry(
-        "ours: the least damage; flavors weighted by how often they are asked for", Ours, True
+    "fgd-memory": Entry("the same, with the memory of typical requests", _fgd(False), True),
+    "fgd-topology": Entry("the same, and with their levels", _fgd(True), True),
+    "nova-hpc": Entry("ours as shipped: flavors weighted by the servers that run", _ours(), True),
+    "nova-hpc-known": Entry(
+        "ours, [hpc]flavor_weights says how often each is asked for",
+        _ours(weights=Weights.KNOWN),
+        True,
     ),
-    "nova-hpc-equal": Entry("ours as shipped: no [hpc]flavor_weights", _equal, True),
-    "nova-hpc-unknown": Entry("ours where the flavors cannot be read", _unknown, True),
-    "nova-hpc-score": Entry("ours, but hosts ranked by level and distance first", _by_score, True),
+    "nova-hpc-equal": Entry("ours, every flavor counts once", _ours(weights=Weights.EQUAL), True),
+    "nova-hpc-unknown": Entry(
+        "ours where the flavors cannot be read", _ours(weights=Weights.UNKNOWN), True
+    ),
+    "nova-hpc-score": Entry(
+        "ours, but hosts ranked by level and distance first", _ours(by_damage=False), True
+    ),
+    "nova-hpc-exact": Entry("ours, damage not in grains", _ours(coarse=False), True),
+    "nova-hpc-no-memory": Entry("ours, typical requests without memory", _ours()),
+    "nova-hpc-loose": Entry("ours, free CPUs not looked at", _ours(tight=False), True),
+    "nova-hpc-first": Entry(
+        "ours, the first of equal hosts; without GPUs the least damage", _ours(nova=False), True
+    ),
 }
 
+#: Ours with one thing taken away: what each is good for.
+ABLATION: Final = tuple(name for name in POLICIES if name.startswith("nova-hpc-"))
+
 #: What is compared where nothing is said.
-DEFAULT: Final = tuple(
-    name for name in POLICIES if name not in ("nova-hpc-unknown", "nova-hpc-score")
-)
+DEFAULT: Final = tuple(name for name in POLICIES if name not in ABLATION)
 
 
 def check(name: str) -> str:

@@ -110,6 +110,10 @@ class Nova(Policy):
 
     def node(self, shape: Shape, fits: Bools) -> int:
         """Pick it."""
+        return self.among(np.flatnonzero(fits), fits)
+
+    def among(self, some: Ints, fits: Bools) -> int:
+        """Pick one of *some* of the hosts that fit, by weights that are relative to all these."""
         hosts = np.flatnonzero(fits)
         free = (self.cluster.gpu[hosts] == WHOLE).sum(axis=1)
         weights = (
@@ -117,7 +121,7 @@ class Nova(Policy):
             + self.multipliers.cpu * _normalise(self.cluster.cpu[hosts], 0)
             + self.multipliers.pci * _normalise(MANY_DEVICES + 1 - np.minimum(free, MANY_DEVICES))
         )
-        order = list(range(len(hosts)))
+        order = np.flatnonzero(np.isin(hosts, some)).tolist()
         self.rng.shuffle(order)
         order.sort(key=lambda index: -weights[index])
         subset = self.multipliers.subset or len(order)
@@ -237,10 +241,22 @@ class Packing(Policy):
 
 
 class Fgd(Policy):
-    """The node, and the GPU, where fragmentation grows least."""
+    """The node, and the GPU, where fragmentation grows least.
 
-    def __init__(self, cluster: Cluster, rng: random.Random, workload: tuple[Typical, ...]) -> None:
+    :param memory: of the typical tasks counts, too, as it does not in the paper.
+    :param topology: a typical task with a level can use only GPUs that are together.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rng: random.Random,
+        workload: tuple[Typical, ...],
+        memory: bool = False,
+        topology: bool = False,
+    ) -> None:
         super().__init__(cluster, rng, workload)
+        self.memory, self.topology = memory, topology
         self.measure = Measure(workload)
         self.scores = Scores(cluster, self._compute)
 
@@ -260,11 +276,31 @@ class Fgd(Policy):
             return result
         cpu, gpu = self.cluster.cpu[nodes], self.cluster.gpu[nodes]
         after = gpu.copy()
-        if shape.gpus:
+        if shape.gpus and self.topology:
+            for row, node in zip(after, nodes.tolist(), strict=True):
+                row[list(self.gpus(node, shape))] = 0
+        elif shape.gpus:
             # Whole GPUs are alike: the first free ones go.
             free = gpu == WHOLE
             after[free & (free.cumsum(axis=1) <= shape.gpus)] = 0
-        return _score(self.measure.of(cpu, gpu) - self.measure.of(cpu - shape.cpu_milli, after))
+        memory = self.cluster.memory[nodes]
+        return _score(
+            self._fragments(nodes, cpu, gpu, memory)
+            - self._fragments(nodes, cpu - shape.cpu_milli, after, memory - shape.memory_mib)
+        )
+
+    def _fragments(self, nodes: Ints, cpu: Ints, gpu: Ints, memory: Ints) -> Floats:
+        together = None
+        if self.topology:
+            together = np.array(
+                [self._together(node, row) for node, row in zip(nodes.tolist(), gpu, strict=True)]
+            )
+        return self.measure.of(cpu, gpu, together, memory if self.memory else None)
+
+    def _together(self, node: int, row: Ints) -> Bools:
+        """Which of the typical tasks find room for their groups on the free GPUs."""
+        free = frozenset(np.flatnonzero(row == WHOLE).tolist())
+        return self.cluster.satisfied(node, free, tuple(task.shape for task in self.workload))
 
     def _by_gpu(self, shape: Shape, nodes: Ints) -> Floats:
         """Nodes x GPUs: the score of taking the share there; -1 where it does not fit."""

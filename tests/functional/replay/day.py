@@ -122,7 +122,7 @@ def predicted(found: Day, cloud: Cloud, ours: bool) -> tuple[int, int]:
         for each in found.requests
         for name in each.servers
     )
-    policy = "nova-hpc-equal" if ours else "nova-spread"
+    policy = "nova-hpc" if ours else "nova-spread"
     played = scenario.play(scenario.Scenario(machines, tasks, None), policy, 0)
     used = round(played.samples[-1].allocated * cloud.devices / scenario.PERCENT)
     return played.arrived - played.refused, used

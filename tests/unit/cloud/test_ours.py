@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from nova_hpc.cloud.simulate.cluster import Cluster
 from nova_hpc.cloud.simulate.model import Typical, all_dgx
-from nova_hpc.cloud.simulate.ours import PARTS, Ours
-from nova_hpc.placement import between_hosts, model
+from nova_hpc.cloud.simulate.ours import PARTS, Ours, Variant, Weights, profile_of
+from nova_hpc.cloud.simulate.policy import Multipliers, Nova
+from nova_hpc.placement import between_hosts, mix, model
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
@@ -116,7 +117,7 @@ def test_kept_answers_are_those_of_a_fresh_question(steps):
 @pytest.mark.parametrize("by_damage", [True, False])
 def test_whole_hosts_stay_whole(by_damage):
     cluster = Cluster(all_dgx([machine("a", 8, 96), machine("b", 8, 96)]))
-    policy = Ours(cluster, random.Random(0), WORKLOAD, by_damage)
+    policy = Ours(cluster, random.Random(0), WORKLOAD, Variant(by_damage=by_damage))
     for _ in range(8):
         wanted = shape(1, cpus=2)
         node = policy.node(wanted, cluster.fits(wanted))
@@ -131,7 +132,50 @@ def test_hosts_are_ranked_by_damage_and_devices_by_distance():
     wanted = shape(2)
     fits = cluster.fits(wanted)
     assert Ours(cluster, random.Random(0), WORKLOAD).node(wanted, fits) == 1
-    assert Ours(cluster, random.Random(0), WORKLOAD, by_damage=False).node(wanted, fits) == 0
+    near = Ours(cluster, random.Random(0), WORKLOAD, Variant(by_damage=False))
+    assert near.node(wanted, fits) == 0
     # Where a level is asked for, hosts that reach it come first.
     close = shape(2, level=Level.SWITCH)
     assert cluster.fits(close).tolist() == [True, False]
+
+
+def test_of_hosts_that_serve_alike_the_one_with_the_fewest_cpus_is_taken():
+    """Nova's weighers would take the emptiest, and use CPUs up on all hosts at once."""
+    cluster = Cluster([machine("a", 8, 96), machine("b", 8, 64), machine("c", 8, 96)])
+    wanted = shape(1, cpus=2)
+    fits = cluster.fits(wanted)
+    sold = (Typical(shape(1, cpus=2, memory_mib=0), 1.0),)
+    assert Ours(cluster, random.Random(0), sold).node(wanted, fits) == 1
+    loose = Ours(cluster, random.Random(0), sold, Variant(tight=False))
+    assert {loose.node(wanted, fits) for _ in range(50)} == {0, 2}
+    first = Ours(cluster, random.Random(0), sold, Variant(tight=False, nova=False))
+    assert first.node(wanted, fits) == 0
+
+
+def test_requests_without_gpus_are_novas():
+    """The scheduler has no say in flavors without hpc: keys: CPUs, memory and few devices."""
+    cluster = Cluster([machine("a", 8, 96), machine("b", 2, 48), machine("c", 8, 95)])
+    wanted = shape(0, cpus=4)
+    fits = cluster.fits(wanted)
+    nova = Nova(cluster, random.Random(0), WORKLOAD, Multipliers())
+    assert Ours(cluster, random.Random(0), WORKLOAD).node(wanted, fits) == nova.node(wanted, fits)
+
+
+def test_weights_are_learned_from_what_runs_and_forgotten_with_it():
+    cluster = Cluster(all_dgx([machine("a", 8, 400) for _ in range(60)]))
+    policy = Ours(cluster, random.Random(0), WORKLOAD)
+    assert policy.profiles[2] == profile_of(WORKLOAD, 2, Weights.EQUAL)
+    pair = WORKLOAD[1].shape
+    taken = []
+    for _ in range(101):
+        node = policy.node(pair, cluster.fits(pair))
+        taken.append((node, policy.gpus(node, pair)))
+        cluster.take(node, pair, taken[-1][1])
+    expected = mix.learned({one.shape: 100 * (one.shape == pair) for one in WORKLOAD})
+    assert {each.weight for each in policy.profiles[2].shapes} == set(expected.values())
+    assert max(policy.profiles[2].shapes, key=lambda each: each.weight).counts == {"gpu": 2}
+    for node, gpus in taken:
+        cluster.give(node, pair, gpus)
+    policy.placed = 200
+    policy.node(pair, cluster.fits(pair))
+    assert policy.profiles[2] == profile_of(WORKLOAD, 2, Weights.EQUAL)

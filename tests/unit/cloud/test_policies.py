@@ -7,11 +7,14 @@ import collections
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nova_hpc.cloud.simulate import policies
 from nova_hpc.cloud.simulate import policy as simulated
 from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.model import Typical
+from nova_hpc.cloud.simulate.model import Typical, all_dgx
+from nova_hpc.topology.level import Level
 from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
 
 
@@ -69,6 +72,40 @@ def test_fgd_keeps_the_cpus_of_free_gpus():
     cluster.take(1, shape(2, cpus=2), (0, 1))
     assert picks("fgd", cluster, shape(0, cpus=16)) == 1
     assert picks("nova-hpc", cluster, shape(0, cpus=16)) == 1
+
+
+def test_fgd_with_memory_takes_gpus_of_a_node_without_memory():
+    """Nobody else could use them; FGD as published does not see that."""
+    sold = (Typical(shape(1, cpus=1, memory_mib=4000), 1.0),)
+    cluster = Cluster([machine("a", 2), machine("b", 2, memory_mib=1500)])
+    wanted = shape(1, memory_mib=1000)
+    chosen = {
+        name: policy(name, cluster, sold).node(wanted, cluster.fits(wanted))
+        for name in ("fgd", "fgd-memory", "fgd-topology")
+    }
+    assert chosen == {"fgd": 0, "fgd-memory": 1, "fgd-topology": 1}
+
+
+def test_fgd_with_levels_takes_gpus_that_are_alone():
+    """By hand: on node 1 switches are broken already, and no pair loses its place."""
+    cluster = Cluster(all_dgx([machine("a", 8), machine("b", 8)]))
+    cluster.take(1, shape(4), (1, 3, 5, 7))
+    sold = (Typical(shape(2, level=Level.SWITCH, memory_mib=0), 1.0),)
+    wanted = shape(1)
+    fits = cluster.fits(wanted)
+    assert policy("fgd-memory", cluster, sold).node(wanted, fits) == 0
+    assert policy("fgd-topology", cluster, sold).node(wanted, fits) == 1
+
+
+@given(st.sets(st.integers(0, 7)), st.sampled_from(list(Level)), st.integers(1, 4))
+def test_whether_gpus_suffice_is_what_the_cluster_counts(taken, level, size):
+    cluster = Cluster(all_dgx([machine("a", 8)]))
+    if taken:
+        cluster.take(0, shape(len(taken)), tuple(taken))
+    wanted = shape(size, level=level)
+    free = frozenset(cluster.free(0))
+    (found,) = cluster.satisfied(0, free, (wanted,))
+    assert found == (cluster.room(level, size)[0] >= 1 if wanted.local else len(free) >= size)
 
 
 def test_shares_go_to_the_fullest_gpu_with_room():

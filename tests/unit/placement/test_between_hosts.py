@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +55,22 @@ def test_less_damage_on_the_same_devices_is_never_worse(found, asked, less):
     assert not better(found, lower, asked)
 
 
+@given(
+    SCORES,
+    SCORES,
+    st.sampled_from(list(Level)),
+    st.integers(0, 30),
+    st.integers(0, 30),
+)
+def test_free_cpus_decide_last(one, other, asked, free, more):
+    here = between_hosts.rank(one, asked, COARSE, free=free)
+    there = between_hosts.rank(other, asked, COARSE, free=more)
+    if here[:-1] == there[:-1]:
+        assert (here < there) == (free < more)
+    else:
+        assert (here < there) == (here[:-1] < there[:-1])
+
+
 RANKS = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 3)))
 HOSTS = st.lists(
     st.tuples(
@@ -82,11 +100,33 @@ def test_without_wishes_it_is_what_nova_would_add(hosts):
     ranks, multipliers, _ = zip(*hosts, strict=True)
     found = between_hosts.scores(ranks, multipliers, [1.0] * len(hosts))
     known = sorted({rank for rank in ranks if rank is not None})
-    raw = [-len(known) if rank is None else -known.index(rank) for rank in ranks]
+    tiers = sorted({rank[:-1] for rank in known})
+
+    def place(rank):
+        if rank is None:
+            return len(tiers)
+        alike = [each for each in known if each[:-1] == rank[:-1]]
+        return tiers.index(rank[:-1]) + alike.index(rank) / len(alike) / 2
+
+    raw = [-place(rank) for rank in ranks]
     low, high = min(raw), max(raw)
     for each, weight, multiplier in zip(found, raw, multipliers, strict=True):
         part = (weight - low) / (high - low) if high > low else 0.0
         assert abs(each - part * multiplier) < 1e-6
+
+
+@given(HOSTS)
+def test_what_differs_in_the_last_part_alone_pushes_nothing_closer_together(hosts):
+    """At least half of what it would be if nobody had a last part."""
+    ranks = [rank for rank, _, _ in hosts]
+    equal = [1.0] * len(ranks)
+    found = between_hosts.scores(ranks, [100.0] * len(ranks), equal)
+    without = between_hosts.scores([r and (*r[:-1], 0) for r in ranks], [100.0] * len(ranks), equal)
+    for (one, before), (other, after) in itertools.combinations(
+        zip(found, without, strict=True), 2
+    ):
+        if before != after:
+            assert (one - other) / (before - after) >= 0.5 - 1e-9
 
 
 def test_wishes_that_differ_by_rounding_alone_are_equal():

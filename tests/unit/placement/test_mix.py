@@ -129,3 +129,36 @@ def test_the_simulation_has_the_profile_of_the_scheduler() -> None:
     assert [one.cpus for one in profile_of(workload, 2).shapes] == [
         2 * one.cpus for one in profile_of(workload, 1).shapes
     ]
+
+
+RUNNING = st.dictionaries(st.text(max_size=3), st.integers(0, 10**6), max_size=12)
+
+
+@given(RUNNING)
+def test_learned_weights_are_few_and_in_the_order_of_what_runs(running: dict[str, int]) -> None:
+    found = mix.learned(running)
+    assert found.keys() == running.keys()
+    # A power of two, from 1 to 1024.
+    assert set(found.values()) <= {1 << n for n in range(11)}
+    for one, other in zip(running, list(running)[1:], strict=False):
+        if running[one] >= running[other]:
+            assert found[one] >= found[other]
+    if not any(running.values()):
+        assert set(found.values()) <= {1}
+
+
+@given(RUNNING)
+def test_learned_weights_are_shares_within_a_root_of_two(running: dict[str, int]) -> None:
+    total = sum(running.values()) + mix.PRIOR * len(running)
+    if not any(running.values()):
+        return
+    for name, weight in mix.learned(running).items():
+        share = 1024 * (running[name] + mix.PRIOR) / total
+        assert max(share, 0.5) / 2**0.5001 <= weight <= max(share, 1) * 2**0.5001
+
+
+def test_a_few_servers_more_change_no_weight() -> None:
+    """Otherwise each scheduler would forget what it knows of all hosts whenever it counts."""
+    before = mix.learned({"gpu1": 600, "gpu2": 100, "gpu8": 40})
+    assert before == mix.learned({"gpu1": 640, "gpu2": 108, "gpu8": 38})
+    assert before != mix.learned({"gpu1": 600, "gpu2": 300, "gpu8": 40})
