@@ -188,13 +188,16 @@ def _tables(
     kept: Kept, clouds: Sequence[int], questions: Sequence[Question]
 ) -> Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]]:
     """Title -> columns and rows, of what was measured."""
-    answers = []
-    for hosts in clouds:
-        for each in questions:
-            if kept.all(PAIR, hosts, each):
-                alone = installed.cell(kept.all(INSTALLED, hosts, each))
-                answers.append([*_measured(kept, hosts, each).cells(), alone])
-    found = {"Whole answers": ([*COLUMNS, "stock as installed, s"], answers)}
+    answers, columns = [], [*COLUMNS]
+    asked = [(hosts, each) for hosts in clouds for each in questions]
+    also = any(kept.all(INSTALLED, *each) for each in asked)
+    if also:
+        columns.append("stock as installed, s")
+    for hosts, each in asked:
+        if kept.all(PAIR, hosts, each):
+            more = [installed.cell(kept.all(INSTALLED, hosts, each))] if also else []
+            answers.append([*_measured(kept, hosts, each).cells(), *more])
+    found = {"Whole answers": (columns, answers)}
     rates = [
         together.cells(hosts, each, results)
         for hosts in clouds
