@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from nova_hpc.cli.simulate import Simulate
+from nova_hpc.cli.simulation import draw
 from nova_hpc.cloud.simulate.policies import ABLATION
+from nova_hpc.cloud.simulate.scenario import Scenario, Summary
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
 
@@ -79,18 +81,28 @@ def main() -> int:
     parser.add_argument("--seeds", default="10")
     parser.add_argument("--jobs", default="0")
     parser.add_argument("--only", action="append", choices=list(RESULTS))
+    parser.add_argument(
+        "--again",
+        metavar="POLICY",
+        help="simulate this policy alone, and put it in the place that it has in the results "
+        "that there are: a policy's figures depend on no other policy",
+    )
     args = parser.parse_args()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     for name in args.only or RESULTS:
         requests, options = RESULTS[name]
         words = ["--nodes", str(args.folder / "openb_node_list_gpu_node.csv.gz")]
         words += ["--requests", str(args.folder / f"openb_pod_list_{requests}.csv.gz")]
-        words += ["--seeds", args.seeds, "--format", "json", *options]
-        words += ["--svg", str(OUTPUT / f"{name}.svg")]
+        words += ["--seeds", args.seeds, "--format", "json"]
+        words += _without_policies(options) if args.again else options
+        words += ["--policy", args.again] if args.again else []
         if args.jobs != "0":
             words += ["--jobs", args.jobs]
         print(f"{name} ...", file=sys.stderr)
         document = json.loads(_simulate(words))
+        if args.again:
+            document = _with(json.loads((OUTPUT / f"{name}.json").read_text()), document)
+        _draw(document, OUTPUT / f"{name}.svg")
         (OUTPUT / f"{name}.json").write_text(_dumps(document), encoding="utf-8")
         published = PUBLISHED[requests] if name.startswith("published") else None
         _table(document, OUTPUT / f"{name}.csv", published)
@@ -105,6 +117,38 @@ def _simulate(words: list[str]) -> str:
     if status:
         raise SystemExit(status)
     return text.getvalue()
+
+
+def _without_policies(options: list[str]) -> list[str]:
+    found = [*options]
+    while "--policy" in found:
+        at = found.index("--policy")
+        del found[at : at + 2]
+    return found
+
+
+def _with(document: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """*document* with the one policy of *again* in its place."""
+    (new,) = again["policies"]
+    name = new["policy"]
+    seeds = {run["seed"] for run in again["runs"]}
+    if seeds != {run["seed"] for run in document["runs"]}:
+        raise SystemExit(f"{name}: other seeds than the results that there are")
+    runs = {run["seed"]: run for run in again["runs"]}
+    document["policies"] = [new if one["policy"] == name else one for one in document["policies"]]
+    document["runs"] = [
+        runs[run["seed"]] if run["policy"] == name else run for run in document["runs"]
+    ]
+    document["about"].setdefault("again", {})[name] = again["about"]["date"]
+    return document
+
+
+def _draw(document: dict[str, Any], path: Path) -> None:
+    summaries = [
+        Summary(one["policy"], {}, {at: (used, lost) for at, used, lost in one["curve"]})
+        for one in document["policies"]
+    ]
+    draw(Scenario((), (), document["demand"]), summaries, path)
 
 
 def _dumps(document: dict[str, Any]) -> str:

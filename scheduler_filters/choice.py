@@ -142,7 +142,7 @@ def place(host: Any, order: Order, view: View) -> Miss | None:
     if not offers:
         return _refused(refusals)
     best_offer = min(offers, key=lambda offer: nodes.place(offer.judged))
-    _offer(host, order, best_offer, between_hosts.free_cpus(view.pattern.host.nodes))
+    _offer(host, order, best_offer, between_hosts.room(view.pattern.host.nodes))
     return None
 
 

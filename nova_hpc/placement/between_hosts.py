@@ -43,6 +43,9 @@ _UNKNOWN: Final = 1 << 62
 #: So many numbers of a rank say what a server gets; the others, what it leaves.
 _GIVEN: Final = 2
 
+#: More KiB than any host has.
+_MEMORY: Final = 1 << 44
+
 #: How much one place in the users' wishes is worth, in the most that packing is worth.
 _WISH: Final = 2.0
 
@@ -52,13 +55,16 @@ def grain(profile: Profile) -> int:
     return max(1, sum(shape.weight for shape in profile.shapes) // _PARTS)
 
 
-def free_cpus(nodes: Iterable[HostNode]) -> int:
-    """How many dedicated CPUs a host has free; what is unknown is none.
+def room(nodes: Iterable[HostNode]) -> int:
+    """One number for the dedicated CPUs and, after them, the memory in pages that a host has free.
 
-    Of hosts that serve alike, the one with the fewest is taken, so that CPUs are not used up
-    beside GPUs that are free on many hosts at once.
+    Of hosts that serve alike the one with the least is taken, so that CPUs and memory are not
+    used up beside GPUs that are free on many hosts at once. What is unknown is none.
     """
-    return sum(max(node.dedicated_cpus or 0, 0) for node in nodes)
+    found = list(nodes)
+    cpus = sum(max(node.dedicated_cpus or 0, 0) for node in found)
+    memory = sum(size * count for node in found for size, count in (node.pages or {}).items())
+    return cpus * _MEMORY + min(max(memory, 0), _MEMORY - 1)
 
 
 def rank(
@@ -72,7 +78,7 @@ def rank(
     :param coarse: see :func:`grain`.
     :param measured: whether the damage of the set is known. One of which it is not comes
         after all others of its level.
-    :param free: CPUs of the host, as :func:`free_cpus`.
+    :param free: of the host, as :func:`room`.
     :returns: the level if it is wider than asked, NVLink misses, damage; then level,
         distance, spread and leftovers; then the rest of the score, and *free*.
     """

@@ -127,7 +127,7 @@ class Site:
         """Change the node's files, restart nova-compute, and wait until it is up again."""
         before = self.pid()
         self.starts = self.log().count(STARTS)
-        self.lab.inside(f"{script}; sync; kill -KILL {before}")
+        self.lab.inside(f"set -e; {script}; sync; kill -KILL {before}")
         self.lab.until(lambda: self.pid() not in ("", before), "nova-compute runs again")
         self.lab.until(self._up, "nova-compute is up")
 

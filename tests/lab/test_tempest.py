@@ -148,23 +148,9 @@ def told(lab, computes, tmp_path):
 @pytest.mark.parametrize("lab", [pytest.param(("two-socket", 0), id="no-node")], indirect=True)
 def test_tempest_finds_what_nova_promises(lab, told, tmp_path):
     python = environments.python("tempest", "tempest")
-    program = python.with_name("tempest")
     work = tmp_path / "work"
-    # Its list of workspaces would be the user's.
-    words = ("init", "--workspace-path", tmp_path / "workspaces", work)
-    subprocess.run([program, *words], check=True, capture_output=True, env=lab.environ)
-    (work / "etc/tempest.conf").write_text(client.configuration(told, str(work / "lock")))
-    with (tmp_path / "printed").open("wb") as out:
-        subprocess.run(
-            [program, "run", "--regex", REGEX, "--concurrency", "2"],
-            cwd=work,
-            env=lab.environ,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    text = (tmp_path / "printed").read_text(errors="replace")
-    found = list(client.outcomes(text))
+    conf = client.configuration(told, str(work / "lock"))
+    found, text = client.run(python, work, conf, REGEX, lab.environ, workers=2)
     page = client.table(found, EXPECTED)
     print(f"RESULT: {page}")
     if RESULTS in os.environ:

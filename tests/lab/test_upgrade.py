@@ -92,7 +92,9 @@ class Upgraded(Site):
             check=True,
         )
         self.node(
-            f"echo {PLACE} >{PATHS} && rm -f {INCLUDES}/nova-hpc-* /etc/nova-hpc/node.yaml"
+            # A role with an interface is of today; the file is written anew at the next start.
+            "sed -i '/^device_role.*interface/d' /etc/nova/nova.conf"
+            f" && echo {PLACE} >{PATHS} && rm -f {INCLUDES}/nova-hpc-* /etc/nova-hpc/node.yaml"
             f" && {COMMAND} configure --write {INCLUDES} --part compute"
             f" && {COMMAND} install-shim"
         )
@@ -105,10 +107,11 @@ class Upgraded(Site):
     def upgrade_node(self):
         """As the docs say."""
         self.lab.inside(f"echo {PROJECT} >{PATHS}")
-        said = self.lab.inside(
-            f"{COMMAND} install-shim; {COMMAND} status upgrade check; test $? -lt 2"
-        )
+        said = self.lab.inside(f"{COMMAND} install-shim; {COMMAND} status upgrade check; true")
         print("RESULT: status upgrade check", said)
+        # The node's first socket has a switch without ACS, and the check is right to say so.
+        assert said.count("Result: Failure") == said.count("IOMMU group") == 1
+        assert said.count("Result: Success") >= 2
         before = self.lab.inside(f"cat {INCLUDES}/nova-hpc-compute.conf")
         words = f"{COMMAND} configure --write {INCLUDES} --part common --part compute"
         print("RESULT: configure", self.lab.inside(f"{words} --dry-run; {words} 2>&1"))
@@ -171,6 +174,8 @@ def test_a_site_is_upgraded(site, lab, first):
     assert site.version() != VERSION
     lab.openstack("server", "delete", "--wait", before)
     del servers[before]
+    # Nova says that a server is gone before Placement does.
+    lab.until(lambda: len(site.used()) == 1, "its device is free")
     after = site.create("after", "lab.upgraded")
     servers[after] = site.devices(after)
     assert len({*servers[between], *servers[after]}) == 2

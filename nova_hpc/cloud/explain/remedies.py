@@ -45,7 +45,7 @@ class Chooser:
     def rank(self, request: Request, devices: DeviceSet, node: Node) -> tuple[int, ...]:
         """The place of *node*, which gives *devices*, as HpcPackingWeigher ranks it."""
         coarse = between_hosts.grain(self._profile)
-        free = between_hosts.free_cpus(node.numa)
+        free = between_hosts.room(node.numa)
         return between_hosts.rank(devices.score, request.level, coarse, free=free)
 
     def choose(self, request: Request, flavor: Flavor, node: Node) -> Answer:

@@ -72,7 +72,8 @@ class Variant:
     by_damage: bool = True
     #: Damage is counted in grains; otherwise exactly.
     coarse: bool = True
-    #: Of hosts that serve alike the one with the fewest free CPUs is taken.
+    #: Of hosts that serve alike the one with the fewest free CPUs, and then the least free
+    #: memory, is taken.
     tight: bool = True
     #: What is left equal, and requests without GPUs, are Nova's to decide, with the weighers
     #: that it has by default. Otherwise the first host of the list is taken, and requests
@@ -192,8 +193,8 @@ class Ours(Policy):
         nodes = np.flatnonzero(fits)
         alike = nodes[scores[nodes] == scores[nodes].max()]
         if self.variant.tight:
-            cpus = self.cluster.cpu[alike]
-            alike = alike[cpus == cpus.min()]
+            for free in (self.cluster.cpu, self.cluster.memory):
+                alike = alike[free[alike] == free[alike].min()]
         return self.nova.among(alike, fits) if self.variant.nova else int(alike[0])
 
     def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:

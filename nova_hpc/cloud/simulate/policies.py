@@ -92,7 +92,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
     ),
     "nova-hpc-exact": Entry("ours, damage not in grains", _ours(coarse=False), True),
     "nova-hpc-no-memory": Entry("ours, typical requests without memory", _ours()),
-    "nova-hpc-loose": Entry("ours, free CPUs not looked at", _ours(tight=False), True),
+    "nova-hpc-loose": Entry("ours, free CPUs and memory not looked at", _ours(tight=False), True),
     "nova-hpc-first": Entry(
         "ours, the first of equal hosts; without GPUs the least damage", _ours(nova=False), True
     ),

@@ -36,12 +36,12 @@ class WeigherTest(test.NoDBTestCase):
     def test_order(self) -> None:
         weigher = hpc_packing_weigher.HpcPackingWeigher()
         hosts = [
-            self.host("b", (0, 1, 9)),
-            self.host("stale", (0, 0, 0), key="another request"),
-            self.host("a", (0, 1, 2)),
-            self.host("c", (1, 0, 0)),
+            self.host("b", (0, 1, 9, 0)),
+            self.host("stale", (0, 0, 0, 0), key="another request"),
+            self.host("a", (0, 1, 2, 0)),
+            self.host("c", (1, 0, 0, 0)),
             self.host("forced", None),
-            self.host("a too", (0, 1, 2)),
+            self.host("a too", (0, 1, 2, 0)),
         ]
         thirds = [2, 0, 3, 1, 0, 3]
         self.assertEqual(
@@ -50,7 +50,7 @@ class WeigherTest(test.NoDBTestCase):
 
     def test_nova_leaves_the_weights_as_they_are(self) -> None:
         """Its handler would bring them to the range from 0 to 1."""
-        hosts = [self.host(name, (number,)).obj for number, name in enumerate("abc")]
+        hosts = [self.host(name, (number, 0)).obj for number, name in enumerate("abc")]
         weigher = hpc_packing_weigher.HpcPackingWeigher()
         found = nova_weights.HostWeightHandler().get_weighed_objects([weigher], hosts, spec())
         self.assertEqual([10000.0, 5000.0, 0.0], [each.weight for each in found])

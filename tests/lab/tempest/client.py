@@ -10,7 +10,9 @@ from __future__ import annotations
 import configparser
 import io
 import re
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import attrs
 
@@ -50,8 +52,13 @@ class Outcome:
     why: str = ""
 
 
-def configuration(cloud: Cloud, lock: str) -> str:
-    """``tempest.conf``."""
+def configuration(
+    cloud: Cloud, lock: str, more: Mapping[str, Mapping[str, object]] | None = None
+) -> str:
+    """``tempest.conf``.
+
+    :param more: section -> options that are added, or said otherwise.
+    """
     sections: dict[str, dict[str, object]] = {
         "oslo_concurrency": {"lock_path": lock},
         "auth": {
@@ -90,9 +97,39 @@ def configuration(cloud: Cloud, lock: str) -> str:
     parser = configparser.ConfigParser(interpolation=None)
     for section, options in sections.items():
         parser[section] = {name: str(value) for name, value in options.items()}
+    for section, options in (more or {}).items():
+        if section not in parser:
+            parser[section] = {}
+        parser[section].update({name: str(value) for name, value in options.items()})
     text = io.StringIO()
     parser.write(text)
     return text.getvalue()
+
+
+def run(
+    python: Path, work: Path, conf: str, regex: str, environ: Mapping[str, str], workers: int = 1
+) -> tuple[list[Outcome], str]:
+    """Run the tests that *regex* finds, in the new folder *work*.
+
+    :param python: of an environment with Tempest.
+    :returns: what each has given, and all that was printed.
+    """
+    program = python.with_name("tempest")
+    # Its list of workspaces would be the user's.
+    words = ("init", "--workspace-path", work.with_name("workspaces"), work)
+    subprocess.run([program, *words], check=True, capture_output=True, env=environ)
+    (work / "etc/tempest.conf").write_text(conf)
+    with work.with_name("printed").open("wb") as out:
+        subprocess.run(
+            [program, "run", "--regex", regex, "--concurrency", str(workers)],
+            cwd=work,
+            env=environ,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    text = work.with_name("printed").read_text(errors="replace")
+    return list(outcomes(text)), text
 
 
 def outcomes(text: str) -> Iterator[Outcome]:
