@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from benchmarks.measure import mean_interval
+from benchmarks.measure import ratios as quotients
 from benchmarks.selection import side
 from benchmarks.selection.kept import TOGETHER, Kept
 from benchmarks.selection.processes import SIDES, Crew
@@ -53,16 +54,14 @@ def cells(hosts: int, question: Question, found: Sequence[Mapping[str, Any]]) ->
     """The row of the table."""
     rates = {name: [each[name]["rate"] for each in found] for name in SIDES}
     ours, stock = (statistics.median(rates[name]) for name in SIDES)
-    rng = random.Random(1)
-    pairs = list(zip(*(rates[name] for name in SIDES), strict=True))
-    drawn = (rng.choices(pairs, k=len(pairs)) for _ in range(1000))
-    ratios = sorted(statistics.fmean(a / b for a, b in each) for each in drawn)
+    ratios = quotients(*(rates[name] for name in SIDES))
+    low, high = mean_interval(ratios)
     lost, faults = (
         [str(sum(each[name][what] for each in found)) for name in SIDES]
         for what in ("lost", "faults")
     )
     return [
         *(str(hosts), str(found[0]["schedulers"]), str(question), f"{ours:.2f}", f"{stock:.2f}"),
-        *(f"{statistics.fmean(a / b for a, b in pairs):.2f}",),
-        *(f"{ratios[25]:.2f} to {ratios[974]:.2f}", *lost, str(len(found)), " and ".join(faults)),
+        *(f"{statistics.fmean(ratios):.2f}", f"{low:.2f} to {high:.2f}"),
+        *(*lost, str(len(found)), " and ".join(faults)),
     ]
