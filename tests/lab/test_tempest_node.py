@@ -48,6 +48,8 @@ WHITEBOX = os.environ.get(
     "NOVA_HPC_WHITEBOX_REGEX",
     r"^whitebox_tempest_plugin\.api\.compute\.test_(cpu_pinning|hugepages|sriov)\.",
 )
+#: Tests that pass of those that are run by default.
+ENOUGH = 1 if "NOVA_HPC_WHITEBOX_REGEX" in os.environ else 26
 #: It imports six and does not say so.
 PLUGIN = ("tempest", "whitebox-tempest-plugin", "six")
 FLAVORS = {
@@ -229,5 +231,5 @@ def test_whitebox(lab, told, tmp_path):
     _write("NOVA_HPC_WHITEBOX", client.table(found, EXPECTED))
     failed = {client.short(each.name) for each in found if each.word == "FAILED"}
     assert failed <= set(EXPECTED), text[-20000:]
-    assert sum(each.word == "ok" for each in found) >= 8
+    assert sum(each.word == "ok" for each in found) >= ENOUGH
     lab.until(lambda: _nothing_used(lab), "no device is used")
