@@ -19,7 +19,8 @@ from benchmarks.selection.side import Question
 @pytest.mark.slow
 def test_a_small_cloud(tmp_path: Path) -> None:
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        argv = ("--hosts", "12", "--samples", "1", "--json", str(tmp_path / "kept"), *more)
+        argv = ("--hosts", "12", "--samples", "1", "--width", "250", *more)
+        argv += ("--json", str(tmp_path / "kept"))
         names = {k: v for k, v in os.environ.items() if k != "OS_NOVA_DISABLE_EVENTLET_PATCHING"}
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.selection", *argv],
