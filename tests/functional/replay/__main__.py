@@ -42,6 +42,7 @@ COLUMNS: Mapping[str, Any] = {
     "lost with a killed scheduler": lambda row: row.orphaned,
     "claims that Placement turned down": lambda row: row.conflicts,
     "requests to Placement": lambda row: row.asked,
+    "times that a host's servers were read from Nova's database": lambda row: row.read,
     "refused by nodes": lambda row: row.node_refusals,
     "given twice": lambda row: row.given_twice,
     "GPUs in use at the end": lambda row: row.used,

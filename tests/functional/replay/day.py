@@ -180,6 +180,8 @@ class Row:
     conflicts: int
     #: Requests to Placement, of all schedulers.
     asked: int
+    #: How often a scheduler read a host's servers, since no nova-compute had told of them.
+    read: int
     #: Servers whose scheduler was killed.
     orphaned: int
     node_refusals: int

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection as mp
 from typing import Any
 
@@ -43,6 +44,8 @@ class Replay:
     memory: list[float] = attrs.field(factory=list)
     seconds: float = 0.0
     _done: int = 0
+    #: Held by whoever tells schedulers something.
+    _telling: threading.Lock = attrs.field(factory=threading.Lock)
     _deletions: dict[int, int] = attrs.field(factory=dict)
 
     def start(self) -> None:
@@ -51,6 +54,33 @@ class Replay:
         self.workers = [self._scheduler(number) for number in range(self.number)]
         for each in self.workers:
             self._ready(each)
+        threading.Thread(target=self._forward, daemon=True).start()
+        self._greet(self.workers)
+
+    def _forward(self) -> None:
+        """What a host says goes to all schedulers, as Nova's fanout does."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                told = self.hosts.worker.news.recv()
+                for each in list(self.workers):
+                    self._tell(each, told)
+
+    def _tell(self, worker: Worker, told: serve.News) -> None:
+        # A scheduler that was killed hears nothing any more.
+        with self._telling, contextlib.suppress(OSError):
+            worker.news.send(told)
+
+    def _sync(self, workers: Sequence[Worker]) -> None:
+        """What each nova-compute says every two minutes."""
+        known = self.hosts.ask("all_servers")
+        for each in workers:
+            for host, servers in known.items():
+                self._tell(each, serve.News("sync", host, servers))
+
+    def _greet(self, workers: Sequence[Worker]) -> None:
+        """Until a scheduler trusts what it knows of a host it has to be told twice."""
+        for _ in range(2):
+            self._sync(workers)
 
     def _scheduler(self, number: int) -> Worker:
         log = str(self.made.logs / f"replay-scheduler{number}.log")
@@ -69,6 +99,7 @@ class Replay:
     def run(self, count: int) -> None:
         """Go on with the next requests, and wait for all answers."""
         begin = time.monotonic()
+        self._sync(self.workers)
         some = self.found.requests[self._done : self._done + count]
         self._done += len(some)
         for request in some:
@@ -143,6 +174,7 @@ class Replay:
         self.orphaned += request.servers
         self.workers[number] = self._scheduler(number)
         self._ready(self.workers[number])
+        self._greet([self.workers[number]])
         # By now a claim that was on its way to Placement has arrived there.
         self.hosts.tell("delete", list(request.servers))
 
@@ -207,6 +239,7 @@ class Replay:
             broken=counts[BROKEN],
             conflicts=sum(each.conflicts for each in self.answers),
             asked=sum(each.asked for each in self.answers),
+            read=sum(each.read for each in self.answers),
             orphaned=len(self.orphaned),
             node_refusals=len(self.hosts.refusals),
             given_twice=twice,

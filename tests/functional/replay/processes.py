@@ -29,10 +29,11 @@ class ReplayError(Exception):
 
 @attrs.define
 class Worker:
-    """A process and the pipe to it."""
+    """A process, the pipe to it, and one for what it tells or is told without a question."""
 
     process: Any
     pipe: Any
+    news: Any
     request: day.Request | None = None
 
     @property
@@ -45,18 +46,20 @@ class Worker:
         self.process.kill()
         self.process.join()
         self.pipe.close()
+        self.news.close()
 
 
 def start(target: Any, *arguments: Any) -> Worker:
-    """Start a process; its main function gets its end of the pipe as well."""
+    """Start a process; its main function gets its ends of both pipes as well."""
     os.environ |= nova_process.ENVIRONMENT
     forks = multiprocessing.get_context("forkserver")
     forks.set_forkserver_preload([_FORKED])
-    mine, its = forks.Pipe()
-    process = forks.Process(target=target, args=(*arguments, its), daemon=True)
+    pipe, news = forks.Pipe(), forks.Pipe()
+    process = forks.Process(target=target, args=(*arguments, pipe[1], news[1]), daemon=True)
     process.start()
-    its.close()
-    return Worker(process, mine)
+    for its in (pipe[1], news[1]):
+        its.close()
+    return Worker(process, pipe[0], news[0])
 
 
 @attrs.define

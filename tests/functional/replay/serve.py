@@ -28,12 +28,26 @@ ALIASES = [
 
 
 @attrs.frozen
+class News:
+    """What a nova-compute tells all schedulers of its servers.
+
+    :ivar word: ``update``: *what* is an ``InstanceList`` of those that changed; ``delete``: the
+        UUID of one that is gone; ``sync``: the UUIDs of all, which Nova says every two minutes.
+    """
+
+    word: str
+    host: str
+    what: Any
+
+
+@attrs.frozen
 class Answer:
     """What a scheduler did with one request.
 
     :ivar builds: for each server of a request that was placed: request specification, host
         and the providers of its devices, for the hosts.
     :ivar asked: requests to Placement.
+    :ivar read: how often Nova read a host's servers, since no nova-compute had told of them.
     :ivar conflicts: claims of them that Placement turned down, because somebody was first.
     """
 
@@ -43,6 +57,7 @@ class Answer:
     seconds: float
     asked: int = 0
     conflicts: int = 0
+    read: int = 0
     free_left: bool = False
     builds: tuple[tuple[Any, str, Mapping[str, list[str]]], ...] = ()
 
@@ -72,13 +87,24 @@ class Scheduler:
         self.made = made
         self.variant = variant
         self.places = computes.layout(cloud)
-        self.asked = self.conflicts = 0
+        self.asked = self.conflicts = self.read = 0
+        #: Why it hears nothing any more; "": it does.
+        self.deaf = ""
         client = report.SchedulerReportClient
         # Only counts.
         for word in ("get", "put", "post", "delete"):
             setattr(client, word, self._counted(getattr(client, word)))
         self.manager = manager.SchedulerManager()
         self.client = self.manager.placement_client
+        hosts = self.manager.host_manager
+        hosts._get_instances_by_host = self._reading(hosts._get_instances_by_host)
+
+    def _reading(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def read(*arguments: Any) -> Any:
+            self.read += 1
+            return plain(*arguments)
+
+        return read
 
     def _counted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(plain)
@@ -90,6 +116,22 @@ class Scheduler:
             return answer
 
         return request
+
+    def hear(self, news: Any) -> None:
+        """Take what computes say, as threads of Nova's do, until the pipe is closed."""
+        from nova import objects
+
+        try:
+            while True:
+                told = news.recv()
+                what = told.what
+                if told.word == "update":
+                    what = objects.InstanceList.obj_from_primitive(what, self.context)
+                getattr(self.manager, f"{told.word}_instance_info")(self.context, told.host, what)
+        except EOFError:
+            return
+        except Exception:
+            self.deaf = traceback.format_exc()
 
     def spec(self, request: day.Request) -> Any:
         """The request specification that the API makes of the flavor."""
@@ -110,8 +152,10 @@ class Scheduler:
         from nova import exception
         from oslo_messaging.rpc import ExpectedException
 
+        if self.deaf:
+            return Answer(request.at, BROKEN, self.deaf, 0.0)
         before = self.unused()
-        self.asked = self.conflicts = 0
+        self.asked = self.conflicts = self.read = 0
         spec = self.spec(request)
         started = time.monotonic()
         try:
@@ -133,6 +177,7 @@ class Scheduler:
                 seconds,
                 self.asked,
                 self.conflicts,
+                self.read,
                 clean and self.had_space(request, before),
             )
         seconds = time.monotonic() - started
@@ -143,6 +188,7 @@ class Scheduler:
             seconds,
             self.asked,
             self.conflicts,
+            self.read,
             builds=tuple(
                 self._build(spec, name, selections[0])
                 for name, selections in zip(request.servers, lists, strict=True)
@@ -198,17 +244,24 @@ def schedule(
     cloud: Cloud,
     candidates: int,
     connection: Any,
+    news: Any,
 ) -> None:
-    """Main function of a scheduler's process: answers what comes until None."""
+    """Main function of a scheduler's process: answers what comes until None.
+
+    :param news: where :class:`News` come from.
+    """
     options: dict[tuple[str, str], object] = {
         ("scheduler", "max_placement_results"): candidates,
         **scheduler.options(variant),
+        # Nova's default; without it a request reads the servers of each of its hosts.
+        ("filter_scheduler", "track_instance_changes"): True,
         ("pci", "device_spec"): [],
         ("pci", "alias"): ALIASES,
     }
     try:
         context = nova_process.begin(str(made.nova_conf), log, options)
         served = Scheduler(context, variant, cloud, made)
+        threading.Thread(target=served.hear, args=(news,), daemon=True).start()
         connection.send("ready")
     except Exception:
         connection.send(Answer(-1, BROKEN, traceback.format_exc(), 0.0))
@@ -230,6 +283,10 @@ class Hosts(computes.Computes):
     twenty-five requests of a host of eight GPUs, which are left out (the trackers of a cloud are on
     machines of their own, the processors here are what the schedulers have).
     """
+
+    def __init__(self, context: Any, cloud: Cloud, say: Callable[[News], None]) -> None:
+        super().__init__(context, cloud)
+        self.say = say
 
     def flavors(self, variant: Variant) -> None:
         """Make the day's flavors, of which a scheduler learns what is asked for."""
@@ -254,6 +311,26 @@ class Hosts(computes.Computes):
                 )
                 tracker.provider_tree.populate_from_iterable(tree)
 
+    def build(self, primitive: Any, host: str, mapping: dict[str, list[str]]) -> str:
+        """Claim a server's devices, and tell the schedulers of it."""
+        from nova import objects
+
+        refused = super().build(primitive, host, mapping)
+        if not refused:
+            with self.lock:
+                _, instance = self.servers[primitive["nova_object.data"]["instance_uuid"]]
+            some = objects.InstanceList(objects=[instance])
+            self.say(News("update", host, some.obj_to_primitive()))
+        return refused
+
+    def all_servers(self) -> dict[str, list[str]]:
+        """Host -> UUIDs of its servers."""
+        found: dict[str, list[str]] = {name: [] for name in self.trackers}
+        with self.lock:
+            for server, (name, _) in self.servers.items():
+                found[name].append(server)
+        return found
+
     def delete(self, servers: Sequence[str]) -> list[str]:
         """What the API and nova-compute do; also of servers that were never built."""
         client = next(iter(self.trackers.values())).reportclient
@@ -267,6 +344,7 @@ class Hosts(computes.Computes):
             client.delete_allocation_for_instance(self.context, name, force=True)
             if instance is not None:
                 instance.destroy()
+                self.say(News("delete", host, name))
         return list(servers)
 
     def set_down(self, count: int, down: bool) -> None:
@@ -284,24 +362,29 @@ def _without_report(tracker: Any, context: Any, compute_node: Any, startup: bool
     tracker.pci_tracker.stats.populate_pools_metadata_from_assigned_devices()
 
 
-def host(nova_conf: str, log: str, cloud: Cloud, connection: Any) -> None:
+def host(nova_conf: str, log: str, cloud: Cloud, connection: Any, news: Any) -> None:
     """Main function of the hosts' process.
 
     Takes ``(number, word, arguments)`` and answers ``(number, result)``, builds and deletions in
-    four threads.
+    four threads; :class:`News` go to *news*.
     """
+    sending = threading.Lock()
+
+    def say(told: News) -> None:
+        with sending:
+            news.send(told)
+
     options = {
         ("pci", "device_spec"): computes.device_spec(cloud),
         ("pci", "alias"): ALIASES,
     }
     try:
-        hosts = Hosts(nova_process.begin(nova_conf, log, options), cloud)
+        hosts = Hosts(nova_process.begin(nova_conf, log, options), cloud, say)
     except Exception:
         connection.send((-1, traceback.format_exc()))
         return
     pool = futures.ThreadPoolExecutor(4)
     built: dict[str, futures.Future[str]] = {}
-    sending = threading.Lock()
 
     def delete(servers: Sequence[str]) -> list[str]:
         for name in servers:
