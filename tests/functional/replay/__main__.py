@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedulers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--load", type=float, default=1.0, help="GPUs wanted, of those there are")
-    parser.add_argument("--turn", type=int, default=50, help="requests before the other side")
+    parser.add_argument("--turn", type=int, default=150, help="requests before the other side")
     parser.add_argument(
         "--candidates", type=int, default=FEWEST_CANDIDATES, help="of Placement, for a request"
     )
