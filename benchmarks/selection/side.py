@@ -18,6 +18,8 @@ from tests.functional.concurrency.model import Variant
 
 #: What a process says before it is asked anything.
 READY: Final = "ready"
+#: A scheduler believes what it is told of an unknown host the second time.
+_TOLD: Final = 5
 #: ``[pci]alias`` of all processes.
 ALIASES: Final = (
     f'{{"name": "gpu", "resource_class": "{GPU_CLASS}"}}',
@@ -95,6 +97,25 @@ class Side:
         report.SchedulerReportClient.get = get
         variant = Variant("ours" if ours else "stock", ours)
         self._scheduler = scheduler.Scheduler(context, 1, variant, 0)
+        self._hear_of_hosts()
+
+    def _hear_of_hosts(self) -> None:
+        """What each nova-compute says every two minutes: which servers it has, here none.
+
+        A scheduler that has not been told reads them from Nova's database in each request.
+        """
+        from nova import objects
+
+        manager = self._scheduler.manager
+        names = [each.host for each in objects.HostMappingList.get_all(self._context)]
+        for _ in range(_TOLD):
+            for name in names:
+                manager.sync_instance_info(self._context, name, [])
+            # Nova's own thread begins it anew when the scheduler starts.
+            known = manager.host_manager._instance_info
+            if all(known.get(name, {}).get("updated") for name in names):
+                return
+        raise RuntimeError("the scheduler does not believe what it is told of its hosts")
 
     def ask(self, question: Question) -> Sample:
         """Schedule servers, and give back what they have claimed."""
@@ -143,6 +164,8 @@ def serve(
             **scheduler.options(Variant("", ours)),
             ("pci", "alias"): list(ALIASES),
             ("pci", "device_spec"): [],
+            # Nova's default.
+            ("filter_scheduler", "track_instance_changes"): True,
             **options,
         }
         side = Side(nova_process.begin(nova_conf, log, wanted), ours)

@@ -18,7 +18,8 @@ from nova_hpc.cli.base import Answer, CommandError
 from nova_hpc.cli.device import ERRORS, Place, when
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.topology.model import address_key, normalise_address
-from nova_hpc.wire.ledger import Ledger, Maintenance, State
+from nova_hpc.wire.announced import Maintenance
+from nova_hpc.wire.ledger import Ledger, State
 
 _FAILED: Final = 1
 _MODEL: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){1,3}", re.ASCII)

@@ -45,16 +45,17 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
-from nova_hpc.wire import reservation
+from nova_hpc.wire import announced, reservation
+from nova_hpc.wire.announced import Accepted, Maintenance
 from nova_hpc.wire.documents import LEDGER
 from nova_hpc.wire.reservation import Provider
+from nova_hpc.wire.values import exactly, exactly_or_none, real, short
 
 #: A server that had the device when it was first seen.
 SOMEBODY: Final = "unknown"
@@ -64,11 +65,8 @@ BEFORE: Final = ("quarantine", "hygiene", "adapters", "nvlink")
 
 _DAMAGED: Final = "its entry in the ledger is damaged"
 _LONGEST_SERVER: Final = 64
-_LONGEST_REASON: Final = 1000
 #: Changes that stay accepted; the oldest go first.
 _MOST_ACCEPTED: Final = 64
-
-_T = TypeVar("_T")
 
 
 class State(enum.Enum):
@@ -79,10 +77,6 @@ class State(enum.Enum):
     SUSPECT = "suspect"
     #: Withheld until an operator releases it.
     QUARANTINED = "quarantined"
-
-
-def _short(text: str) -> str:
-    return text[:_LONGEST_REASON]
 
 
 @attrs.frozen
@@ -109,36 +103,6 @@ class Trial:
 
 
 @attrs.frozen
-class Maintenance:
-    """A time in which devices may change, as an operator has announced."""
-
-    start: float  # Unix time, seconds
-    end: float
-    reason: str = attrs.field(default="", converter=_short)
-    #: Models that it is about, ``vendor:product``; (): all.
-    models: tuple[str, ...] = ()
-
-    def covers(self, moment: float, model: str | None) -> bool:
-        """Whether a device of *model* may change at that time."""
-        return self.start <= moment < self.end and (
-            not self.models or any(_is_model(each, model) for each in self.models)
-        )
-
-
-@attrs.frozen
-class Accepted:
-    """A change of a model that an operator has accepted."""
-
-    model: str
-    change: str
-    reason: str = attrs.field(default="", converter=_short)
-
-
-def _is_model(wanted: str, model: str | None) -> bool:
-    return model is not None and (model == wanted or model.startswith(f"{wanted}:"))
-
-
-@attrs.frozen
 class Device:
     """What is known of the device at one address."""
 
@@ -146,7 +110,7 @@ class Device:
     #: ``vpd:`` and that of its vital product data, or ``slot:`` and its address.
     hardware: str | None = None
     state: State = State.OFFERED
-    reason: str = attrs.field(default="", converter=_short)
+    reason: str = attrs.field(default="", converter=short)
     #: Since when, and how often it was tried; None: nothing was ever wrong.
     trial: Trial | None = None
     #: Who has had it since it was last found clean; None: nobody.
@@ -163,7 +127,7 @@ class Device:
     #: How far the stage is in which it is cleaned from within; None: it needs none.
     stage: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: How a guest differs from what its server was given, as to this device; "": in nothing.
-    differs: str = attrs.field(default="", converter=_short)
+    differs: str = attrs.field(default="", converter=short)
     #: How often it was found clean after a server, and how often it was not.
     cleaned: int = 0
     failed: int = 0
@@ -387,8 +351,8 @@ def loads(text: str) -> Ledger:
         partitions,
         gpus,
         absent=_absent(body.get("absent", {}), problems),
-        maintenance=_maintenance(body.get("maintenance"), problems),
-        accepted=_accepted(body.get("accepted", []), problems),
+        maintenance=announced.maintenance(body.get("maintenance"), problems),
+        accepted=announced.accepted(body.get("accepted", []), problems),
         providers=reservation.loads(body.get("providers"), problems),
         compared=body.get("compared") is True,
         unread=unread,
@@ -401,7 +365,7 @@ def _absent(body: Any, problems: list[str]) -> dict[str, Device]:
     found = {}
     for number, (key, value) in enumerate(body.items() if isinstance(body, dict) else ()):
         try:
-            found[_expect(key, str)] = _device(value)
+            found[exactly(key, str)] = _device(value)
         except (AttributeError, KeyError, TypeError, ValueError):
             # Hardware that comes back without an entry is one that nobody knows: its
             # serial number is not for a log.
@@ -409,47 +373,15 @@ def _absent(body: Any, problems: list[str]) -> dict[str, Device]:
     return found
 
 
-def _maintenance(body: Any, problems: list[str]) -> Maintenance | None:
-    if body is None:
-        return None
-    try:
-        return Maintenance(
-            start=_real(body["start"]),
-            end=_real(body["end"]),
-            reason=_expect(body.get("reason", ""), str),
-            models=tuple(_expect(each, str) for each in body.get("models", ())),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        problems.append("the maintenance in the ledger is damaged: none is announced")
-        return None
-
-
-def _accepted(body: Any, problems: list[str]) -> tuple[Accepted, ...]:
-    try:
-        return tuple(
-            Accepted(*(_expect(each[key], str) for key in ("model", "change", "reason")))
-            for each in body
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        problems.append("the accepted changes in the ledger are damaged: none counts")
-        return ()
-
-
-def _real(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError
-    return float(value)
-
-
 def _trial(body: Any) -> Trial | None:
     """A damaged one is none: the device is tried again at once."""
     try:
         return Trial(
-            sign=_expect(body.get("sign", ""), str),
-            since=_real(body.get("since", 0.0)),
-            tries=max(0, _expect(body.get("tries", 0), int)),
-            tried=_real(body.get("tried", 0.0)),
-            boot=_optional(body.get("boot"), str),
+            sign=exactly(body.get("sign", ""), str),
+            since=real(body.get("since", 0.0)),
+            tries=max(0, exactly(body.get("tries", 0), int)),
+            tried=real(body.get("tried", 0.0)),
+            boot=exactly_or_none(body.get("boot"), str),
             spared=body.get("spared") is True,
         )
     except (AttributeError, TypeError, ValueError, OverflowError):
@@ -459,20 +391,20 @@ def _trial(body: Any) -> Trial | None:
 def _device(body: Any) -> Device:
     counts = body.get("counts", {})
     return Device(
-        hardware=_optional(body.get("hardware"), str),
+        hardware=exactly_or_none(body.get("hardware"), str),
         state=State(body["state"]),
-        reason=_expect(body.get("reason", ""), str),
+        reason=exactly(body.get("reason", ""), str),
         trial=None if "health" not in body else _trial(body["health"]),
-        server=_optional(body.get("server"), str) or None,
-        last_server=_optional(body.get("last_server"), str) or None,
+        server=exactly_or_none(body.get("server"), str) or None,
+        last_server=exactly_or_none(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
         baseline=part(body.get("baseline")),
-        counted=None if body.get("counted") is None else _real(body["counted"]),
+        counted=None if body.get("counted") is None else real(body["counted"]),
         adapter=part(body.get("adapter")),
         stage=part(body.get("stage")),
-        differs=_expect(body.get("differs", ""), str),
-        cleaned=_expect(counts.get("cleaned", 0), int),
-        failed=_expect(counts.get("failed", 0), int),
+        differs=exactly(body.get("differs", ""), str),
+        cleaned=exactly(counts.get("cleaned", 0), int),
+        failed=exactly(counts.get("failed", 0), int),
         more={key: body[key] for key in body.keys() - _KEYS},
     )
 
@@ -482,22 +414,12 @@ def part(value: Any) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) or value is None else {"": ""}
 
 
-def _expect(value: Any, kind: type[_T]) -> _T:
-    if type(value) is not kind:
-        raise TypeError(kind.__name__)
-    return value
-
-
-def _optional(value: Any, kind: type[_T]) -> _T | None:
-    return None if value is None else _expect(value, kind)
-
-
 def nvlink(body: Any, key: str) -> tuple[dict[int, Tenancy] | None, frozenset[str]]:
     """Partitions and GPUs; None in place of partitions: nobody knows."""
     try:
         partitions = {
             int(number): Tenancy(
-                _expect(one["server"], str), frozenset(map(normalise_address, one["gpus"]))
+                exactly(one["server"], str), frozenset(map(normalise_address, one["gpus"]))
             )
             for number, one in body["partitions"].items()
         }

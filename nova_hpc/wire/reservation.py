@@ -10,13 +10,13 @@ hardware::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.wire.values import count, exactly, real
 
 
 @attrs.frozen
@@ -76,32 +76,14 @@ def loads(body: Any, problems: list[str]) -> dict[str, Provider]:
     for key, value in body.items():
         try:
             found[normalise_address(key)] = Provider(
-                uuid=_text(value["uuid"]),
-                resource_class=_text(value["class"]),
-                total=_count(value["total"]),
-                ours=_count(value.get("ours", 0)),
-                operators=_count(value.get("operators", 0)),
-                earlier=None if value.get("earlier") is None else _count(value["earlier"]),
-                gone=None if value.get("gone") is None else _time(value["gone"]),
+                uuid=exactly(value["uuid"], str),
+                resource_class=exactly(value["class"], str),
+                total=count(value["total"]),
+                ours=count(value.get("ours", 0)),
+                operators=count(value.get("operators", 0)),
+                earlier=None if value.get("earlier") is None else count(value["earlier"]),
+                gone=None if value.get("gone") is None else real(value["gone"]),
             )
         except (AddressError, AttributeError, KeyError, TypeError, ValueError):
             problems.append(f"{key}: what is reserved of its provider cannot be read")
     return found
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError
-    return value
-
-
-def _time(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError
-    return float(value)

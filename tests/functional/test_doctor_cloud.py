@@ -29,7 +29,7 @@ from nova_hpc.from_nova import records
 from nova_hpc.offer.findings import CHECKS, Finding
 from nova_hpc.wire import stats
 from tests.functional import fixtures
-from tests.functional.test_driver_reserve import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest
+from tests.functional.reserve_base import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest
 from tests.unit.cli import doctor_faults
 
 CONF = cfg.CONF

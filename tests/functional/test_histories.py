@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random histories of two nodes; what may happen in them: tests/functional/histories.py."""
+"""Random histories of two nodes; what may happen in them: tests/functional/histories/."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from nova import context as nova_context
 from nova import objects
 
 from nova_hpc.from_nova import contract
-from tests.functional.histories import History, HistoryTest
-from tests.functional.histories_truth import KilledError, Mortal, Truth
+from tests.functional.histories.history import History
+from tests.functional.histories.truth import KilledError, Mortal, Truth
+from tests.functional.histories.world import HistoryTest
 
 PLACE = "alpha", "0000:40:00.0"
 #: Others than these, ``first:last``: a failed one names its seed.

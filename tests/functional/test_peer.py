@@ -17,8 +17,8 @@ from nova_hpc.topology import confspace
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.driver_fixtures import FakeSysfs
-from tests.nodes.catalogue import DIRECT, XEON, adapter, gpu, numa_nodes, port, switch
-from tests.nodes.describe import Machine, Processor, Root
+from tests.nodes.describe import DIRECT, Machine, Processor, Root
+from tests.nodes.parts import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.write import write
 from tests.unit.topology.builder import config
 

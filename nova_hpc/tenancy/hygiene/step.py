@@ -41,7 +41,8 @@ from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules, Sign
 from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
-from nova_hpc.wire.ledger import SOMEBODY, Accepted, Ledger, State
+from nova_hpc.wire.announced import Accepted
+from nova_hpc.wire.ledger import SOMEBODY, Ledger, State
 
 
 @attrs.frozen

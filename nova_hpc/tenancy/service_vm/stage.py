@@ -19,11 +19,12 @@ again; whether the device is suspect or in quarantine for it is up to
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
+
+from nova_hpc.wire.values import exactly, real
 
 #: A damaged entry: something may have the device, and nobody knows what.
 _UNREAD: Final = "unread"
@@ -78,26 +79,14 @@ def loads(body: Mapping[str, Any] | None) -> Stage | None:
         seconds = body.get("seconds")
         found = Stage(
             phase=Phase(body["phase"]),
-            server=_text(body.get("server", "")),
-            holder=_text(body.get("holder", "")),
-            since=_number(body.get("since", 0.0)),
-            seconds=None if seconds is None else _number(seconds),
+            server=exactly(body.get("server", ""), str),
+            holder=exactly(body.get("holder", ""), str),
+            since=real(body.get("since", 0.0)),
+            seconds=None if seconds is None else real(seconds),
         )
     except (KeyError, TypeError, ValueError):
         return Stage(Phase.DUE, server=_UNREAD)
     return found
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise TypeError
-    return float(value)
 
 
 # -- the ways between the phases ---------------------------------------------------------

@@ -5,12 +5,26 @@ import types
 import pytest
 
 from nova_hpc.cli.configure import Configure
+from nova_hpc.wire import node_declaration
+
+#: The devices of :func:`machine`.
+GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"
 
 
 def put(root, path, text):
     file = root / path.lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{text}\n", encoding="ascii")
+
+
+def declared(at_home):
+    """The declaration of the node, as it stands in its file."""
+    return node_declaration.loads((at_home.folder / "node.yaml").read_text(encoding="utf-8"))
+
+
+def snapshot(folder):
+    """All files of a directory with their texts."""
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -29,9 +43,9 @@ def machine(tmp_path):
     put(root, "/sys/devices/system/node/node0/meminfo", "Node 0 MemTotal: 1048576 kB")
     (root / "sys/bus/pci/devices").mkdir(parents=True)
     parts = {
-        "0000:18:00.0": ("0x10de", "0x2330", "0x030200", {}),
-        "0000:19:00.0": ("0x15b3", "0x1021", "0x020700", {"sriov_totalvfs": 8}),
-        "0000:19:00.1": ("0x15b3", "0x101e", "0x020700", {"physfn": "../0000:19:00.0"}),
+        GPU: ("0x10de", "0x2330", "0x030200", {}),
+        PF: ("0x15b3", "0x1021", "0x020700", {"sriov_totalvfs": 8}),
+        VF: ("0x15b3", "0x101e", "0x020700", {"physfn": "../0000:19:00.0"}),
     }
     for address, (vendor, product, code, more) in parts.items():
         folder = f"/sys/devices/pci0000:17/{address}"

@@ -11,7 +11,9 @@ from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
 from nova_hpc.offer import findings
 from tests.unit.cli import doctor_faults
-from tests.unit.cli.doctor_faults import CLOUD, FAULTS, GPU, Place
+from tests.unit.cli.conftest import GPU
+from tests.unit.cli.doctor_faults import CLOUD, FAULTS
+from tests.unit.cli.doctor_place import Place
 
 PARTS = ("node", "controller", "placement")
 IS_HERE = doctor_service.is_here

@@ -27,8 +27,9 @@ from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.record import Recorder, Replay
 from nova_hpc.wire import inventory
-from tests.nodes.catalogue import NODES, adapter, gpu, port
+from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Endpoint, Machine, Numa, Processor, Rdma, Root, every
+from tests.nodes.parts import adapter, gpu, port
 from tests.nodes.write import write
 from tests.unit.topology import damage
 

@@ -232,3 +232,13 @@ def make(root, *addresses):
     for address in addresses or (GPU, OTHER):
         node.add(address)
     return node
+
+
+def sweep(node, *taken, step=None):
+    """An update of the node, in which these devices have servers."""
+    step = step or node.step()
+    return step.sweep(node.candidates(GPU, OTHER), lambda: frozenset(taken))
+
+
+def record(node, address=GPU):
+    return node.ledger.device(address)

@@ -367,6 +367,7 @@ def test_a_later_version_is_not_replaced_by_its_copy(file):
         {},
         {"state": "offered", "server": 3},
         {"state": "offered", "counts": {"cleaned": "x"}},
+        {"state": "offered", "counted": 10**400},
     ],
 )
 def test_a_damaged_entry_is_that_of_a_device_that_nobody_may_have(file, entry):

@@ -372,6 +372,7 @@ def test_nobody_gets_a_device_that_is_being_cleaned():
         *({"": ""}, {"phase": "gone"}, {"phase": 1}, {"phase": "due", "since": "x"}),
         *({"phase": []}, {"phase": "clean", "seconds": float("nan")}),
         {"phase": "due", "holder": 3},
+        {"phase": "clean", "since": 10**400},
     ],
 )
 def test_a_damaged_entry_is_due(body):

@@ -17,8 +17,8 @@ from nova_hpc.topology.peer import Peer, Why
 from nova_hpc.topology.peer_wish import Change, Wish
 from nova_hpc.topology.sysfs import read
 from nova_hpc.wire import inventory
-from tests.nodes.catalogue import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.describe import Machine, Processor, Root
+from tests.nodes.parts import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.write import write as build
 
 DEVICES = "sys/bus/pci/devices"

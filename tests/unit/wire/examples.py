@@ -52,10 +52,11 @@ from nova_hpc.wire import (
     node_declaration,
     undo,
 )
+from nova_hpc.wire.announced import Accepted, Maintenance
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
-from nova_hpc.wire.ledger import Accepted, Device, Ledger, Maintenance, State, Tenancy, Trial
+from nova_hpc.wire.ledger import Device, Ledger, State, Tenancy, Trial
 from nova_hpc.wire.node_declaration import (
     Cpus,
     Limits,

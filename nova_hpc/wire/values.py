@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of JSON by their very type: True is no number here, and nothing is converted.
+
+For readers that take a damaged entry for none; :mod:`nova_hpc.wire.strict` says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, TypeVar
+
+#: Characters of a reason that are kept.
+_LONGEST_REASON: Final = 1000
+
+_T = TypeVar("_T")
+
+
+def exactly(value: Any, kind: type[_T]) -> _T:
+    """The value.
+
+    :raises TypeError: it is not of this type, but perhaps of one that is derived from it.
+    """
+    if type(value) is not kind:
+        raise TypeError(kind.__name__)
+    return value
+
+
+def exactly_or_none(value: Any, kind: type[_T]) -> _T | None:
+    """The same, for a value that may be missing."""
+    return None if value is None else exactly(value, kind)
+
+
+def count(value: Any) -> int:
+    """A whole number from 0 on.
+
+    :raises TypeError: it is something else.
+    """
+    if exactly(value, int) < 0:
+        raise TypeError("negative")
+    return int(value)
+
+
+def real(value: Any) -> float:
+    """A finite number.
+
+    :raises TypeError: it is something else.
+    """
+    try:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        # JSON's whole numbers have any number of digits.
+        pass
+    raise TypeError("not a finite number")
+
+
+def short(text: str) -> str:
+    """A reason, cut to what a file keeps of it."""
+    return text[:_LONGEST_REASON]

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of JSON by their very type, and the parts of the ledger that are made of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nova_hpc.wire import announced, reservation, values
+from nova_hpc.wire.announced import Accepted, Maintenance
+
+#: Of these no entry is made, whatever they stand for.
+WRONG = [None, True, "7", [7], {"7": 7}]
+#: What JSON can hold, and a float cannot.
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, HUGE, -HUGE, float("nan"), float("inf")])
+def test_what_is_no_number_is_refused(wrong):
+    with pytest.raises(TypeError):
+        values.real(wrong)
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, 7.0, -1])
+def test_what_is_no_count_is_refused(wrong):
+    with pytest.raises(TypeError):
+        values.count(wrong)
+
+
+def test_what_is_right_stays_as_it_is():
+    assert (values.real(7), values.real(-0.5)) == (7.0, -0.5)
+    assert values.count(HUGE) == HUGE
+    assert values.exactly("a", str) == values.exactly_or_none("a", str) == "a"
+    assert values.exactly_or_none(None, str) is None
+    with pytest.raises(TypeError):
+        values.exactly(True, int)
+
+
+@pytest.mark.parametrize("wrong", [*WRONG[1:], HUGE, float("nan")])
+def test_a_damaged_time_is_none(wrong):
+    right = {"start": 1.0, "end": 2, "reason": "x" * 2000, "models": ["10de:2330"]}
+    problems: list[str] = []
+    assert announced.maintenance(json.loads(json.dumps(right)), problems) == Maintenance(
+        1.0, 2.0, "x" * 1000, ("10de:2330",)
+    )
+    assert problems == []
+    assert announced.maintenance({**right, "end": wrong}, problems) is None
+    assert problems == ["the maintenance in the ledger is damaged: none is announced"]
+
+
+@pytest.mark.parametrize("wrong", [7, [7], [{}], [{"model": 1, "change": "a", "reason": ""}]])
+def test_damaged_changes_are_none(wrong):
+    problems: list[str] = []
+    right = [{"model": "a", "change": "b", "reason": "c"}]
+    assert announced.accepted(right, problems) == (Accepted("a", "b", "c"),)
+    assert problems == []
+    assert announced.accepted(wrong, problems) == ()
+    assert problems == ["the accepted changes in the ledger are damaged: none counts"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"gone": HUGE}, {"gone": True}, {"total": -1}, {"ours": "1"}, {"uuid": 3}]
+)
+def test_a_damaged_reservation_is_lost_and_named(change):
+    right = {"uuid": "u", "class": "CUSTOM_GPU", "total": 1, "ours": 1}
+    problems: list[str] = []
+    body = {"0000:41:00.0": right, "0000:42:00.0": {**right, **change}}
+    assert list(reservation.loads(body, problems)) == ["0000:41:00.0"]
+    assert problems == ["0000:42:00.0: what is reserved of its provider cannot be read"]
