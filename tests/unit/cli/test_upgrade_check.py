@@ -12,7 +12,8 @@ from nova_hpc.cli import install_shim, upgrade_check
 from nova_hpc.cli.main import main
 from nova_hpc.cli.upgrade_check import FAILURE, SUCCESS, WARNING
 from nova_hpc.offer import settings
-from tests.unit.cli.conftest import COMPUTE, GPU
+from tests.unit.cli.conftest import GPU
+from tests.unit.cli.doctor_faults import COMPUTE
 from tests.unit.cli.doctor_place import Place
 
 SETTINGS, LEDGER = "Settings and declaration", "Ledger"
