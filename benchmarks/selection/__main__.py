@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(table)
     if options.write:
         words = argv if argv is not None else sys.argv[1:]
-        RESULTS.write_text(
+        options.write.write_text(
             _rst(tables, provenance(" ".join(["python -m benchmarks.selection", *words])))
         )
     pairs = [
@@ -226,7 +226,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="QUESTION", help="e.g. gpu:4,vf:4")
     parser.add_argument("--json", type=Path, help="write all samples to this file, a pair a line")
     parser.add_argument("--resume", action="store_true", help="go on with what that file has")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument(
+        "--write", type=Path, nargs="?", const=RESULTS, help=f"write a table ({RESULTS.name})"
+    )
     parser.add_argument(
         "--installed",
         type=float,

@@ -18,7 +18,7 @@ from tests.functional.concurrency.model import Variant
 
 #: What a process says before it is asked anything.
 READY: Final = "ready"
-#: A scheduler believes what it is told of an unknown host the second time.
+#: A scheduler is told of its hosts so often at most; it believes the second time.
 _TOLD: Final = 5
 #: ``[pci]alias`` of all processes.
 ALIASES: Final = (

@@ -65,17 +65,22 @@ class Replay:
                 for each in list(self.workers):
                     self._tell(each, told)
 
-    def _tell(self, worker: Worker, told: serve.News) -> None:
+    def _tell(self, worker: Worker, told: serve.News | None) -> None:
         # A scheduler that was killed hears nothing any more.
         with self._telling, contextlib.suppress(OSError):
             worker.news.send(told)
 
     def _sync(self, workers: Sequence[Worker]) -> None:
-        """What each nova-compute says every two minutes."""
+        """What each nova-compute says every two minutes; wait until it was taken."""
         known = self.hosts.ask("all_servers")
         for each in workers:
             for host, servers in known.items():
                 self._tell(each, serve.News("sync", host, servers))
+            self._tell(each, None)
+        for each in workers:
+            if not each.news.poll(PATIENCE):
+                raise ReplayError("a scheduler does not hear what it is told")
+            each.news.recv()
 
     def _greet(self, workers: Sequence[Worker]) -> None:
         """Until a scheduler trusts what it knows of a host it has to be told twice."""

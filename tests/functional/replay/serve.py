@@ -47,8 +47,8 @@ class Answer:
     :ivar builds: for each server of a request that was placed: request specification, host
         and the providers of its devices, for the hosts.
     :ivar asked: requests to Placement.
-    :ivar read: how often Nova read a host's servers, since no nova-compute had told of them.
     :ivar conflicts: claims of them that Placement turned down, because somebody was first.
+    :ivar read: how often Nova read a host's servers, since no nova-compute had told of them.
     """
 
     at: int
@@ -118,12 +118,18 @@ class Scheduler:
         return request
 
     def hear(self, news: Any) -> None:
-        """Take what computes say, as threads of Nova's do, until the pipe is closed."""
+        """Take what computes say, as threads of Nova's do, until the pipe is closed.
+
+        None is sent back: whoever reads it knows that all before it was taken.
+        """
         from nova import objects
 
         try:
             while True:
                 told = news.recv()
+                if told is None:
+                    news.send(None)
+                    continue
                 what = told.what
                 if told.word == "update":
                     what = objects.InstanceList.obj_from_primitive(what, self.context)
