@@ -38,6 +38,7 @@ from nova_hpc.offer.declaration import EVERY, Declaration, DeclarationError
 from nova_hpc.offer.identity import Form
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import InventoryError, Node
+from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import NodeDeclaration, Wishes
 
 #: The files that depend on the inventory.
@@ -133,6 +134,9 @@ class Work:
     left_out: node_wishes.Found
     in_use: node_wishes.Found
     whole: node_wishes.Found
+    identified: node_file.Identified
+    #: Addresses that the file names by numbers which stand for serial numbers.
+    stand_ins: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, args: argparse.Namespace) -> Work:
@@ -142,6 +146,9 @@ class Work:
         root = args.root if args.xml is None else None
         here = root is not None and root.resolve() == Path("/")
         node = lstopo.read(args.xml) if root is None else sysfs.read(root)
+        identified = node_file.identify(root, node)
+        if capture.HOST in identified.replaced:
+            node = attrs.evolve(node, hostname=None)
         told = node_config.told(
             args.config, args.write, settings.PLACEMENT in parts, layout_files.merged(args, node)
         )
@@ -151,7 +158,7 @@ class Work:
         if set(_OF_THE_NODE) & set(parts) and not {"device_spec"} & {*args.replace}:
             _check_node(node)
         configure_options.check(words, node)
-        hardware = {} if root is None else node_file.hardware(root, node)
+        hardware = dict(identified.hardware)
         words = attrs.evolve(
             words,
             left_out=node_wishes.with_hardware(words.left_out, hardware),
@@ -163,6 +170,8 @@ class Work:
             roles.strict(told.configured.device_role)
             own = told.configured.device_role
             before = NodeDeclaration(node_wishes.from_before(told.configured.held_back, own))
+        before, stand_ins = node_wishes.without_stand_ins(before, str(file.path))
+        node_wishes.check_replaced(before, identified.replaced, str(file.path))
         declared = node_wishes.told(before, node.hostname, words, args.replace)
         if args.ask:
             declared = configure_ask.ask(declared, node, root, told, hardware)
@@ -178,6 +187,8 @@ class Work:
             left_out=node_wishes.find(wishes.left_out, hardware, node),
             in_use=node_wishes.find(wishes.offer_in_use, hardware, node),
             whole=node_wishes.find(wishes.whole_pf, hardware, node),
+            identified=identified,
+            stand_ins=tuple(stand_ins),
         )
 
     def table(self) -> roles.Roles:
@@ -201,7 +212,7 @@ class Work:
         if self.file.declaration is None or settings.COMPUTE not in found.files:
             return found
         old = node_wishes.for_node(self.file.declaration, self.node.hostname, str(self.file.path))
-        hardware = {} if self.root is None else node_file.hardware(self.root, self.node)
+        hardware = self.identified.hardware
         held = HeldBack(
             node_wishes.find(old.left_out, hardware, self.node).addresses,
             node_wishes.find(old.whole_pf, hardware, self.node).addresses,
@@ -260,6 +271,22 @@ class Work:
                 f"is {'; '.join(spec.mixed)}: change --device-role so that each adapter has one"
             )
         return Offered(spec, table, declaration, named, kept_back)
+
+    def _unnamed(self) -> list[str]:
+        """Which declared devices are named by where they are and not by what they are."""
+        lines = [
+            f"{each}: the declaration had a number for its serial number that stands for one in a "
+            "saved inventory; whatever is there now is taken for what was meant."
+            for each in self.stand_ins
+        ]
+        where = node_wishes.by_address(self.wishes, self.node)
+        if where and capture.SERIALS in self.identified.replaced:
+            lines.append(
+                f"{', '.join(where)}: declared by address, because what is read of the node has "
+                "no serial numbers of its own; another device that is put there is taken for it. "
+                "nova-hpc inventory --save FILE --keep-names --keep-serials has them."
+            )
+        return lines
 
     def render(self) -> tuple[device_spec.DeviceSpec, settings.Settings]:
         """What the node offers, and the texts of all files."""
@@ -342,6 +369,7 @@ class Work:
         ]
         for found in (self.left_out, self.in_use, self.whole):
             lines += found.notes
+        lines += self._unnamed()
         if result is not None:
             lines += result.remarks
         if not spec.offers and settings.COMPUTE not in self.told.configured.files:

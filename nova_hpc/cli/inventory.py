@@ -82,6 +82,12 @@ class Inventory(List):
             "--keep-names", action="store_true", help="--save: keep the name of the host"
         )
         parser.add_argument(
+            "--keep-serials",
+            action="store_true",
+            help="--save: keep the serial numbers of PCI functions, by which a declaration knows "
+            "a device wherever it is plugged in (nova-hpc configure --root)",
+        )
+        parser.add_argument(
             "--show",
             choices=("tree", "device-spec", "nccl"),
             default="tree",
@@ -101,7 +107,8 @@ class Inventory(List):
         if parsed_args.save is not None:
             if parsed_args.xml is not None or parsed_args.archive is not None:
                 raise InventoryError("--save reads sysfs; give --root, not --xml or --from")
-            self.say(save_node.save(parsed_args.root, parsed_args.save, parsed_args.keep_names))
+            keep = parsed_args.keep_names, parsed_args.keep_serials
+            self.say(save_node.save(parsed_args.root, parsed_args.save, *keep))
             return Answer(("File",), [(str(parsed_args.save),)])
         node = _read(parsed_args)
         return Answer(

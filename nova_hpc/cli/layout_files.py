@@ -57,6 +57,6 @@ def _hostname(node: Node) -> str:
     if node.hostname is None:
         raise CommandError(
             f"{node.source} does not say the node's host name, by which --layout names its files: "
-            "read a capture of sys and proc"
+            "read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
         )
     return node.hostname

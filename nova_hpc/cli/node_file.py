@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,7 @@ from nova_hpc.tenancy import holders, identity, never, never_read
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Function, Node
-from nova_hpc.wire import node_declaration
+from nova_hpc.wire import capture, node_declaration
 from nova_hpc.wire.node_declaration import NodeDeclaration
 from nova_hpc.wire.version import WireError
 
@@ -74,19 +74,39 @@ def read(named: Path | None, here: bool, folder: Path | None, name: str = HERE.n
 # --- what the node says -------------------------------------------------------------------
 
 
-def hardware(root: Path, node: Node) -> dict[str, str]:
-    """Address -> what a device says that it is, by its serial number; else its slot.
+@attrs.frozen
+class Identified:
+    """Which hardware is where, as far as the node's files say it."""
 
-    Virtual functions have no serial number of their own.
+    #: Address -> what a device says that it is, by its serial number; else its slot.
+    hardware: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: What the files do not have as the node has it; of :data:`nova_hpc.wire.capture.KINDS`.
+    replaced: frozenset[str] = frozenset()
+
+
+def identify(root: Path | None, node: Node) -> Identified:
+    """Ask each device which hardware it is.
+
+    Virtual functions have no serial number of their own. In an archive of an earlier release
+    numbers stand for serial numbers, and it does not say so; they are told by their form.
+
+    :param root: where the node's files are; None: it came from an XML, which tells none.
     """
+    if root is None:
+        return Identified(replaced=frozenset({capture.SERIALS}))
     tree = Tree(root)
+    replaced = capture.replaced(tree)
     seen = {}
+    counted = False
     for each in node.functions:
         if each.is_bridge or each.physical_function is not None:
             continue
-        said = baseline.serial_of(each, baseline.take(tree, each, None))
-        seen[each.address] = said or f"{identity.SLOT}{each.address}"
-    return identity.unique(seen)
+        look = baseline.take(tree, each, None)
+        counted |= look.stands_in
+        seen[each.address] = baseline.serial_of(each, look) or f"{identity.SLOT}{each.address}"
+    if replaced is None and counted:
+        replaced = capture.KINDS - ({capture.HOST} if node.hostname != capture.NAME else set())
+    return Identified(identity.unique(seen), replaced or frozenset())
 
 
 @attrs.frozen

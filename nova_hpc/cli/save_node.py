@@ -4,7 +4,8 @@
 The archive holds what the reader of the node looked at and nothing else. What
 names the machine or a piece of hardware is replaced before anything is written:
 serial numbers, MACs and GUIDs by numbers that are counted, the same original
-always by the same number, and the name of the host by ``node``.
+always by the same number, and the name of the host by ``node``. A manifest in the archive
+says what was replaced (:mod:`nova_hpc.wire.capture`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from nova_hpc.topology import confspace, nccl, sysfs
 from nova_hpc.topology.files import FileError, Tree, as_text, show
 from nova_hpc.topology.model import InventoryError
 from nova_hpc.topology.record import Entry, Recorder, Replay
-
-#: The name that the host has in the archive.
-NAME: Final = "node"
+from nova_hpc.wire import capture
 
 _HOSTNAME: Final = "/proc/sys/kernel/hostname"
 #: Bytes and files: far more than the largest node has, and little enough for memory.
@@ -78,7 +77,7 @@ class Identities:
             return identity
         if identity not in self._stand_ins:
             number = 1 + sum(len(other) == len(identity) for other in self._stand_ins)
-            self._stand_ins[identity] = b"\x02" + number.to_bytes(len(identity) - 1, "big")
+            self._stand_ins[identity] = capture.stand_in(number, len(identity))
             self._patterns = None
         return self._stand_ins[identity]
 
@@ -87,7 +86,7 @@ class Identities:
         both = (name, name.partition(".")[0])
         # A name like "10" or "cafe" is found in numbers that have nothing to do with it.
         self._host = tuple(
-            one for one in both if len(one) > 2 and not set(one) <= _DIGITS and one != NAME
+            one for one in both if len(one) > 2 and not set(one) <= _DIGITS and one != capture.NAME
         )
 
     def hide(self, text: str, names: bool = True) -> str:
@@ -109,7 +108,7 @@ class Identities:
         text = self._patterns[0].sub(lambda match: self._written(match[0]), text)
         text = self._patterns[1].sub(lambda match: "*" * len(match[0]), text)
         for host in self._host if names else ():
-            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", NAME, text, flags=re.I)
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", capture.NAME, text, flags=re.I)
         return text
 
     def _written(self, text: str) -> str:
@@ -121,12 +120,16 @@ class Identities:
 
 
 def anonymise(
-    record: Mapping[str, Entry], keep_names: bool = False, others: Iterable[bytes] = ()
+    record: Mapping[str, Entry],
+    keep_names: bool = False,
+    others: Iterable[bytes] = (),
+    keep_serials: bool = False,
 ) -> tuple[dict[str, Entry], Identities]:
     """Replace what names the machine or its hardware.
 
     :param keep_names: leave the name of the host as it is.
     :param others: MACs and GUIDs that are known from outside the record.
+    :param keep_serials: leave the serial numbers of PCI functions as they are.
     :returns: the new record, and what was replaced in it.
     """
     identities = Identities()
@@ -137,26 +140,26 @@ def anonymise(
         for name in _DEVICE.findall(path):
             for digits in _NAMED_BY.findall(name):
                 identities.add(bytes.fromhex(digits))
-        for identity in _identities(path, entry) if isinstance(entry, bytes) else ():
+        for identity in _identities(path, entry, keep_serials) if isinstance(entry, bytes) else ():
             identities.add(identity)
     for identity in others:
         identities.add(identity)
     found: dict[str, Entry] = {}
     for path, entry in record.items():
         if isinstance(entry, bytes):
-            entry = _file(path, entry, identities)
+            entry = _file(path, entry, identities, keep_serials)
         elif isinstance(entry, str):
             entry = identities.hide(entry, names=False)
         found[_DEVICE.sub(lambda match: _device(match[0], identities), path)] = entry
     if isinstance(host, bytes) and host.strip() and not keep_names:
-        found[_HOSTNAME] = f"{NAME}\n".encode()
+        found[_HOSTNAME] = f"{capture.NAME}\n".encode()
     return found, identities
 
 
-def _identities(path: str, data: bytes) -> Iterator[bytes]:
+def _identities(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
     """The GUIDs or the serial number in a file."""
     serial = confspace.serial_at(data) if path.endswith("/config") else None
-    if serial is not None:
+    if serial is not None and not keep_serials:
         yield data[serial : serial + 8][::-1]
     yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids(path, data))
 
@@ -169,12 +172,12 @@ def _guids(path: str, data: bytes) -> list[str]:
     return [guid for guid in _GUID.findall(text) if guid != _LINK_LOCAL]
 
 
-def _file(path: str, data: bytes, identities: Identities) -> bytes:
+def _file(path: str, data: bytes, identities: Identities, keep_serials: bool) -> bytes:
     name = path.rpartition("/")[2]
     if name == "config":
         data = confspace.essence(data)
         serial = confspace.serial_at(data)
-        if serial is None:
+        if serial is None or keep_serials:
             return data
         other = identities.add(data[serial : serial + 8][::-1])[::-1]
         return data[:serial] + other + data[serial + 8 :]
@@ -217,9 +220,11 @@ def _device(name: str, identities: Identities) -> str:
     return identities.hide(named)
 
 
-def save(root: Path, target: Path, keep_names: bool = False) -> str:
+def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False) -> str:
     """Write what the reader looks at below *root* into the archive *target*.
 
+    :param keep_names: leave the name of the host as it is.
+    :param keep_serials: leave the serial numbers of PCI functions as they are.
     :returns: a line that says what is in it.
     :raises InventoryError: it cannot be written, or there is no node below *root*.
     """
@@ -229,15 +234,26 @@ def save(root: Path, target: Path, keep_names: bool = False) -> str:
     if not node.functions and not node.cpus:
         raise InventoryError(f"--root {show(root)}: neither CPUs nor PCI functions below it")
     record = recorder.record()
-    record, identities = anonymise(record, keep_names, _hardware_addresses(root, record))
+    addresses = _hardware_addresses(root, record)
+    record, identities = anonymise(record, keep_names, addresses, keep_serials)
+    replaced = {
+        capture.ADDRESSES,
+        *(() if keep_names else (capture.HOST,)),
+        *(() if keep_serials else (capture.SERIALS,)),
+        # What is no machine's in the archive that was unpacked there stays none's.
+        *(capture.replaced(Tree(root)) or ()),
+    }
+    record[capture.PLACE] = capture.dumps(replaced).encode("ascii")
     try:
         _write(target, _packed(record))
     except OSError as error:
         raise InventoryError(f"--save {show(target)}: {error.strerror}") from error
-    names = "the host keeps its name" if keep_names else f"the host is called {NAME!r}"
+    names = f"the host is called {capture.NAME!r}"
+    what = "MACs and GUIDs" if keep_serials else "serial numbers, MACs and GUIDs"
     return (
-        f"{show(target)}: {len(record)} files, links and directories; {len(identities)} serial "
-        f"numbers, MACs and GUIDs replaced; {names}"
+        f"{show(target)}: {len(record)} files, links and directories; {len(identities)} {what} "
+        f"replaced; {'the host keeps its name' if keep_names else names}"
+        f"{'; serial numbers are kept' if keep_serials else ''}"
     )
 
 

@@ -19,6 +19,7 @@ from nova_hpc.offer.configured import HeldBack
 from nova_hpc.offer.declaration import Declaration, DeclarationError
 from nova_hpc.offer.identity import Form
 from nova_hpc.topology.model import Node
+from nova_hpc.wire import capture
 from nova_hpc.wire.node_declaration import (
     EVERY,
     Device,
@@ -73,8 +74,12 @@ def _united(first: Iterable[Device], second: Iterable[Device]) -> tuple[Device, 
     """All devices, each once; what was said of one first stays."""
     found: list[Device] = []
     for each in (*first, *second):
-        if not any(_same(each, other) for other in found):
+        place = next((at for at, other in enumerate(found) if _same(each, other)), None)
+        if place is None:
             found.append(each)
+        elif found[place].hardware is None:
+            # Named by its address before, and now also by what is there.
+            found[place] = attrs.evolve(found[place], hardware=each.hardware)
     return tuple(found)
 
 
@@ -140,6 +145,75 @@ def from_before(held: HeldBack | None, device_role: Iterable[str]) -> Wishes:
 # --- hardware ---------------------------------------------------------------------------
 
 
+def without_stand_ins(found: NodeDeclaration, source: str) -> tuple[NodeDeclaration, list[str]]:
+    """The file without the numbers of a saved node, which an earlier release took for hardware.
+
+    :param source: of the file, for the message.
+    :returns: the file with the addresses alone, and those.
+    :raises DeclarationError: such a number is all that is said of a device.
+    """
+    addresses: list[str] = []
+
+    def one(device: Device) -> Device:
+        if not capture.stands_in(device.hardware):
+            return device
+        if device.address is None:
+            raise DeclarationError(
+                f"{source}: {device.hardware} stands for a serial number in a saved inventory "
+                "and names no device: write the device's address, or its own serial number "
+                "(nova-hpc inventory --save FILE --keep-serials)"
+            )
+        addresses.append(device.address)
+        return attrs.evolve(device, hardware=None)
+
+    def all_of(wishes: Wishes) -> Wishes:
+        lists: dict[str, Any] = {
+            key: tuple(map(one, devices))
+            for key in _DEVICES
+            if (devices := getattr(wishes, key)) is not None
+        }
+        return attrs.evolve(wishes, **lists)
+
+    nodes = {name: all_of(wishes) for name, wishes in found.nodes.items()}
+    clean = attrs.evolve(found, wishes=all_of(found.wishes), nodes=nodes)
+    return clean, sorted(set(addresses))
+
+
+def check_replaced(found: NodeDeclaration, replaced: Collection[str], source: str) -> None:
+    """See whether the file can be followed where a saved node does not say what it needs.
+
+    :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
+    :param source: of the file, for the message.
+    :raises DeclarationError: it goes by what is replaced.
+    """
+    if capture.HOST in replaced and (found.hosts or found.nodes):
+        raise DeclarationError(
+            f"{source} names nodes, and the saved inventory does not say which one it is of: "
+            "save the node again with nova-hpc inventory --save FILE --keep-names"
+        )
+    named = sorted(
+        each.hardware
+        for wishes in (found.wishes, *found.nodes.values())
+        for key in _DEVICES
+        for each in getattr(wishes, key) or ()
+        if each.hardware is not None
+    )
+    if capture.SERIALS in replaced and named:
+        raise DeclarationError(
+            f"{source} names {named[0]}, and what is read of the node has no serial number of "
+            "its own, so nobody can say where that device is: save the node again with "
+            "nova-hpc inventory --save FILE --keep-names --keep-serials"
+        )
+
+
+def by_address(wishes: Wishes, node: Node) -> list[str]:
+    """Addresses of declared devices that have serial numbers, and are not named by them."""
+    devices = (each for key in _DEVICES for each in getattr(wishes, key) or ())
+    found = {each.address for each in devices if each.hardware is None}
+    own = {each.address for each in node.functions if each.physical_function is None}
+    return sorted(each for each in found if each is not None and each in own)
+
+
 @attrs.frozen
 class Found:
     """Where the devices of a list are."""
@@ -173,6 +247,11 @@ def find(devices: Iterable[Device] | None, hardware: Mapping[str, str], node: No
                 notes.append(
                     f"{each.hardware}, declared at {each.address}, is not in this node; {other} "
                     "is there and is taken for what was meant."
+                )
+            elif each.hardware and other:
+                notes.append(
+                    f"{each.address} does not say whether it is {each.hardware}, which was "
+                    "declared there, and is taken for it; root reads serial numbers."
                 )
             elif node.function(each.address) is None and each.address != EVERY:
                 notes.append(f"{each.address}, which is declared, is no function of this node now.")

@@ -110,6 +110,15 @@ INVENTORY: Final = Document(
     writer="nova_hpc.wire.inventory:dumps",
     schema="nova-hpc/inventory",
 )
+CAPTURE: Final = Document(
+    name="capture manifest",
+    lives="nova-hpc-capture.json in an archive of nova-hpc inventory --save",
+    writer="nova_hpc.wire.capture:dumps",
+    readers=("nova_hpc.wire.capture:loads",),
+    schema="nova-hpc/capture",
+    longest=1 << 12,
+    cure="save the node again: nova-hpc inventory --save FILE",
+)
 FLEET: Final = Document(
     name="fleet report",
     lives="the output of nova-hpc inventory fleet",
@@ -204,6 +213,7 @@ ALL: Final = (
     SNAPSHOT,
     LEDGER,
     INVENTORY,
+    CAPTURE,
     FLEET,
     DECLARATION,
     NODE_DECLARATION,

@@ -21,6 +21,7 @@ from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function
+from nova_hpc.wire import capture
 
 _HEADER: Final = 64
 _STANDARD: Final = 256
@@ -56,6 +57,7 @@ class Snapshot:
     #: Registers that are judged and never recorded.
     master: bool | None = None
     serial: str | None = None  # of the PCIe capability
+    stands_in: bool = False  # it has one there, which stands for another in a capture
     silent: bool = False
     unset: tuple[int, ...] = ()  # BARs that the kernel has set and the device has not
 
@@ -145,6 +147,10 @@ def take(
     }
     link = function.link
     capabilities = _capabilities(config) if read else None
+    serial = _serial(config, capabilities or ())
+    counted = serial is not None and (
+        capture.stands_in(serial) or capture.SERIALS in (capture.replaced(tree) or ())
+    )
     return Snapshot(
         identity=identity,
         answers=answers if read and not virtual else None,
@@ -161,7 +167,8 @@ def take(
         nonfatal=_errors(tree, function, "aer_dev_nonfatal"),
         boot=boot,
         master=bool(config[4] & _BUS_MASTER) if read else None,
-        serial=_serial(config, capabilities or ()),
+        serial=None if counted else serial,
+        stands_in=counted,
         silent=space.silent,
         unset=tuple(_unset(config, function)) if read and not virtual else (),
     )

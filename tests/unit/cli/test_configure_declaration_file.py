@@ -35,7 +35,7 @@ def write(at_home, body, head="schema: nova-hpc/node\nversion: 1\n"):
 def test_hardware_counts_before_its_address(at_home, machine, synthetic, capsys):
     """A card that was plugged in elsewhere is the same card."""
     node = synthetic("hgx-h100")
-    seen = node_file.hardware(node, sysfs.read(node))
+    seen = node_file.identify(node, sysfs.read(node)).hardware
     serials = {each: said for each, said in seen.items() if said.startswith("serial:")}
     address, serial = sorted(serials.items())[0]
     write(at_home, f"left_out:\n- hardware: {serial}\n  address: 0000:ff:00.0\n  why: moved\n")
@@ -50,7 +50,7 @@ def test_hardware_counts_before_its_address(at_home, machine, synthetic, capsys)
 def test_a_flag_writes_down_the_hardware(at_home, synthetic, capsys):
     node = synthetic("two-socket")
     read = sysfs.read(node)
-    serials = node_file.hardware(node, read)
+    serials = node_file.identify(node, read).hardware
     gpu = next(each.address for each in read.functions if (each.class_code or "")[:4] == "0302")
     command = Configure(None, None)
     words = ["--root", str(node), "--write", str(at_home.folder), "--leave-out", gpu]

@@ -43,6 +43,7 @@ from nova_hpc.topology.model import (
 from nova_hpc.topology.peer import Why
 from nova_hpc.topology.peer_wish import Wish as PeerWish
 from nova_hpc.wire import (
+    capture,
     cluster_wish,
     device_record,
     fabric_map,
@@ -442,6 +443,7 @@ UNDONE: Final = (
     (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", None, "[pci]\n"),),
     (Replaced("/etc/nova/nova.conf.d/nova-hpc-compute.conf", "[pci]\n", "[compute]\n"),),
 )
+REPLACED: Final = frozenset({capture.SERIALS, capture.ADDRESSES, capture.HOST})
 
 #: File of the golden text -> what writes it today.
 FLEET: Final = kinds.compare(
@@ -460,6 +462,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "snapshot/v2.json": lambda: snapshot_document.dumps(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
+    "capture-manifest/v1.json": lambda: capture.dumps(REPLACED),
     "fleet-report/v1.json": lambda: fleet.dumps(FLEET, {"c": "--from c.tar.xz: cut short"}),
     "fabric-map/v1.json": lambda: fabric_map.dumps(FABRIC),
     # What stands behind the cluster's name.

@@ -29,6 +29,7 @@ from nova_hpc.guest.machine import Function
 from nova_hpc.offer import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
+    capture,
     cluster_wish,
     decision,
     device_record,
@@ -86,6 +87,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "position": position.loads,
     "server-devices": server_devices.loads,
     "node-declaration": node_declaration.loads,
+    "capture-manifest": capture.loads,
     "undo-record": undo.loads,
     "findings": findings.loads,
 }
@@ -111,6 +113,7 @@ MEANING: dict[str, object] = {
     "position": examples.POSITION,
     "server-devices": examples.DEVICES,
     "node-declaration": examples.DECLARED,
+    "capture-manifest": examples.REPLACED,
     "undo-record": examples.UNDONE,
     "findings": examples.FOUND,
 }

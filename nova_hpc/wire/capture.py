@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a saved node is not the node's own: the archive of ``nova-hpc inventory --save`` says it.
+
+A number that stands for a serial number is counted anew in every archive: the third card has
+the third number, whichever card that is. So it tells devices of one archive apart, and no
+device from one archive to the next. Whoever asks *which* hardware it is asks here first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from typing import Final
+
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.wire.documents import CAPTURE
+from nova_hpc.wire.version import WireError
+
+#: Where it is in an archive, beside ``sys`` and ``proc``.
+PLACE: Final = "/nova-hpc-capture.json"
+
+SERIALS: Final = "serial-numbers"
+ADDRESSES: Final = "hardware-addresses"
+HOST: Final = "host-name"
+#: What can be replaced. ADDRESSES: MACs and GUIDs.
+KINDS: Final = frozenset({SERIALS, ADDRESSES, HOST})
+
+#: The name that the host has in an archive.
+NAME: Final = "node"
+
+_STAND_IN: Final = re.compile(r"(?:serial:)?02(?:00){4}[0-9a-f]{6}(?:/fn\d)?", re.ASCII)
+
+
+def stand_in(number: int, size: int) -> bytes:
+    """The *number*-th of the numbers of *size* bytes that stand for an identity.
+
+    Of local administration, which is no maker's.
+    """
+    return b"\x02" + number.to_bytes(size - 1, "big")
+
+
+def stands_in(serial: str | None) -> bool:
+    """Whether a serial number, or hardware that is named by one, is a counted number.
+
+    Archives of earlier releases do not say what was replaced; no maker has such numbers.
+    """
+    return serial is not None and _STAND_IN.fullmatch(serial) is not None
+
+
+def dumps(replaced: Collection[str]) -> str:
+    """The text for an archive; ASCII, ends with a newline."""
+    return json.dumps({**CAPTURE.head(), "replaced": sorted(replaced)}, indent=2) + "\n"
+
+
+def loads(text: object) -> frozenset[str]:
+    """What was replaced; a kind that only a later release knows is among it.
+
+    :raises nova_hpc.wire.version.LaterError: only a later release reads it.
+    :raises WireError: it is broken.
+    """
+    found = CAPTURE.load(text).get("replaced")
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise CAPTURE.broken("does not say what was replaced")
+    return frozenset(found)
+
+
+def replaced(tree: Tree) -> frozenset[str] | None:
+    """What of the files in *tree* was replaced; None: they do not say, as those of a machine.
+
+    What cannot be read may have said anything, so everything counts as replaced.
+    """
+    try:
+        if not tree.exists(PLACE):
+            return None
+        return loads(tree.text(PLACE))
+    except (FileError, WireError):
+        return KINDS
