@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.outside.names import is_uuid
 from nova_hpc.wire import numbers
 from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
 from nova_hpc.wire.version import WireError, shown
@@ -43,7 +44,6 @@ AUTO, NONE = "auto", "none"
 
 #: Names of members are names of hosts: NAME-1.
 NAME: Final = re.compile(r"[a-zA-Z](?:[a-zA-Z0-9-]{0,38}[a-zA-Z0-9])?", re.ASCII)
-_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 _PACKED: Final = "~"
 
 
@@ -258,7 +258,7 @@ def _nic(text: str) -> Nic:
 
 def _pack(text: str) -> str:
     """22 characters for a UUID; anything else as it is."""
-    if _UUID.fullmatch(text):
+    if is_uuid(text):
         return _PACKED + base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
     return _PACKED + text if text.startswith(_PACKED) else text
 

@@ -9,6 +9,7 @@ for information: nobody decides anything by it, since the owner of the server ma
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,7 +22,8 @@ from nova_hpc.wire.version import WireError, shown
 KEY: Final = "hpc_position"
 #: Kinds of domains, the widest first; flavors name them in ``hpc:fabric``.
 LEVELS: Final = ("spine", "block", "leaf", "nvlink_domain")
-_LONGEST_NAME: Final = 40
+#: Nodes write ``l-93c2e41b07``. The owner may write anything, and it goes into host files.
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?", re.ASCII)
 _MOST_RAILS: Final = 64
 
 
@@ -58,17 +60,18 @@ def loads(text: object) -> Position:
         name = data.get(level)
         if name is None:
             continue
-        if not _is_name(name):
+        if not is_name(name):
             raise POSITION.broken(f"has {level}: {shown(name)}")
         found[level] = name
     rails = data.get("rails", [])
-    if not isinstance(rails, list) or len(rails) > _MOST_RAILS or not all(map(_is_name, rails)):
+    if not isinstance(rails, list) or len(rails) > _MOST_RAILS or not all(map(is_name, rails)):
         raise POSITION.broken(f"has rails: {shown(rails)}")
     return Position(found, tuple(rails))
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME and name.isprintable()
+def is_name(name: object) -> bool:
+    """Whether a node may have called a domain or a rail so."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def of(metadata: Mapping[str, str]) -> Position:

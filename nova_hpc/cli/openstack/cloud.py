@@ -16,11 +16,14 @@ from nova_hpc.cluster.members import server as servers
 from nova_hpc.cluster.members.model import Cluster
 from nova_hpc.cluster.members.server import OneServer
 from nova_hpc.cluster.wish import Secrets
+from nova_hpc.outside.names import is_uuid
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import Wish
 from nova_hpc.wire.version import WireError
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+#: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
+#: for those that a path cannot have.
+_FLAVOR: Final = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,255}", re.ASCII)
 #: The last microversion in which Nova looks names of images up.
 _WITH_IMAGES: Final = "2.35"
 _CONSOLE_LINES: Final = 400
@@ -95,7 +98,7 @@ class SdkCloud:
         return servers.read(found, siblings.values())
 
     def _server(self, name: str) -> dict[str, Any]:
-        if _UUID.fullmatch(name):
+        if is_uuid(name):
             try:
                 return dict(self.rest.nova("GET", f"/servers/{name}")["server"])
             except GoneError:
@@ -173,21 +176,23 @@ class SdkCloud:
 
         :raises ClusterError: there is none.
         """
-        try:
-            return dict(self.rest.nova("GET", f"/flavors/{name}")["flavor"])
-        except GoneError:
-            pass
+        # The name may be what somebody wrote into a member's metadata.
+        if _FLAVOR.fullmatch(name):
+            try:
+                return dict(self.rest.nova("GET", f"/flavors/{name}")["flavor"])
+            except GoneError:
+                pass
         marker: dict[str, str] = {}
         while page := self.rest.nova("GET", "/flavors/detail", **marker)["flavors"]:
             for flavor in page:
-                if flavor["name"] == name:
+                if name in (flavor["name"], flavor["id"]):
                     return dict(flavor)
             marker = {"marker": page[-1]["id"]}
         raise ClusterError(f"no flavor is called {name}")
 
     def image(self, name: str) -> str:
         """Id of the image with this id or name."""
-        if _UUID.fullmatch(name):
+        if is_uuid(name):
             return name
         try:
             found = self.rest.nova("GET", "/images", microversion=_WITH_IMAGES, name=name)["images"]
@@ -199,7 +204,7 @@ class SdkCloud:
 
     def network(self, name: str) -> str:
         """Id of the network with this id or name."""
-        if _UUID.fullmatch(name):
+        if is_uuid(name):
             return name
         found = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
         return _one("network", name, [each["id"] for each in found])

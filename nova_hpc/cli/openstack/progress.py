@@ -7,9 +7,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cluster.members.model import Cluster
 
 
@@ -24,12 +24,12 @@ def shown(total: int, wanted: bool) -> Iterator[Callable[[Cluster, str], None]]:
     if not wanted:
         yield lambda cluster, text: None
         return
-    console = Console(file=sys.stderr)
+    console = InertConsole(file=sys.stderr)
     columns = (
         TextColumn("{task.completed:.0f} of {task.total:.0f} members active"),
         BarColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)

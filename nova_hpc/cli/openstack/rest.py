@@ -17,6 +17,7 @@ from openstack import exceptions as sdk
 
 from nova_hpc.cluster.life_cycle.run import CloudError, LostError
 from nova_hpc.cluster.wish import MICROVERSION
+from nova_hpc.outside.text import printable
 
 _NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
@@ -143,4 +144,4 @@ def _said(found: Any) -> str:
         text = inner["message"] if isinstance(inner, dict) else inner
     except (ValueError, AttributeError, StopIteration, KeyError, TypeError):
         text = found.text or found.reason
-    return " ".join(str(text).split())[:500]
+    return printable(" ".join(str(text).split()))[:500]

@@ -13,6 +13,7 @@ from typing import Final
 
 from nova_hpc.cluster.life_cycle.decide import Done, Move, Stuck, Wait
 from nova_hpc.cluster.members.model import Member
+from nova_hpc.outside.text import printable
 
 #: Lines of ``nova-hpc-guest check``; a console may put a time or a name before them.
 _GOOD: Final = re.compile(r"\bAs promised: \d+ devices")
@@ -28,7 +29,8 @@ def verdict(console: str) -> bool | str | None:
     for line in console.splitlines():
         wrong = _WRONG.search(line)
         if wrong:
-            found = wrong[1].strip()
+            # Whoever is in the guest writes its console.
+            found = printable(wrong[1].strip())
         elif _GOOD.search(line):
             found = True
     return found
@@ -55,5 +57,5 @@ class Checks:
             elif said is None:
                 waiting += 1
             else:
-                return Stuck(f"{member.name} is not as promised: {said}")
+                return Stuck(f"{member.shown} is not as promised: {said}")
         return Wait(f"{waiting} members have not said that they are well") if waiting else Done()

@@ -26,6 +26,7 @@ from nova_hpc.cluster.life_cycle.run import (
 )
 from nova_hpc.cluster.members.model import Cluster, State, number
 from nova_hpc.cluster.wish import Secrets, WishError
+from nova_hpc.outside.text import printable, shell_command
 from nova_hpc.wire.cluster_wish import Wish
 
 #: Times that a server group is asked for when answers are lost.
@@ -79,7 +80,7 @@ def create(
         except (ClusterError, CloudError) as second:
             raise ClusterError(
                 f"{error}\nundoing it failed as well: {second}\n"
-                f"openstack hpc cluster delete {group or wish.name} ends what is left"
+                f"{_command('delete', group or wish.name)} ends what is left"
             ) from error
         raise ClusterError(f"{error}\nnothing is left of the cluster") from error
 
@@ -224,7 +225,7 @@ def replace(
         return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
     except ClusterError as error:
         raise ClusterError(
-            f"{error}\nopenstack hpc cluster create --resume {cluster.id} tries it again"
+            f"{error}\n{_command('create', '--resume', cluster.id)} tries it again"
         ) from error
 
 
@@ -234,12 +235,16 @@ def delete(cloud: Cloud, cluster: Cluster, pace: Pace) -> None:
     :raises ClusterError: something is not ours to delete, or cannot be deleted.
     """
     if cluster.strangers:
-        names = ", ".join(cluster.strangers)
+        names = ", ".join(map(printable, cluster.strangers))
         raise ClusterError(
             f"servers are in the group of cluster {cluster.name} that are not the cluster's: "
             f"{names}; delete them first"
         )
     life_cycle_run.end(cloud, cluster.id, pace)
+
+
+def _command(*words: str) -> str:
+    return shell_command("openstack", "hpc", "cluster", *words)
 
 
 def _readable(cluster: Cluster) -> None:

@@ -18,6 +18,7 @@ import attrs
 
 from nova_hpc.cluster import wish as wishes
 from nova_hpc.cluster.members.model import Cluster, Member, Numbered, Port, State, number
+from nova_hpc.outside.text import printable, shell_command
 from nova_hpc.wire.cluster_wish import Wish
 
 
@@ -151,7 +152,7 @@ def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
         return move
     if missing:
         homeless = [
-            member.name
+            member.shown
             for member in numbered.by_number.values()
             if member.building and not member.host
         ]
@@ -207,26 +208,42 @@ def grown(wish: Wish, size: int) -> frozenset[int]:
 
 def finishes(cluster: Cluster) -> str:
     """The commands that finish or undo what somebody left; empty where nothing is to do."""
-    command = f"openstack hpc cluster {{}} {cluster.name if cluster.name != '?' else cluster.id}"
-    undo = command.format("delete")
+    named = cluster.name if cluster.name != "?" else cluster.id
+    undo = shell_command("openstack", "hpc", "cluster", "delete", named)
     if cluster.state is State.ACTIVE:
         return ""
     if cluster.state in (State.NO_GROUP, State.UNKNOWN):
         return undo
     ran = [member for member in cluster.members if member.failed and member.launched]
     if ran:
-        return f"{command.format('replace')} {ran[0].name}"
+        member = _in_command(cluster, ran[0])
+        return shell_command("openstack", "hpc", "cluster", "replace", named, member)
     if cluster.state is State.DEGRADED:
         other = next(member for member in cluster.members if member.status != "ACTIVE")
         verb = "start" if other.status == "SHUTOFF" else "show"
-        return f"openstack server {verb} {other.name}"
-    return f"{command.format('create --resume')}, or {undo}"
+        return shell_command("openstack", "server", verb, _server(cluster, other))
+    resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
+    return f"{resume}, or {undo}"
+
+
+def _server(cluster: Cluster, member: Member) -> str:
+    """What a command calls a server: its id where its name is not the one it was made with."""
+    return member.id if wishes.number_of(cluster.name, member.name) is None else member.name
+
+
+def _in_command(cluster: Cluster, member: Member) -> str:
+    """What a command of the cluster calls a member: its number where its name says none."""
+    if wishes.number_of(cluster.name, member.name) is not None:
+        return member.name
+    numbers = (each for each, found in number(cluster).by_number.items() if found is member)
+    return next((str(each) for each in numbers), member.id)
 
 
 def _why(failed: Collection[Member]) -> str:
     first = min(failed, key=lambda member: member.name)
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return f"{first.name} failed{more}: {first.fault or 'Nova says no more than ERROR'}"
+    why = printable(first.fault) or "Nova says no more than ERROR"
+    return f"{first.shown} failed{more}: {why}"
 
 
 def _ports(

@@ -8,6 +8,8 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.outside.text import shell_command
+
 #: Name of the quota -> the option of ``openstack quota set``.
 _OPTIONS: Final = {
     "instances": "--instances",
@@ -98,8 +100,9 @@ def say(found: Sequence[Short], project: str) -> str:
         else:
             text += f", {each.quota.used} used"
         lines.append(f"{text}, the limit is {each.quota.limit}")
-    options = " ".join(f"{_OPTIONS[each.name]} {each.least}" for each in found)
-    lines.append(f"an operator can change it: openstack quota set {options} {project}")
+    options = [word for each in found for word in (_OPTIONS[each.name], str(each.least))]
+    command = shell_command("openstack", "quota", "set", *options, project)
+    lines.append(f"an operator can change it: {command}")
     return "\n".join(lines)
 
 

@@ -10,6 +10,8 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.cluster import wish as wishes
+from nova_hpc.outside.names import is_uuid
+from nova_hpc.outside.text import printable
 from nova_hpc.wire import cluster_wish, position
 from nova_hpc.wire.cluster_wish import Label, Wish
 from nova_hpc.wire.position import Position
@@ -61,6 +63,11 @@ class Member:
     position: Position = attrs.Factory(Position)
     wish: Wish | None = None
     problem: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name in a sentence: Nova takes any text."""
+        return printable(self.name)
 
     @property
     def failed(self) -> bool:
@@ -125,13 +132,14 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The cluster's name; ``?`` where nothing says it."""
+        """The cluster's name; ``?`` where nothing says it, or not one that a cluster can have."""
         if self.wish is not None:
             return self.wish.name
         if self.group is not None:
             if self.group.label is not None:
                 return self.group.label.name
-            return self.group.name.removeprefix(cluster_wish.PREFIX).partition(" ")[0] or "?"
+            said = self.group.name.removeprefix(cluster_wish.PREFIX).partition(" ")[0]
+            return said if cluster_wish.NAME.fullmatch(said) else "?"
         return "?"
 
     @property
@@ -164,7 +172,7 @@ class Cluster:
             return State.UNKNOWN, "no record says how many members there are to be"
         failed = [member for member in self.members if member.failed]
         if failed:
-            return State.ERROR, f"{failed[0].name}: {failed[0].fault or 'in error'}"
+            return State.ERROR, f"{failed[0].shown}: {printable(failed[0].fault) or 'in error'}"
         numbered = number(self)
         missing = self.wanted - numbered.by_number.keys()
         if missing:
@@ -176,7 +184,7 @@ class Cluster:
             return State.BUILDING, f"{building} of {len(self.wanted)} members are building"
         other = [member for member in self.members if member.status != "ACTIVE"]
         if other:
-            return State.DEGRADED, f"{other[0].name} is {other[0].status}"
+            return State.DEGRADED, f"{other[0].shown} is {other[0].status}"
         return State.ACTIVE, ""
 
 
@@ -252,8 +260,9 @@ def clusters(
     made: dict[str, list[Port]] = {}
     for port in ports:
         description = str(port.get("description") or "")
-        if description.startswith(wishes.MARK):
-            made.setdefault(description.removeprefix(wishes.MARK), []).append(read_port(port))
+        mine = _group_id(description.removeprefix(wishes.MARK))
+        if description.startswith(wishes.MARK) and mine is not None:
+            made.setdefault(mine, []).append(read_port(port))
     ids = {*known, *members, *made}
     found = [
         Cluster(
@@ -272,13 +281,18 @@ def of_group(server: Mapping[str, Any]) -> str | None:
     """The server group of whose cluster this server is a member.
 
     Its tag says so, or its metadata: users take tags away, and Nova stores a server
-    before its tags.
+    before its tags. Users write both: what is no id of a server group says nothing, since
+    requests are made and commands are shown with it.
     """
     for each in server.get("tags") or ():
-        if each.startswith(wishes.MARK):
-            return str(each.removeprefix(wishes.MARK))
-    said = (server.get("metadata") or {}).get(cluster_wish.GROUP_KEY)
-    return said if isinstance(said, str) and said else None
+        mine = _group_id(each.removeprefix(wishes.MARK))
+        if each.startswith(wishes.MARK) and mine is not None:
+            return mine
+    return _group_id((server.get("metadata") or {}).get(cluster_wish.GROUP_KEY))
+
+
+def _group_id(said: object) -> str | None:
+    return str(said) if is_uuid(said) else None
 
 
 def read_group(group: Mapping[str, Any]) -> Group:

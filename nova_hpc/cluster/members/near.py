@@ -12,8 +12,10 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.cluster.members import named
 from nova_hpc.cluster.members.leave import UNKNOWN, Place
 from nova_hpc.cluster.members.model import Cluster, Member, number
+from nova_hpc.outside.text import printable
 from nova_hpc.wire.position import LEVELS
 
 #: Kinds of domains, the widest first.
@@ -119,11 +121,10 @@ def as_tree(cluster: Cluster) -> str:
 def as_matrix(cluster: Cluster) -> str:
     """What each two members share, in the manner of ``nvidia-smi topo``."""
     order = seats(cluster)
-    names = [seat.member.name for seat in order]
-    rows = [["", *names]]
+    rows = [["", *(seat.member.shown for seat in order)]]
     for one in order:
         row = [SELF if one is other else SHORT.get(shared(one, other), APART) for other in order]
-        rows.append([one.member.name, *row])
+        rows.append([one.member.shown, *row])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
@@ -185,21 +186,35 @@ def _named(domains: Sequence[Domain]) -> tuple[Domain, ...]:
 def _branches(domains: Sequence[Domain], indent: str, lines: list[str]) -> None:
     for at, domain in enumerate(domains):
         last = at + 1 == len(domains)
-        title = f"{_MANY[domain.level][0]} {domain.name or '(unknown)'}"
+        title = f"{_MANY[domain.level][0]} {printable(domain.name) or '(unknown)'}"
         lines.append(f"{indent}{'└─ ' if last else '├─ '}{title}")
         below = indent + ("   " if last else "│  ")
         _branches(domain.domains, below, lines)
         for place, seat in enumerate(domain.seats):
             mark = "└─ " if place + 1 == len(domain.seats) else "├─ "
-            lines.append(f"{below}{mark}{seat.member.name}")
+            lines.append(f"{below}{mark}{seat.member.shown}")
+
+
+def check(cluster: Cluster) -> None:
+    """See that members and domains can be named to another program.
+
+    :raises nova_hpc.outside.names.OutsideError: naming the server, with the cure.
+    """
+    found = seats(cluster)
+    named.check_names((seat.member.id, seat.member.name) for seat in found)
+    for seat in found:
+        named.check_domains(seat.member.id, seat.member.position.domains)
 
 
 def as_slurm(cluster: Cluster) -> str:
     """The tree for Slurm's ``topology.conf``: leaves, and above them what is known.
 
     Members of which no leaf is known are below one switch of their own.
+
+    :raises nova_hpc.outside.names.OutsideError: a name is none of a node or a switch.
     """
     lines: list[str] = []
+    check(cluster)
     tops = _switches(cluster, 0, seats(cluster), lines)
     if len(tops) > 1:
         lines.append(f"SwitchName={cluster.name}-all Switches={','.join(tops)}")

@@ -11,6 +11,7 @@ import attrs
 
 from nova_hpc.cluster.members.model import Cluster
 from nova_hpc.cluster.members.near import Domain, tree
+from nova_hpc.outside.text import printable
 
 _SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
 #: Width at which a row of domains goes on in the next line.
@@ -60,12 +61,12 @@ def _domain(domain: Domain) -> _Box:
             f'<rect x="{_GAP}" y="{top}" width="{_SEAT_WIDE}" height="{_SEAT_HIGH}" rx="3" '
             f'fill="#ffffff" stroke="{colour}"/>',
             f'<text x="{_GAP + 6}" y="{top + 15}" fill="{colour}">'
-            f"{saxutils.escape(_cut(seat.member.name))}</text>",
+            f"{saxutils.escape(_cut(seat.member.shown))}</text>",
         ]
     bottom += len(domain.seats) * (_SEAT_HIGH + 2)
     width = max(inside.width, _SEAT_WIDE) + 2 * _GAP
     height = bottom + _GAP
-    title = f"{domain.level.replace('_', ' ')} {_cut(domain.name or '?')}"
+    title = f"{domain.level.replace('_', ' ')} {_cut(printable(domain.name) or '?')}"
     frame = [
         f'<rect width="{width}" height="{height}" rx="4" fill="{_FILLS[domain.level]}" '
         'stroke="#7f8c8d"/>',

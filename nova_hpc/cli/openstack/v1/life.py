@@ -18,11 +18,13 @@ from nova_hpc.cli.openstack import options, progress
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
 from nova_hpc.cli.openstack.v1 import look
+from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster.life_cycle import commands, decide
 from nova_hpc.cluster.life_cycle.commands import Nearness
 from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError, Pace
-from nova_hpc.cluster.members import leave, near
+from nova_hpc.cluster.members import leave, named, near
 from nova_hpc.cluster.members.model import Cluster, number
+from nova_hpc.outside.text import printable, printable_lines, shell_command
 from nova_hpc.wire import numbers
 from nova_hpc.wire.cluster_wish import NAME
 from nova_hpc.wire.version import WireError
@@ -50,12 +52,16 @@ class _Changes:
                 yield Pace(limit=args.timeout, said=said)
         except KeyboardInterrupt:
             print(
-                f"interrupted; see openstack hpc cluster show {name}\n"
-                f"openstack hpc cluster create --resume {name} goes on, "
-                f"openstack hpc cluster delete {name} ends it",
+                f"interrupted; see {_command('show', name)}\n"
+                f"{_command('create', '--resume', name)} goes on, "
+                f"{_command('delete', name)} ends it",
                 file=sys.stderr,
             )
             raise SystemExit(_INTERRUPTED) from None
+
+
+def _command(*words: str) -> str:
+    return shell_command("openstack", "hpc", "cluster", *words)
 
 
 def _add_patience(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +79,7 @@ def _add_patience(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class CreateCluster(_Changes, command.ShowOne):
+class CreateCluster(_Changes, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left
 
     With --resume, finish a cluster that another client has left half-way.
@@ -115,7 +121,7 @@ class CreateCluster(_Changes, command.ShowOne):
         if any(each.name == args.name for each in cloud.clusters()):
             raise ClusterError(
                 f"there is a cluster {args.name}: choose another name, "
-                f"or finish it with openstack hpc cluster create --resume {args.name}"
+                f"or finish it with {_command('create', '--resume', args.name)}"
             )
         cloud.check_quotas(need)
         with self.at_work(args, args.name, len(wish.members)) as pace:
@@ -162,12 +168,12 @@ class DeleteCluster(_Changes, command.Command):
                 with self.at_work(parsed_args, cluster.id, len(cluster.members)) as pace:
                     commands.delete(cloud, cluster, pace)
             except (ClusterError, CloudError) as error:
-                wrong.append(str(error))
+                wrong.append(printable_lines(str(error)))
         if wrong:
             raise exceptions.CommandError("\n".join(wrong))
 
 
-class ScaleCluster(_Changes, command.ShowOne):
+class ScaleCluster(_Changes, InertOutput, command.ShowOne):
     """Give a virtual cluster more members, or fewer
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
@@ -221,7 +227,7 @@ class ScaleCluster(_Changes, command.ShowOne):
         return look.record(made)
 
 
-class ReplaceMember(_Changes, command.ShowOne):
+class ReplaceMember(_Changes, InertOutput, command.ShowOne):
     """Replace members of a virtual cluster, which keep their names and ports
 
     The new server comes where the cluster is. Without members, those that failed.
@@ -263,7 +269,7 @@ def _chosen(cluster: Cluster, args: argparse.Namespace) -> frozenset[int]:
         leaving = _numbered(cluster, args.remove)
         unknown = leaving - wanted
         if unknown:
-            names = ", ".join(_names(cluster, unknown))
+            names = printable(", ".join(_names(cluster, unknown)))
             raise ClusterError(f"cluster {cluster.name} has no member {names}")
         return wanted - leaving
     if args.members >= len(wanted):
@@ -304,6 +310,8 @@ def _drain(program: str | None, cluster: Cluster, goes: Collection[int]) -> None
     if not program or not goes:
         return
     names = _names(cluster, goes)
+    found = number(cluster).by_number
+    named.check_names((found[each].id, found[each].name) for each in goes if each in found)
     try:
         ended = subprocess.run([program, *names], check=False)
     except OSError as error:

@@ -16,12 +16,15 @@ from osc_lib.command import command
 
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
+from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster import hostfiles
 from nova_hpc.cluster.hostfiles import HostError
 from nova_hpc.cluster.life_cycle import decide
 from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError
 from nova_hpc.cluster.members import near, picture
 from nova_hpc.cluster.members.model import Cluster, number
+from nova_hpc.outside.names import OutsideError
+from nova_hpc.outside.text import printable_lines
 from nova_hpc.wire import numbers
 
 
@@ -35,8 +38,8 @@ def told() -> Iterator[None]:
     """Errors in the manner of the OpenStack client."""
     try:
         yield
-    except (ClusterError, CloudError, HostError) as error:
-        raise exceptions.CommandError(str(error)) from error
+    except (ClusterError, CloudError, HostError, OutsideError) as error:
+        raise exceptions.CommandError(printable_lines(str(error))) from error
 
 
 def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
@@ -68,7 +71,7 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
     return tuple(values), tuple(values.values())
 
 
-class ListCluster(command.Lister):
+class ListCluster(InertOutput, command.Lister):
     """List the virtual clusters of the project, also those that were left half-way"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -104,7 +107,7 @@ def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
     return row
 
 
-class ShowCluster(command.ShowOne):
+class ShowCluster(InertOutput, command.ShowOne):
     """Show one virtual cluster"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -136,10 +139,16 @@ class _Text(formatters.ListFormatter):
         parsed_args: argparse.Namespace,
     ) -> None:
         """Write it."""
-        stdout.write(self._write())
+        with told():
+            text = self._write()
+        stdout.write(text)
 
 
-class _WithTexts(command.Lister):
+#: Formats whose words shells take apart again. Of hosts they have names alone, as host files do.
+_FOR_SCRIPTS: Final = ("csv", "value")
+
+
+class _WithTexts(InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:
@@ -192,6 +201,8 @@ class ListHosts(_WithTexts):
             cluster = cloud_of(self.app).find(parsed_args.cluster)
             self._name = cluster.name
             self._hosts = hostfiles.hosts(cluster, parsed_args.network, parsed_args.names)
+            if parsed_args.formatter in _FOR_SCRIPTS:
+                hostfiles.checked(self._hosts)
         return hostfiles.COLUMNS, [hostfiles.row(host) for host in self._hosts]
 
 
@@ -226,6 +237,8 @@ class ShowTopology(_WithTexts):
         """One row a member."""
         with told():
             self._cluster = cloud_of(self.app).find(parsed_args.cluster)
+            if parsed_args.formatter in _FOR_SCRIPTS:
+                near.check(self._cluster)
         columns = ("Name", *(_TITLES[level] for level in near.PATH))
         return columns, [(seat.member.name, *seat.path) for seat in near.seats(self._cluster)]
 

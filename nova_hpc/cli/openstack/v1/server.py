@@ -11,12 +11,13 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from nova_hpc.cli.openstack.v1.look import cloud_of, told
+from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster.members.server import OneServer
 from nova_hpc.wire.position import LEVELS
 from nova_hpc.wire.server_devices import ServerDevices
 
 
-class ShowServer(command.ShowOne):
+class ShowServer(InertOutput, command.ShowOne):
     """Show which devices a server was given, how close they are, and where it is
 
     It is what the node wrote into the server's metadata when it started last: the level that

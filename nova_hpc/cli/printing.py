@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How commands print text of others: nothing in it is obeyed by a terminal, a shell or a sheet.
+
+Rows keep their texts exactly as they are: JSON and YAML write them in ASCII, with escapes. In
+all other formats they go through :mod:`nova_hpc.outside.text`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import stevedore
+from cliff.columns import FormattableColumn
+from cliff.formatters import shell
+from rich.console import Console
+from rich.segment import Segment
+
+from nova_hpc.outside.text import printable, printable_lines, sheet_cell, shell_value
+
+#: Formats that write every text exactly, and in ASCII.
+_EXACT: Final = ("json", "yaml")
+_NO_VARIABLE: Final = re.compile(r"[^A-Za-z0-9_]", re.ASCII)
+
+
+class InertOutput:
+    """What a command of cliff prints in its formats."""
+
+    app: Any
+
+    def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
+        found = super()._load_formatter_plugins()  # type: ignore[misc]
+        inert = [each for each in found if each.name != "shell"]
+        if "shell" in found.names():
+            inert.append(stevedore.extension.Extension("shell", None, _Shell, _Shell()))
+        return stevedore.ExtensionManager.make_test_instance(inert)
+
+    def produce_output(
+        self, parsed_args: argparse.Namespace, column_names: Sequence[str], data: Any
+    ) -> int:
+        """Write the rows, or the values of the one record, in the chosen format."""
+        form = parsed_args.formatter
+        # The order is that of the texts themselves, so what is sorted is what is shown.
+        if form not in _EXACT:
+            data = _inert(data, sheet_cell if form == "csv" else printable)
+        status: int = super().produce_output(  # type: ignore[misc]
+            parsed_args, column_names, data
+        )
+        return status
+
+
+def _inert(value: Any, filtered: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return filtered(value)
+    if isinstance(value, FormattableColumn):
+        # Of a list or mapping, only the whole begins a cell.
+        found = copy.copy(value)
+        found._value = _inert(value._value, printable)
+        return found
+    if isinstance(value, Mapping):
+        return {_inert(key, printable): _inert(each, printable) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_inert(each, filtered) for each in value)
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return [_inert(each, filtered) for each in value]
+    return value
+
+
+class _Shell(shell.ShellFormatter):
+    """Variables, as a shell sets them: cliff's own leaves ``$(...)`` to be run."""
+
+    def emit_one(
+        self,
+        column_names: Sequence[str],
+        data: Sequence[Any],
+        stdout: Any,
+        parsed_args: argparse.Namespace,
+    ) -> None:
+        """Write one a line."""
+        wanted = parsed_args.variables
+        for column, value in zip(column_names, data, strict=True):
+            name = _NO_VARIABLE.sub("_", column.lower())
+            if wanted and name not in wanted:
+                continue
+            text = value.machine_readable() if isinstance(value, FormattableColumn) else value
+            stdout.write(f"{parsed_args.prefix}{name}={shell_value(str(text))}\n")
+
+
+class InertConsole(Console):
+    """A console of rich whose own colours reach the terminal, and nothing of a text's."""
+
+    def __init__(self, *words: Any, **keywords: Any) -> None:
+        super().__init__(*words, **{"markup": False, "emoji": False, **keywords})
+
+    @property
+    def file(self) -> Any:
+        """The stream itself where a filter is before it: this class filters."""
+        found = super().file
+        return getattr(found, "unfiltered", found)
+
+    @file.setter
+    def file(self, new: Any) -> None:
+        self._file = new
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        """As rich does, with what a terminal would obey replaced."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable_lines(text), style, control)
+
+
+class InertStream:
+    """A text stream whose readers see every character, and obey none.
+
+    :param stream: where to; all but writing is its own.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.unfiltered = getattr(stream, "unfiltered", stream)
+
+    def write(self, text: str) -> int:
+        """Write a text of one or more lines."""
+        self.unfiltered.write(printable_lines(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+@contextlib.contextmanager
+def inert_streams() -> Iterator[None]:
+    """Filter all that is written to standard output and error meanwhile."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = InertStream(before[0]), InertStream(before[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may name a host to another program: Slurm, MPI, pdsh, Ansible, a shell.
+
+Each of them reads more than a name where a name is expected: options (``-oProxyCommand=``),
+ranges (``n[0-9]``), templates (``{{ ... }}``), further words of a line. RFC 1123, 2.1, allows
+none of that, so one rule does for all of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+from nova_hpc.outside.text import printable
+
+#: RFC 1035, 2.3.4, in characters.
+LONGEST_NAME: Final = 253
+LONGEST_LABEL: Final = 63
+#: How much of a bad one is shown.
+_SHOWN: Final = 80
+_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?", re.ASCII)
+#: A last label like this makes resolvers read the whole as an address (inet_aton(3)).
+_NUMBER: Final = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*", re.ASCII)
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+
+
+class OutsideError(ValueError):
+    """A text that must not reach another program; the message may be printed."""
+
+
+def is_uuid(text: object) -> bool:
+    """Whether it is an id as Nova and Neutron make them: a UUID in lower case."""
+    return isinstance(text, str) and _UUID.fullmatch(text) is not None
+
+
+def wrong_host(name: str) -> str | None:
+    """Why *name* is no name of a host by RFC 1123; None: it is one."""
+    if not name:
+        return "it is empty"
+    if len(name) > LONGEST_NAME:
+        return f"it has {len(name)} characters; a name of a host has at most {LONGEST_NAME}"
+    labels = name.split(".")
+    for label in labels:
+        if len(label) > LONGEST_LABEL:
+            return f"a part of it has {len(label)} characters; {LONGEST_LABEL} are possible"
+        if _LABEL.fullmatch(label) is None:
+            return (
+                "a name of a host has letters, digits and hyphens, and dots between its parts; "
+                "no part begins or ends with a hyphen (RFC 1123)"
+            )
+    if _NUMBER.fullmatch(labels[-1]):
+        return "its last part is a number, so programs take it for an address"
+    if labels[-1].lower() == "localhost" or labels[0].lower() == "localhost":
+        return "it means the machine on which it is read"
+    return None
+
+
+def host_name(name: str, whose: str) -> str:
+    """*name*, where it is one of a host.
+
+    :param whose: what has this name, with the cure, for the message.
+    :raises OutsideError: it is none.
+    """
+    wrong = wrong_host(name)
+    if wrong is not None:
+        raise OutsideError(f"{quoted(name)} cannot name a host: {wrong}; {whose}")
+    return name
+
+
+def ip_address(text: str, whose: str) -> str:
+    """*text* as an IP address is written, where it is one.
+
+    :param whose: what has this address, for the message.
+    :raises OutsideError: it is none, or one with a zone, which only its own host knows.
+    """
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        raise OutsideError(f"{quoted(text)} is no IP address; {whose}") from None
+    # What stands behind a percent sign may be anything (RFC 4007, 11).
+    if isinstance(found, ipaddress.IPv6Address) and found.scope_id is not None:
+        raise OutsideError(f"{quoted(text)} is an address with a zone; {whose}")
+    if found.is_loopback or found.is_unspecified or found.is_multicast:
+        raise OutsideError(f"{quoted(text)} is the address of no other machine; {whose}")
+    return str(found)
+
+
+def quoted(text: str) -> str:
+    """A bad name as a message shows it."""
+    shown = printable(text)
+    return f"'{shown if len(shown) <= _SHOWN else shown[:_SHOWN] + '...'}'"
