@@ -65,10 +65,13 @@ class _LabCommand(Command):
 
     def console(self) -> Console:
         """Where tables are printed; a pipe is as wide as they need."""
-        from rich.console import Console
+        from nova_hpc.cli.printing import InertConsole
 
-        found = Console(file=self.app.stdout)
-        return found if found.is_terminal else Console(file=self.app.stdout, width=_PIPE_WIDTH)
+        # Its own texts have markup; what others wrote is escaped where it is put into them.
+        found = InertConsole(file=self.app.stdout, markup=True)
+        if found.is_terminal:
+            return found
+        return InertConsole(file=self.app.stdout, markup=True, width=_PIPE_WIDTH)
 
 
 class Up(_LabCommand):

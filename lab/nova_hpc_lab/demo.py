@@ -81,7 +81,8 @@ class OpenStack:
 
 def comparison(server: str, host: str, found: evidence.Evidence) -> Table:
     """What was asked, chosen, attached and reported, side by side."""
-    table = Table(title=f"Server {server} on node {host}", title_justify="left", show_lines=True)
+    title = Text(f"Server {server} on node {host}", style="table.title")
+    table = Table(title=title, title_justify="left", show_lines=True)
     for column in (
         "Asked",
         "Scheduler: Placement's provider",
@@ -171,7 +172,7 @@ class Servers:
     def title(self, text: str) -> None:
         """Print the title of a part."""
         self.console.print()
-        self.console.rule(f"[bold]{text}", align="left")
+        self.console.rule(Text(text, style="bold"), align="left")
 
     # The server.
 

@@ -13,9 +13,10 @@ from graphlib import TopologicalSorter
 from typing import Final, Protocol, TextIO
 
 import attrs
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc_lab.errors import InterruptedStepError, LabError
 
 #: Called by a step with a line on how far it is, and a fraction if known.
@@ -104,6 +105,7 @@ class RichDisplay:
 
     def note(self, step: Step, text: str, fraction: float | None) -> None:
         """Show the text, and the bar where the fraction is known."""
+        text = escape(text)
         task = self._tasks[step.name]
         if fraction is None:
             self.progress.update(task, note=text)
@@ -122,7 +124,7 @@ class RichDisplay:
 def display(stream: TextIO | None = None) -> Iterator[Display]:
     """The display that fits *stream* (default: standard error)."""
     stream = sys.stderr if stream is None else stream
-    console = Console(file=stream)
+    console = InertConsole(file=stream)
     if not console.is_terminal:
         yield PlainDisplay(stream)
         return

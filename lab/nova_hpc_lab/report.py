@@ -10,8 +10,10 @@ import attrs
 from keystoneauth1 import exceptions as keystone_exceptions
 from openstack import exceptions as sdk_exceptions
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
 
+from nova_hpc.outside.text import printable
 from nova_hpc_lab import bootstrap, machines, node, observe
 from nova_hpc_lab.cloud import Cloud, ServiceStatus
 
@@ -210,4 +212,4 @@ def _number(value: int | None) -> str:
 
 def _plain(text: str) -> str:
     # rich reads [words] as markup.
-    return text.replace("[", "\\[")
+    return escape(printable(text))

@@ -24,6 +24,9 @@ from cliff.formatters import commaseparated
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
+from nova_hpc.cli.printing import InertOutput
+from nova_hpc.outside.text import printable_lines
+
 #: Exit status of bad input, and of what cannot be done; argparse uses it for bad options.
 BAD_INPUT: Final = 2
 
@@ -50,7 +53,7 @@ class Answer:
     document: Callable[[], str] | None = None
 
 
-class _Base(DisplayCommandBase):
+class _Base(InertOutput, DisplayCommandBase):
     """Common to lists and single records."""
 
     #: What ends the command with one line and status 2.
@@ -111,7 +114,7 @@ class _Base(DisplayCommandBase):
         ):
             text = answer.document()
             if args.formatter == "yaml":
-                text = yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True)
+                text = _yaml(json.loads(text))
             sys.stdout.write(text)
         else:
             self.formatter = self._formatter_plugins[args.formatter].obj
@@ -119,6 +122,14 @@ class _Base(DisplayCommandBase):
                 self.produce_output(args, answer.columns, answer.rows)
             except ValueError as error:
                 raise CommandError(str(error)) from error  # an unknown --column
+
+
+def _yaml(document: Any) -> str:
+    """The document with letters of all scripts, but not where one of them would be obeyed."""
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    if printable_lines(text) != text:
+        text = yaml.safe_dump(document, sort_keys=False)
+    return text
 
 
 class List(_Base, Lister):

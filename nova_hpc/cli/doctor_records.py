@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.progress import track
 
 from nova_hpc.cli import snapshot
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import doctor_records
 from nova_hpc.offer.findings import Finding
@@ -43,7 +43,7 @@ def look(config: Sequence[str], alone: bool = True) -> list[Finding]:
 
 
 def _shown(devices: Sequence[Any]) -> Iterable[Any]:
-    console = Console(stderr=True)
+    console = InertConsole(stderr=True)
     return track(
         devices,
         "Asking Placement",

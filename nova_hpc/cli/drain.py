@@ -20,6 +20,7 @@ from nova_hpc.cloud import drain
 from nova_hpc.cloud.drain import Move
 from nova_hpc.cloud.explain import find_nodes
 from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.outside.text import printable, shell_command
 from nova_hpc.placement.flavor import has_fabric_keys, has_hpc_keys
 
 _TO_DO: Final = 1
@@ -27,6 +28,7 @@ _TO_DO: Final = 1
 _REASON: Final = "nova-hpc drain"
 _COLUMNS: Final = ("Server", "ID", "To", "Level", "Domain", "Done")
 _CONFIRM: Final = "confirm"
+_SERVICE: Final = "nova-compute"
 
 
 @attrs.frozen
@@ -93,10 +95,12 @@ class Drain(List):
         refusals = [*look.refusals, *plan.refusals]
         if refusals:
             raise CommandError(
-                "\n".join([f"nothing was changed on {args.host}:", *sorted(refusals)])
+                "\n".join(
+                    [f"nothing was changed on {args.host}:", *map(printable, sorted(refusals))]
+                )
             )
         for problem in taken.problems:
-            print(f"note: {problem}", file=sys.stderr)
+            print(f"note: {printable(problem)}", file=sys.stderr)
         if look.others:
             print(
                 f"note: {look.others} servers without hpc: keys stay on {args.host}",
@@ -256,10 +260,10 @@ def _line(move: Move) -> str:
 
 
 def _stopped(host: str, done: int, total: int, what: str) -> str:
+    again = shell_command("openstack", "compute", "service", "set", "--enable", host, _SERVICE)
     return (
         f"{done} of {total} servers have left {host}, which takes no new ones; stopped at {what}; "
-        f"run it again to go on, or let {host} take servers again: openstack compute service set "
-        f"--enable {host} nova-compute"
+        f"run it again to go on, or let {host} take servers again: {again}"
     )
 
 

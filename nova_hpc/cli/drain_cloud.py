@@ -9,6 +9,7 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.cli.fabric_cloud import Cloud, CloudError
+from nova_hpc.outside.text import printable
 
 #: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server
 #: groups; 2.84: what went wrong in an action. Nova 32, 33 and 34 have all of them.
@@ -184,14 +185,15 @@ class DrainCloud(Cloud):
             return ""
         said = [str(each.get("details") or "") for each in found.get("events") or ()]
         texts = dict.fromkeys([*said, str(newest.get("message") or "")])
-        return "; ".join(" ".join(text.split()) for text in texts if text)
+        return printable("; ".join(" ".join(text.split()) for text in texts if text))
 
 
 def _seen(server: Mapping[str, Any]) -> Seen:
     flavor = server.get("flavor") or {}
     return Seen(
         uuid=str(server["id"]),
-        name=str(server.get("name") or server["id"]),
+        # It is shown, and nothing is asked by it.
+        name=printable(str(server.get("name") or server["id"])),
         status=str(server.get("status") or "UNKNOWN"),
         task=str(server.get("OS-EXT-STS:task_state") or ""),
         host=str(server.get("OS-EXT-SRV-ATTR:host") or ""),

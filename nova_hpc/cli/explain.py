@@ -14,6 +14,7 @@ from rich.tree import Tree
 
 from nova_hpc.cli import explain_together, snapshot
 from nova_hpc.cli.base import Answer, Count, List
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.capacity import measure_flavor
 from nova_hpc.cloud.explain import document as explain_document
@@ -221,7 +222,7 @@ def _show(answer: Report | Past, gang: Together | None = None) -> None:
     """Print an answer to standard output."""
     # Where nobody's terminal is as wide as it is, a tree must not lose words.
     width = None if sys.stdout.isatty() else _WIDE
-    console = Console(soft_wrap=True, highlight=False, emoji=False, markup=False, width=width)
+    console = InertConsole(soft_wrap=True, highlight=False, width=width)
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     mark = "◀" if encoding.startswith("utf") else "<-"
     if isinstance(answer, Past):

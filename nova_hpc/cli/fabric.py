@@ -19,6 +19,7 @@ from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 from nova_hpc.fabric.problems import FabricError
 from nova_hpc.fabric.sync import as_in_nova, cloud_map
 from nova_hpc.fabric.writers import slurm, svg, text, topograph
+from nova_hpc.outside.text import printable
 from nova_hpc.wire import fabric_map
 
 _DIFFERENT: Final = 1
@@ -101,7 +102,7 @@ class Diff(List):
             cloud = fabric_cloud.connect(args)
             old, problems = cloud_map(cloud.aggregates(), new.name)
             for problem in problems:
-                print(f"problem: {problem}", file=sys.stderr)
+                print(f"problem: {printable(problem)}", file=sys.stderr)
             new = as_in_nova(new, cloud.hosts())
             found = difference.compare(old, new, cables=False)
             if not args.no_clusters and found:
@@ -123,7 +124,7 @@ def difference_lines(found: Iterable[Difference]) -> Iterable[str]:
         nothing = False
         level = f" ({each.level.word})" if each.level is not None else ""
         change = f"{each.old or 'nothing'} -> {each.new or 'nothing'}"
-        yield f"{each.kind}{level} {each.name}: {change}"
+        yield printable(f"{each.kind}{level} {each.name}: {change}")
     if nothing:
         yield "nothing differs"
 

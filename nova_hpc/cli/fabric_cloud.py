@@ -11,6 +11,7 @@ from typing import Any, Final
 from nova_hpc.fabric import sync
 from nova_hpc.fabric.problems import FabricError
 from nova_hpc.fabric.sync import CloudAggregate, Step
+from nova_hpc.outside.text import printable
 
 _PAGE: Final = 500
 #: Of the API; aggregates, services and servers have all that is needed in the first.
@@ -110,7 +111,7 @@ class Cloud:
         for group in self._groups():
             hosts = [host_of[member] for member in group["members"] if member in host_of]
             if len(hosts) > 1:
-                name = group["name"]
+                name = printable(group["name"])
                 found[f"{name} ({group['id']})" if name in found else name] = hosts
         return found
 
@@ -195,8 +196,8 @@ def _fault(answer: Any) -> str:
         said = next(iter(json.loads(answer.content).values()))["message"]
     except (ValueError, AttributeError, KeyError, StopIteration, TypeError):
         said = answer.reason or "no reason is given"
-    return f"{answer.status_code}: {' '.join(str(said).split())}"
+    return f"{answer.status_code}: {printable(' '.join(str(said).split()))}"
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__

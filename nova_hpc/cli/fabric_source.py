@@ -12,6 +12,7 @@ from typing import Final
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Problem
 from nova_hpc.fabric.problems import FabricError, Reading
 from nova_hpc.fabric.readers import any as readers
+from nova_hpc.outside.text import printable
 from nova_hpc.wire import fabric_map
 from nova_hpc.wire.documents import FABRIC_MAP
 from nova_hpc.wire.version import WireError
@@ -66,7 +67,7 @@ def read(path: str, args: argparse.Namespace) -> Reading:
 
     :raises FabricError: there is no map in it; the text names the file.
     """
-    where = "standard input" if path == "-" else path
+    where = "standard input" if path == "-" else printable(path)
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
@@ -79,7 +80,7 @@ def read(path: str, args: argparse.Namespace) -> Reading:
     try:
         return _read(text, where, args)
     except (FabricError, WireError) as error:
-        raise FabricError(f"{where}: {error}") from error
+        raise FabricError(f"{where}: {printable(str(error))}") from error
 
 
 def tell(reading: Reading, args: argparse.Namespace) -> None:
@@ -94,7 +95,7 @@ def tell(reading: Reading, args: argparse.Namespace) -> None:
 
 def _say(problems: Iterable[Problem], word: str) -> None:
     for problem in problems:
-        print(f"{word}{problem}", file=sys.stderr)
+        print(f"{word}{printable(str(problem))}", file=sys.stderr)
 
 
 def _read(text: str, where: str, args: argparse.Namespace) -> Reading:

@@ -18,6 +18,7 @@ from nova_hpc.fabric.hostlist import compress
 from nova_hpc.fabric.model import FabricMap
 from nova_hpc.fabric.problems import FabricError
 from nova_hpc.fabric.sync import Plan, Step
+from nova_hpc.outside.text import printable
 
 _TO_DO: Final = 1
 
@@ -61,9 +62,9 @@ class Sync(List):
         old, problems = sync.cloud_map(found_there, reading.fabric.name)
         new = sync.as_in_nova(reading.fabric, hosts)
         for text in (*problems, *plan.notes):
-            print(f"note: {text}", file=sys.stderr)
+            print(f"note: {printable(text)}", file=sys.stderr)
         if plan.refusals:
-            raise FabricError("\n".join(plan.refusals))
+            raise FabricError("\n".join(map(printable, plan.refusals)))
         found = difference.compare(old, new, cables=False)
         spreads: tuple[difference.Spread, ...] = ()
         if found and not args.no_clusters:
@@ -104,10 +105,10 @@ class Sync(List):
         for spread in spreads:
             print(f"note: {spread}; nothing is moved", file=sys.stderr)
         if plan.not_in_nova:
-            hosts = compress(plan.not_in_nova)
+            hosts = printable(compress(plan.not_in_nova))
             print(f"note: hosts of the map that Nova has not: {hosts}", file=sys.stderr)
         if plan.not_in_map:
-            hosts = compress(plan.not_in_map)
+            hosts = printable(compress(plan.not_in_map))
             print(f"note: hosts of Nova that the map has not: {hosts}", file=sys.stderr)
 
     def _apply(self, cloud: Cloud, steps: tuple[Step, ...]) -> tuple[int, str | None]:
@@ -168,7 +169,7 @@ def _item(key: str, value: str | None) -> str:
 
 def _line(step: Step) -> str:
     what = said(step)
-    return f"{step.kind} {step.aggregate}" + (f": {what}" if what else "")
+    return printable(f"{step.kind} {step.aggregate}" + (f": {what}" if what else ""))
 
 
 def _document(

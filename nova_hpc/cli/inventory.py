@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.highlighter import RegexHighlighter
 from rich.theme import Theme
 
 from nova_hpc.cli import node_config, save_node
 from nova_hpc.cli.base import Answer, List
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.topology import lstopo, nccl, peer_text, sysfs, text
 from nova_hpc.topology.files import Tree, show
 from nova_hpc.topology.model import Function, InventoryError, Node
@@ -187,12 +187,12 @@ def _wish(args: argparse.Namespace) -> Wish:
 def _draw(node: Node, everything: bool, wish: Wish) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     plain = not encoding.startswith("utf")
-    console = Console(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
+    console = InertConsole(theme=_THEME, highlighter=_Colours(), soft_wrap=True)
     drawn = text.lines(node, everything=everything, plain=plain)
     pairs = list(peer_text.lines(node, wish))
     for line in (*drawn, *([""] if pairs else []), *pairs):
         if console.is_terminal:
-            console.print(line, markup=False, emoji=False)
+            console.print(line)
         else:
             print(line)
 

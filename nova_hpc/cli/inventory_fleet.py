@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from rich.console import Console
 from rich.progress import track
 
 from nova_hpc.cli import save_node
 from nova_hpc.cli.base import Answer, CommandError, List
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.topology import kinds, sysfs
 from nova_hpc.topology.files import show
 from nova_hpc.topology.model import InventoryError, Node
@@ -93,7 +93,7 @@ def _named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
 
 
 def _progress(named: Sequence[tuple[str, Path]]) -> Iterable[tuple[str, Path]]:
-    console = Console(stderr=True)
+    console = InertConsole(stderr=True)
     return track(
         named, "Reading nodes", console=console, transient=True, disable=not console.is_terminal
     )

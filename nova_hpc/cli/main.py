@@ -16,6 +16,8 @@ from cliff.app import App
 from cliff.command import Command
 from cliff.commandmanager import CommandManager
 
+from nova_hpc.cli.printing import InertStream, inert_streams
+
 NAMESPACE: Final = "nova_hpc.command"
 _USAGE: Final = 2
 _TALKATIVE: Final = 2
@@ -38,15 +40,18 @@ class NovaHpc(App):
             version=_version(),
             command_manager=CommandManager(NAMESPACE),
             deferred_help=True,
+            stdout=InertStream(sys.stdout),
+            stderr=InertStream(sys.stderr),
         )
 
     def run(self, argv: list[str]) -> int:
         """Run one command; without one, show the help and fail."""
-        if not argv:
-            with contextlib.suppress(SystemExit):
-                super().run(["--help"])
-            return _USAGE
-        return int(super().run(argv) or 0)
+        with inert_streams():
+            if not argv:
+                with contextlib.suppress(SystemExit):
+                    super().run(["--help"])
+                return _USAGE
+            return int(super().run(argv) or 0)
 
     def build_option_parser(
         self,

@@ -18,11 +18,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from nova_hpc import conf
+from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cloud.simulate import inputs, model
 from nova_hpc.cloud.simulate.model import Layout, Machine, Task
 from nova_hpc.cloud.simulate.scenario import Outcome, Scenario, Spread, Summary, play
@@ -148,12 +148,12 @@ def play_all(
     wanted = [(name, seed) for name in names for seed in seeds]
     jobs = min(jobs or len(os.sched_getaffinity(0)), len(wanted))
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    console = Console(file=sys.stderr)
+    console = InertConsole(file=sys.stderr)
     found: dict[tuple[str, int], Outcome] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("simulations", total=len(wanted))
@@ -235,9 +235,9 @@ def table(
         grid.add_column(header, justify="right" if number else "left")
     for row in rows:
         grid.add_row(*row)
-    console = Console(file=sys.stdout)
+    console = InertConsole(file=sys.stdout)
     if not console.is_terminal:
-        console = Console(file=sys.stdout, width=200)
+        console = InertConsole(file=sys.stdout, width=200)
     console.print(grid)
 
 

@@ -79,7 +79,7 @@ class Rail:
     """One of a host's ports on the fabric."""
 
     #: As the host calls it, e.g. ``mlx5_0``.
-    name: str
+    name: str = attrs.field(validator=_named)
     #: The leaf switch at the other end; None: nobody knows.
     switch: str | None = None
     #: Width and speed as ibnetdiscover writes them, e.g. ``4xNDR``; None: unknown.

@@ -16,6 +16,7 @@ import attrs
 
 from nova_hpc.cloud.snapshot import direct_ports
 from nova_hpc.cloud.snapshot.direct_ports import Adapter, DirectPorts
+from nova_hpc.outside import text as text_of_others
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
@@ -31,7 +32,7 @@ class SnapshotError(Exception):
 
 def printable(text: str) -> str:
     """A text of users or nodes as it may be shown in a terminal; never empty."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text) or "?"
+    return text_of_others.printable(text) or "?"
 
 
 def _sorted(values: Mapping[str, str]) -> dict[str, str]:

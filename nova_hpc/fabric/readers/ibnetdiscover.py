@@ -220,7 +220,7 @@ def _hosts(
         if _AGGREGATION.match(said):
             continue
         match = _ADAPTER.fullmatch(said.strip())
-        if match is None or _NAMELESS.match(said) or wrong_name(match[1]):
+        if match is None or _NAMELESS.match(said) or any(map(wrong_name, match.groups())):
             found.note(f"adapter {guid} says no host: {said[:60]!r}", line)
             continue
         host, rail = match.groups()

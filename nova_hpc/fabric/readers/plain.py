@@ -134,7 +134,10 @@ def _links(value: Value | None, found: Found) -> Iterator[Link]:
             continue
         seen[lower, upper] = entry.line
         numbers = [_number(entry, key, found) for key in ("count", "dead")]
-        yield Link(lower, upper, numbers[0], numbers[1], text_of(entry.get("rate")))
+        rate = text_of(entry.get("rate"))
+        if rate is not None and not good_name(rate, "a rate", found, entry.line):
+            rate = None
+        yield Link(lower, upper, numbers[0], numbers[1], rate)
 
 
 def _number(entry: Value, key: str, found: Found) -> int:

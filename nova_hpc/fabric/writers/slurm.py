@@ -20,6 +20,8 @@ import yaml
 from nova_hpc.fabric.hostlist import compress
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
 from nova_hpc.fabric.problems import FabricError
+from nova_hpc.outside.names import wrong_host
+from nova_hpc.outside.text import printable
 
 #: (year, month) of a release.
 Release = tuple[int, int]
@@ -29,8 +31,8 @@ FIRST_BLOCKS: Final[Release] = (23, 11)
 FIRST_YAML: Final[Release] = (26, 5)
 _SMALL_BLOCKS: Final[Release] = (26, 5)
 _RELEASE: Final = re.compile(r"(\d{2})\.(\d{2})(?:[.-].*)?")
-#: What Slurm takes in the name of a node or switch without thinking that it means more.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")
+#: What Slurm does not take for a name (slurm.conf(5)).
+_WORDS: Final = ("all", "default")
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -215,7 +217,11 @@ def _names(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, s
 
 
 def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
-    yield name
+    if name[0].isalnum() and name.lower() not in _WORDS:
+        yield name
+    else:
+        name = f"{level.word}.{name}"
+        yield name
     yield f"{name}.{level.word}"
     number = 2
     while True:
@@ -224,10 +230,14 @@ def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
 
 
 def _check(host: str) -> None:
-    if _PLAIN.fullmatch(host) is None:
-        raise FabricError(f"host {host!r}: no node of Slurm can have this name")
+    # Operators have such hosts, and no program reads more into it.
+    wrong = wrong_host(host.replace("_", "-"))
+    if wrong is None and host.lower() in _WORDS:
+        wrong = "it is a word of Slurm's own"
+    if wrong is not None:
+        raise FabricError(f"host {host!r}: no node of Slurm can have this name: {wrong}")
 
 
 def _head(fabric: FabricMap) -> str:
-    source = f", from {fabric.source}" if fabric.source else ""
+    source = f", from {printable(fabric.source)}" if fabric.source else ""
     return f"# The fabric map {fabric.name!r}{source}; written by nova-hpc fabric export."
