@@ -217,11 +217,17 @@ def told(error: BaseException | None, reason: str, request: str) -> str:
     """
     if isinstance(error, (ClaimRefused, StartFault)):
         return reason
+    return _with(_told(error, reason), request)
+
+
+def _told(error: BaseException | None, reason: str) -> str:
+    """The same without the request."""
+    if isinstance(error, (ClaimRefused, StartFault)):
+        return reason
     kind, known = kind_of(error), isinstance(error, exception.NovaException)
     if isinstance(error, DeviceFault) or (known and kind is Kind.OTHER and not _is_secret(reason)):
-        return _with(reason, request)
-    text = f"The server could not be started on the host that was chosen: {kind.value}"
-    return _with(text, request)
+        return reason
+    return f"The server could not be started on the host that was chosen: {kind.value}"
 
 
 def told_of_abort(error: exception.BuildAbortException, request: str) -> str:
@@ -234,7 +240,7 @@ def told_of_abort(error: exception.BuildAbortException, request: str) -> str:
     if isinstance(cause, (ClaimRefused, StartFault)):
         return reason
     if _is_secret(reason):
-        return _with(told(cause, reason, "").partition(_ID)[0], request, before)
+        return _with(_told(cause, reason), request, before)
     kind = kind_of(cause)
     return _with(reason, request, before, "" if kind is Kind.OTHER else f": {kind.value}")
 

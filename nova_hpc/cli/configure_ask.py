@@ -60,20 +60,20 @@ def _devices(
     told: node_config.Told,
     hardware: dict[str, str],
 ) -> dict[str, Any]:
-    held = node_file.withheld(
-        root, node, table, told.configured.device_spec, (), (), told.anyway
-    ).reasons
+    held = node_file.withheld(root, node, table, told.configured.device_spec, (), (), told.anyway)
     out, in_use = [], []
     known = {each.address for each in (*(now.left_out or ()), *(now.offer_in_use or ()))}
     for (role, product), functions in _kinds(node, table):
-        asked = [each for each in functions if each.address not in {*known, *held}]
+        asked = [
+            each for each in functions if each.address not in {*known, *held.never, *held.in_use}
+        ]
         if asked and not _yes(
             f"Offer {len(asked)} x {role} ({product}) at {_places(asked)} to servers", True
         ):
             out += [Device(each.address, why="by the guided first run") for each in asked]
-    for address, why in held.items():
-        if address not in known and "--offer-in-use" in why:
-            print(f"{address}: {why.partition(';')[0]}.", file=sys.stderr)
+    for address, why in held.in_use.items():
+        if address not in known:
+            print(f"{address}: {why}.", file=sys.stderr)
             if _yes(f"Offer {address} all the same", False):
                 in_use.append(Device(address))
     return {

@@ -19,7 +19,7 @@ from nova_hpc.cli.snapshot import read_health
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import device_spec, roles
 from nova_hpc.tenancy import health, holders, reserve
-from nova_hpc.tenancy.health import Kind, Offer
+from nova_hpc.tenancy.health import Offer
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
@@ -27,6 +27,7 @@ from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.service_vm import stage
+from nova_hpc.tenancy.sign import Sign
 from nova_hpc.tenancy.step import Candidate, Step, View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
@@ -36,7 +37,7 @@ from nova_hpc.wire.ledger import Ledger, State
 _NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
 
 #: How libvirt may bind a device only nova-compute's device_spec says.
-_KINDS: Final = health.FRESH - {Kind.DRIVER, Kind.UNIT}
+_SIGNS: Final = health.FRESH - {Sign.DRIVER, Sign.UNIT}
 
 _FAILED: Final = 1
 
@@ -152,7 +153,7 @@ class Place:
         offers = [Offer(each) for each in self.addresses()]
         return {
             address: finding.reason
-            for address, finding in health.judge(self.node, offers, kinds=_KINDS).items()
+            for address, finding in health.judge(self.node, offers, signs=_SIGNS).items()
         }
 
     def step(self) -> Step:
@@ -166,7 +167,7 @@ class Place:
             root=root,
             timeout=hpc.reset_timeout,
             reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, self.file.locks),
-            need_reset=Kind.RESET.value in hpc.health_checks,
+            need_reset=Sign.RESET.value in hpc.health_checks,
         )
         cleaners = cleaner.load(hpc.cleaners, tools)
         rules = Rules.from_options(hpc)

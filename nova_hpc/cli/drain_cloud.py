@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 
 import attrs
@@ -81,7 +82,7 @@ class DrainCloud(Cloud):
         try:
             return _seen(self._get(f"/servers/{uuid}", MICROVERSION)["server"])
         except CloudError as error:
-            if ": 404: " in str(error):
+            if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 

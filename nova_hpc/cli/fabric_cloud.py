@@ -23,6 +23,11 @@ _GROUPS: Final = "2.15"
 class CloudError(FabricError):
     """Nova does not answer, or refuses; one line."""
 
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        #: Of its answer, by HTTP; None: there was none.
+        self.status = status
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options that say which cloud."""
@@ -181,9 +186,11 @@ class Cloud:
         try:
             answer = getattr(self._compute, method)(path, microversion=microversion, **options)
         except Exception as error:  # keystoneauth, openstacksdk and requests have their own
-            raise CloudError(f"{method.upper()} {path}: {_one_line(error)}") from error
+            status = getattr(error, "http_status", None)
+            raise CloudError(f"{method.upper()} {path}: {_one_line(error)}", status) from error
         if answer.status_code >= 400:
-            raise CloudError(f"{method.upper()} {path}: {_fault(answer)}")
+            text = f"{method.upper()} {path}: {_fault(answer)}"
+            raise CloudError(text, answer.status_code)
         try:
             return answer.json() if answer.content else {}
         except ValueError as error:

@@ -15,6 +15,7 @@ from nova_hpc.offer import configured
 from nova_hpc.offer.roles import Roles
 from nova_hpc.tenancy import holders, identity, never, never_read
 from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import capture, node_declaration
@@ -114,16 +115,20 @@ class Withheld:
     """What is not offered without an explicit word."""
 
     #: Address -> why it must never be given.
-    never: dict[str, str] = attrs.field(factory=dict)
+    never: Mapping[str, str] = attrs.field(factory=dict)
     #: Address -> who of the host uses it now.
-    in_use: dict[str, str] = attrs.field(factory=dict)
+    in_use: Mapping[str, str] = attrs.field(factory=dict)
     #: One sentence each: what nobody knows.
     notes: tuple[str, ...] = ()
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Address -> why, of both kinds."""
-        return {**self.never, **self.in_use}
+        """Address -> why, of both kinds, and which option offers it all the same."""
+        found = {
+            each: f"{why}; --offer-in-use {each} offers it all the same"
+            for each, why in self.in_use.items()
+        }
+        return {**self.never, **found}
 
 
 def withheld(
@@ -159,7 +164,7 @@ def withheld(
         and not any(configured.matches(entry, each) for entry in entries)
     ]
     used = {
-        address: f"{holder.text}; --offer-in-use {address} offers it all the same"
+        address: holder.text
         for address, holder in holders.holders(root, asked).items()
         if holder.certain
     }
@@ -170,16 +175,18 @@ def _never(
     root: Path | None, node: Node, able: Iterable[Function], anyway: frozenset[str]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     @functools.cache
-    def look(address: str) -> str:
+    def look(address: str) -> Symptom | None:
         if root is None:
-            return ""
+            return None
         return never.by_vpd(lambda each: never_read.read(root, each), address)
 
     found = never.reasons(node, [each.address for each in able], look, anyway)
     sure = {
-        address: f"{why}; if that is wrong, name it in [hpc]offer_anyway"
-        for address, why in found.items()
-        if not why.startswith(never.UNSURE)
+        address: f"{one.reason}; if that is wrong, name it in [hpc]offer_anyway"
+        for address, one in found.items()
+        if one.sign is not Sign.UNSURE
     }
-    notes = tuple(f"{address}: {why}." for address, why in found.items() if address not in sure)
+    notes = tuple(
+        f"{address}: {one.reason}." for address, one in found.items() if address not in sure
+    )
     return sure, notes

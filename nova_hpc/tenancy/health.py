@@ -8,39 +8,20 @@ whole, so everything in it except bridges must be free of host drivers.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
 
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire.ledger import Ledger, State
 
-
-class Kind(enum.Enum):
-    """What was looked at; the value is the word of ``[hpc]health_checks``."""
-
-    PRESENT = "present"
-    QUARANTINE = "quarantine"
-    IOMMU = "iommu"
-    UNIT = "unit"
-    DRIVER = "driver"
-    LINK = "link"
-    RESET = "reset"
-    #: It was ill lately and is tried again; see nova_hpc.tenancy.policy.
-    SUSPECT = "suspect"
-    #: What was found between two servers; see nova_hpc.tenancy.hygiene.step.
-    HYGIENE = "hygiene"
-    #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
-    NVLINK = "nvlink"
-
-
 #: What an operator may switch off. The others guard the host or a tenant.
-OPTIONAL: Final = (Kind.LINK, Kind.RESET)
+OPTIONAL: Final = (Sign.LINK, Sign.RESET)
 
-#: Kinds that make even the restart of a server fail or harm the host.
-DANGER: Final = frozenset({Kind.PRESENT, Kind.IOMMU, Kind.DRIVER})
+#: Signs that make even the restart of a server fail or harm the host.
+DANGER: Final = frozenset({Sign.ABSENT, Sign.IOMMU, Sign.DRIVER})
 
 
 @attrs.frozen
@@ -54,60 +35,45 @@ class Offer:
     unit: str | None = None
 
 
-@attrs.frozen
-class Finding:
-    """Why one device must not be given."""
-
-    kind: Kind
-    #: For operators: with addresses and drivers.
-    reason: str
-
-    @property
-    def user(self) -> str:
-        """The same for the server's user: no address, no host."""
-        return _USER[self.kind]
-
-
-_USER: Final[Mapping[Kind, str]] = {
-    Kind.PRESENT: "has disappeared or cannot be read",
-    Kind.QUARANTINE: "is out of service",
-    Kind.IOMMU: "is in an IOMMU group that is not viable",
-    Kind.UNIT: "can only be given together with the other devices of its IOMMU group",
-    Kind.DRIVER: "is in use by the host",
-    Kind.LINK: "has a degraded link",
-    Kind.RESET: "cannot be reset",
-    Kind.SUSPECT: "is being checked",
-    Kind.HYGIENE: "did not pass the check between two servers",
-    Kind.NVLINK: "cannot be linked by NVLink now",
-}
-
-ALL: Final = frozenset(Kind)
+#: Everything that is looked at here.
+ALL: Final = frozenset(
+    {
+        Sign.ABSENT,
+        Sign.QUARANTINE,
+        Sign.IOMMU,
+        Sign.UNIT,
+        Sign.DRIVER,
+        Sign.LINK,
+        Sign.RESET,
+        Sign.SUSPECT,
+    }
+)
 
 #: What is seen at the node itself, whatever is remembered of it.
-FRESH: Final = ALL - {Kind.QUARANTINE, Kind.SUSPECT}
+FRESH: Final = ALL - {Sign.QUARANTINE, Sign.SUSPECT}
 
 
 def judge(
     node: Node,
     offers: Iterable[Offer],
     ledger: Ledger | None = None,
-    kinds: frozenset[Kind] = ALL,
-) -> dict[str, Finding]:
+    signs: frozenset[Sign] = ALL,
+) -> dict[str, Symptom]:
     """Judge every offered device.
 
     :param node: a fresh reading of the node.
     :param offers: everything that the node's ``device_spec`` matches.
     :param ledger: where the devices that are in quarantine are.
-    :param kinds: what to look at.
+    :param signs: what to look for, of :data:`ALL`.
     :returns: address -> the first finding; a device that may be given has none.
     """
     checks = _Checks(node, {offer.address: offer for offer in offers}, ledger or Ledger())
     findings = {}
     for address in sorted(checks.offers):
-        finding = next(checks.findings(checks.offers[address], kinds), None)
+        finding = next(checks.findings(checks.offers[address], signs), None)
         if finding is not None:
             findings[address] = finding
-    if Kind.UNIT in kinds:
+    if Sign.UNIT in signs:
         checks.spread(findings)
     return findings
 
@@ -118,25 +84,26 @@ class _Checks:
     offers: Mapping[str, Offer] = attrs.field(hash=False)
     ledger: Ledger
 
-    def findings(self, offer: Offer, kinds: frozenset[Kind]) -> Iterator[Finding]:
+    def findings(self, offer: Offer, signs: frozenset[Sign]) -> Iterator[Symptom]:
         function = self.node.function(offer.address)
         if function is None:
-            yield Finding(Kind.PRESENT, "the device is not there")
+            yield Symptom(Sign.ABSENT, "the device is not there")
             return
-        checks: tuple[tuple[Kind, Callable[[Function, Offer], str | None]], ...] = (
-            (Kind.PRESENT, self._present),
-            (Kind.QUARANTINE, self._quarantine),
-            (Kind.IOMMU, self._iommu),
-            (Kind.UNIT, self._unit),
-            (Kind.DRIVER, self._driver),
-            (Kind.LINK, self._link),
-            (Kind.RESET, self._reset),
-            (Kind.SUSPECT, self._suspect),
+        checks: tuple[tuple[Sign, Callable[[Function, Offer], str | None]], ...] = (
+            (Sign.ABSENT, self._present),
+            (Sign.QUARANTINE, self._quarantine),
+            (Sign.IOMMU, self._iommu),
+            (Sign.UNIT, self._unit),
+            (Sign.DRIVER, self._driver),
+            (Sign.LINK, self._link),
+            (Sign.RESET, self._reset),
+            (Sign.SUSPECT, self._suspect),
         )
-        for kind, check in checks:
-            reason = check(function, offer) if kind in kinds else None
+        for sign, check in checks:
+            reason = check(function, offer) if sign in signs else None
             if reason is not None:
-                yield Finding(kind, reason)
+                silent = sign is Sign.ABSENT and function.silent
+                yield Symptom(Sign.SILENT if silent else sign, reason)
 
     def _present(self, function: Function, offer: Offer) -> str | None:
         if function.is_bridge:
@@ -225,15 +192,15 @@ class _Checks:
             return "no way to reset it between two guests"
         return None
 
-    def spread(self, findings: dict[str, Finding]) -> None:
+    def spread(self, findings: dict[str, Symptom]) -> None:
         """A unit with one bad member cannot be given at all."""
         for address, finding in list(findings.items()):
             function = self.node.function(address)
-            if function is None or finding.kind is Kind.UNIT:
+            if function is None or finding.sign is Sign.UNIT:
                 continue
             for mate in self.mates(function):
                 reason = f"{address} of the same IOMMU group must not be given: {finding.reason}"
-                findings.setdefault(mate, Finding(finding.kind, reason))
+                findings.setdefault(mate, Symptom(finding.sign, reason))
 
 
 def is_vfio(driver: str | None) -> bool:

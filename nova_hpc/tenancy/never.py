@@ -22,9 +22,9 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology import vpd
 from nova_hpc.topology.files import FileError, Tree
@@ -34,6 +34,8 @@ from nova_hpc.topology.model import Function, Node
 _MELLANOX: Final = "15b3"
 _CURE: Final = "if that is wrong, name it in [hpc]offer_anyway"
 
+_MANAGER: Final = Symptom(Sign.NEVER, "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)")
+
 #: vendor:product -> why it is not given.
 KNOWN: Final = {
     "1002:74a1": (
@@ -42,20 +44,21 @@ KNOWN: Final = {
     ),
 }
 
-#: How a reason begins that only stands for "not known".
-UNSURE: Final = "nobody knows"
-
 #: The VPD of the function at an address; None: it has none.
 Read = Callable[[str], bytes | None]
+#: Why the function at an address is never given; None: it may be.
+Look = Callable[[str], Symptom | None]
 
 
 def reasons(
     node: Node,
     addresses: Iterable[str],
-    look: Callable[[str], str],
+    look: Look,
     anyway: Container[str | None] = frozenset(),
-) -> dict[str, str]:
-    """Address -> why it is never given. A virtual function is as its physical function.
+) -> dict[str, Symptom]:
+    """Address -> why it is never given, or :attr:`Sign.UNSURE`.
+
+    A virtual function is as its physical function.
 
     :param look: what the VPD of an adapter says, see :func:`by_vpd`.
     :param anyway: addresses, and ``vendor:product``, that may be given all the same.
@@ -66,41 +69,45 @@ def reasons(
         if function is None:
             continue
         parent = node.function(function.physical_function or "")
-        why = _why(function, look, anyway) or (parent and _why(parent, look, anyway, address))
-        if why:
+        why = _why(function, look, anyway)
+        if why is None and parent is not None:
+            why = _why(parent, look, anyway, address)
+        if why is not None:
             found[address] = why
     return found
 
 
 def _why(
     function: Function,
-    look: Callable[[str], str],
+    look: Look,
     anyway: Container[str | None],
     of: str | None = None,
-) -> str | None:
+) -> Symptom | None:
     model = f"{function.vendor_id}:{function.product_id}"
     if any(each in anyway for each in (model, function.address, of)):
         return None
     if of is None and model in KNOWN:
-        return KNOWN[model]
+        return Symptom(Sign.NEVER, KNOWN[model])
     if function.vendor_id != _MELLANOX or function.physical_function is not None:
         return None
-    return look(function.address) or None
+    return look(function.address)
 
 
-def by_vpd(read: Read, address: str) -> str:
-    """Why a function is never given, by its VPD; "": it may be."""
+def by_vpd(read: Read, address: str) -> Symptom | None:
+    """Why a function is never given, by its VPD; None: it may be."""
     try:
         data = read(address)
-        if data is None:
-            return ""
-        if vpd.manages_switches(data):
-            return "NVSwitches are managed by it (SMDL=SW_MNG in its VPD)"
+        if data is not None and vpd.manages_switches(data):
+            return _MANAGER
     except FileError as error:
-        return f"{UNSURE} whether NVSwitches are managed by it: {error}"
+        return _unsure(str(error))
     except vpd.VpdError as error:
-        return f"{UNSURE} whether NVSwitches are managed by it: its VPD is broken: {error}"
-    return ""
+        return _unsure(f"its VPD is broken: {error}")
+    return None
+
+
+def _unsure(why: str) -> Symptom:
+    return Symptom(Sign.UNSURE, f"nobody knows whether NVSwitches are managed by it: {why}")
 
 
 @attrs.frozen
@@ -116,14 +123,15 @@ class Never(Step):
     cache: Path
     #: Addresses, and ``vendor:product``, of which an operator says that they may be given.
     anyway: frozenset[str] = frozenset()
-    _known: dict[str, str] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    #: What VPD says, as far as that is certain or was asked since the service started.
+    _known: dict[str, Symptom | None] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def begin(self, view: View) -> tuple[str, ...]:
         """Read VPD where it was not read since the boot."""
         self._load()
         return tuple(
-            f"PCI device {each} is never offered: {why}"
-            for each, why in self.reasons(view, view.roles).items()
+            f"PCI device {each} is never offered: {found.reason}"
+            for each, found in self.reasons(view, view.roles).items()
         )
 
     def before_start(self, tenant: Tenant, view: View) -> tuple[str, ...]:
@@ -134,8 +142,8 @@ class Never(Step):
                 f"Of the {len(tenant.devices)} PCI devices that were claimed for the server, "
                 f"{len(refused)} are never given to any.",
                 [
-                    f"PCI device {each} must not be given to the server: {why}"
-                    for each, why in refused.items()
+                    f"PCI device {each} must not be given to the server: {found.reason}"
+                    for each, found in refused.items()
                 ],
             )
         return ()
@@ -143,8 +151,8 @@ class Never(Step):
     def before_restart(self, tenant: Tenant, view: View) -> tuple[str, ...]:
         """A server that has one keeps it; the log says so."""
         return tuple(
-            f"A server has PCI device {each}, which should never be given: {why}"
-            for each, why in self.reasons(view, tenant.devices).items()
+            f"A server has PCI device {each}, which should never be given: {found.reason}"
+            for each, found in self.reasons(view, tenant.devices).items()
         )
 
     def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
@@ -153,21 +161,20 @@ class Never(Step):
 
     def withhold(self, view: View, owners: Owners) -> Withheld:
         """What of the offered is never given."""
-        found = self.reasons(view, view.roles)
-        return Withheld({each: Finding(Kind.HYGIENE, why) for each, why in found.items()})
+        return Withheld(self.reasons(view, view.roles))
 
-    def reasons(self, view: View, addresses: Iterable[str]) -> dict[str, str]:
+    def reasons(self, view: View, addresses: Iterable[str]) -> dict[str, Symptom]:
         """Address -> why it is never given. A virtual function is as its physical function."""
         found = reasons(view.node, addresses, self._look, self.anyway)
-        return {each: f"{why}; {_CURE}" for each, why in found.items()}
+        return {
+            each: attrs.evolve(one, reason=f"{one.reason}; {_CURE}") for each, one in found.items()
+        }
 
-    def _look(self, address: str) -> str:
-        said = self._known.get(address)
-        if said is None:
-            said = by_vpd(self.read, address)
-            self._known[address] = said
+    def _look(self, address: str) -> Symptom | None:
+        if address not in self._known:
+            self._known[address] = by_vpd(self.read, address)
             self._save()
-        return said
+        return self._known[address]
 
     # -- once a boot ----------------------------------------------------------------
 
@@ -176,12 +183,22 @@ class Never(Step):
             body = json.loads(self.cache.read_text())
             boot = baseline.boot_of(Tree(self.root))
             if boot is not None and body["boot"] == boot:
-                known = body["known"].items()
-                self._known.update({str(each): str(why) for each, why in known})
+                managers = {str(each): bool(one) for each, one in body["known"].items()}
+                self._known.update(
+                    {each: _MANAGER if one else None for each, one in managers.items()}
+                )
 
     def _save(self) -> None:
-        """What could not be read is not kept: the next start of the service tries again."""
-        sure = {each: why for each, why in self._known.items() if not why.startswith(UNSURE)}
+        """What could not be read is not kept: the next start of the service tries again.
+
+        Empty: it may be given. The release before wrote its sentence where the sign is, and
+        takes the sign for it.
+        """
+        sure = {
+            each: "" if found is None else found.sign.value
+            for each, found in self._known.items()
+            if found is None or found.sign is not Sign.UNSURE
+        }
         body = {"boot": baseline.boot_of(Tree(self.root)), "known": sure}
         beside = self.cache.with_name(f"{self.cache.name}.new")
         with contextlib.suppress(OSError):

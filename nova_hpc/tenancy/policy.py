@@ -22,7 +22,6 @@ of day is only shown.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -30,37 +29,8 @@ from typing import Any, Final
 
 import attrs
 
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.wire.ledger import Device, State, Trial
-
-
-class Sign(enum.Enum):
-    """What is wrong; the value is written to the ledger."""
-
-    #: It is not there, or cannot be read.
-    ABSENT = "absent"
-    #: The host as it is set up cannot give it: IOMMU group, driver, no reset.
-    UNFIT = "unfit"
-    #: It answers with ones only.
-    SILENT = "silent"
-    #: It has lost what the kernel has set it to.
-    LOST = "lost"
-    #: It is not what its baseline says: identity, BARs, capabilities.
-    CHANGED = "changed"
-    #: The same, with many of its model at once.
-    MODEL = "model"
-    #: It may write to memory although nobody has it.
-    MASTER = "master"
-    #: More uncorrected errors than are tolerated.
-    ERRORS = "errors"
-    #: Its link is narrow.
-    LINK = "link"
-    #: Another number of virtual functions than its baseline says.
-    FUNCTIONS = "functions"
-    #: Its stage between two servers came to no answer.
-    UNCHECKED = "unchecked"
-    #: It could not be cleaned.
-    FAILED = "failed"
-
 
 #: Nothing would make these right but an operator.
 AT_ONCE: Final = frozenset({Sign.FAILED})
@@ -71,15 +41,6 @@ CAPPED: Final = frozenset({Sign.ERRORS, Sign.LINK, Sign.FUNCTIONS})
 
 _MOST_DOUBLINGS: Final = 40
 _SHOWN: Final = 8
-
-
-@attrs.frozen
-class Symptom:
-    """One thing that a look has found."""
-
-    sign: Sign
-    #: For operators.
-    text: str
 
 
 @attrs.frozen
@@ -203,7 +164,7 @@ def _put(device: Device, state: State, why: Symptom, tries: int, now: Moment) ->
     if state is device.state and device.trial is not None:
         since = device.trial.since
     trial = Trial(sign=why.sign.value, since=since, tries=tries, tried=now.up, boot=now.boot)
-    return attrs.evolve(device, state=state, reason=why.text, trial=trial)
+    return attrs.evolve(device, state=state, reason=why.reason, trial=trial)
 
 
 def _unspared(device: Device) -> Device:
@@ -304,7 +265,7 @@ def _alarm(
     found: Mapping[str, tuple[Symptom, ...]],
     rules: Rules,
 ) -> str:
-    reasons = Counter(found[each][0].text for each in spared if found.get(each))
+    reasons = Counter(found[each][0].reason for each in spared if found.get(each))
     most = reasons.most_common(1)[0][0] if reasons else "several reasons"
     return (
         f"suspicion may withhold {rules.room(members)} of the {members} devices of role "

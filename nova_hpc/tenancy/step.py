@@ -20,8 +20,8 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.health import Finding
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.topology.model import Function, Node
 
 
@@ -79,7 +79,7 @@ class View:
     sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Address -> why an offered device cannot be given anyway, as the node looks now;
     #: known to :meth:`Step.withhold` only.
-    ill: Mapping[str, Finding] = attrs.field(factory=dict, hash=False)
+    ill: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
 
     def candidate(self, address: str) -> Candidate | None:
         """The device at *address*; None: it is not there."""
@@ -101,7 +101,7 @@ class Withheld:
     """What a look from time to time has found."""
 
     #: Address -> why a free device must not be offered.
-    findings: Mapping[str, Finding] = attrs.field(factory=dict, hash=False)
+    findings: Mapping[str, Symptom] = attrs.field(factory=dict, hash=False)
     #: One sentence each, for the log.
     notes: tuple[str, ...] = ()
     #: The same, for whoever watches the node: nothing more is done by itself.

@@ -238,6 +238,7 @@ class _Device(_Attributes):
             physical_function=self._function_link("physfn"),
             virtual_functions=self._virtual_functions(),
             total_vfs=self.number("sriov_totalvfs", least=0),
+            silent=config.silent,
             rdma=self._rdma(),
             os_devices=self._os_devices(),
         )

@@ -220,6 +220,8 @@ class Function:
     #: Why this function must not be relied on; None: everything essential
     #: (address, ids, class, place) was read and makes sense.
     unknown: str | None = None
+    #: It answers with ones only, as a device that fell off the bus.
+    silent: bool = False
 
     @property
     def is_bridge(self) -> bool:

@@ -6,6 +6,7 @@ The parts ``maintenance`` and ``accepted`` of :mod:`nova_hpc.wire.ledger`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -35,8 +36,37 @@ class Accepted:
     """A change of a model that an operator has accepted."""
 
     model: str
+    #: As :func:`field`, :func:`bars` and :func:`capabilities` write it, ``; `` between several.
     change: str
     reason: str = attrs.field(default="", converter=short)
+
+
+# -- how a change is written -------------------------------------------------------------
+#
+# Two of them are the same change if they are the same text, in this release or another: so
+# the words are part of the ledger's format, and no sentence for people.
+
+
+def field(name: str, source: str, before: str, after: str) -> str:
+    """A field of a device's identity that is another.
+
+    :param source: who says so: ``by the kernel``, or ``by its own answer``.
+    """
+    return f"its {name} is {after} {source}, and was {before}"
+
+
+def bars(before: Sequence[str], after: Sequence[str]) -> str:
+    """Other base address registers."""
+    return f"its BARs are {_listed(after)}, and were {_listed(before)}"
+
+
+def capabilities(gone: Sequence[str], new: Sequence[str]) -> str:
+    """Other capabilities in the configuration space."""
+    return f"its capabilities have changed: {_listed(gone)} gone, {_listed(new)} new"
+
+
+def _listed(values: Sequence[str]) -> str:
+    return ", ".join(values) or "none"
 
 
 def _is_model(wanted: str, model: str | None) -> bool:

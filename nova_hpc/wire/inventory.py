@@ -69,6 +69,7 @@ def _numa_node(numa: NumaNode) -> dict[str, Any]:
 
 def _function(function: Function, peers: Mapping[str, peer.Peer]) -> dict[str, Any]:
     document = attrs.asdict(function, value_serializer=_plain)
+    del document["silent"]  # said by "unknown"
     document["dev_type"] = function.dev_type
     found = peers.get(function.address, peer.Peer.UNKNOWN)
     document["peer_to_peer"] = None if found is peer.Peer.UNKNOWN else found.value

@@ -83,7 +83,7 @@ class State(enum.Enum):
 class Trial:
     """How a device came to its state, and how often it was tried."""
 
-    #: What was wrong, a value of :class:`nova_hpc.tenancy.policy.Sign`; "": nothing is.
+    #: What was wrong, a value of :class:`nova_hpc.tenancy.sign.Sign`; "": nothing is.
     sign: str = ""
     #: When the present state began, Unix time in seconds.
     since: float = 0.0

@@ -24,7 +24,8 @@ from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Answer, Miss, Nvlink, Request
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Finding, Offer
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.topology import peer
 from nova_hpc.topology.model import Node
 from nova_hpc.topology.peer_wish import Wish
@@ -72,7 +73,7 @@ def check_health(
         _check_units(instance, claim, reading.node, offers)
 
 
-def _ill(findings: Iterable[Finding], total: int) -> str:
+def _ill(findings: Iterable[Symptom], total: int) -> str:
     counts: dict[str, int] = {}
     for finding in findings:
         counts[finding.user] = counts.get(finding.user, 0) + 1

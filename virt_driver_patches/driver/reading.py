@@ -13,9 +13,10 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Specs
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Finding, Kind, Offer
+from nova_hpc.tenancy.health import Offer
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerFile
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node
 from nova_hpc.wire.ledger import Ledger, State
@@ -42,18 +43,18 @@ class Source:
     specs: Specs
     root: Path
     ledger: LedgerFile
-    kinds: frozenset[Kind]
+    signs: frozenset[Sign]
     _kept: _Kept = attrs.field(init=False, eq=False, repr=False, factory=_Kept)
 
     @classmethod
     def from_config(cls, conf: Any) -> Source:
         """As ``[hpc]`` and ``[pci]device_spec`` say."""
-        off = {kind for kind in health.OPTIONAL if kind.value not in conf.hpc.health_checks}
+        off = {sign for sign in health.OPTIONAL if sign.value not in conf.hpc.health_checks}
         return cls(
             specs=Specs.parse(conf.pci.device_spec),
             root=Path(conf.hpc.sysfs_root),
             ledger=LedgerFile.from_options(conf.hpc, takes_over=True),
-            kinds=health.ALL - off,
+            signs=health.ALL - off,
         )
 
     def lately(self) -> Reading:
@@ -77,7 +78,7 @@ class Source:
         problems += ledger.problems
         for problem in problems:
             LOG.error("%s", problem)
-        reading = Reading(self.specs, node, ledger, self.kinds, problems)
+        reading = Reading(self.specs, node, ledger, self.signs, problems)
         self._kept.last = (now, reading)
         return reading
 
@@ -100,7 +101,7 @@ class Reading:
     specs: Specs
     node: Node
     ledger: Ledger
-    kinds: frozenset[Kind]
+    signs: frozenset[Sign]
     problems: tuple[str, ...] = ()
     #: Once they are known: what the node's entries offer.
     _offers: list[Offers] = attrs.field(init=False, eq=False, repr=False, factory=list)
@@ -111,10 +112,10 @@ class Reading:
             self._offers.append(self.specs.offers(self.node))
         return dict(self._offers[0])
 
-    def fresh(self) -> dict[str, Finding]:
+    def fresh(self) -> dict[str, Symptom]:
         """The same of everything that is offered, whatever is remembered of it."""
         offers = [offer for offer, _ in self.offers().values()]
-        return health.judge(self.node, offers, None, self.kinds & health.FRESH)
+        return health.judge(self.node, offers, None, self.signs & health.FRESH)
 
     def states(self) -> dict[str, tuple[str, float]]:
         """Address -> state of what is suspect or in quarantine, and when it began."""
@@ -131,12 +132,12 @@ class Reading:
     def judge(
         self,
         offers: Mapping[str, tuple[Offer, Mapping[str, str]]],
-        kinds: frozenset[Kind] = health.ALL,
-    ) -> dict[str, Finding]:
+        signs: frozenset[Sign] = health.ALL,
+    ) -> dict[str, Symptom]:
         """Address -> why the offered device must not be given."""
         return health.judge(
             self.node,
             [offer for offer, _ in offers.values()],
             self.ledger,
-            self.kinds & kinds,
+            self.signs & signs,
         )

@@ -130,6 +130,15 @@ def providers(tree: ProviderTree, nodename: str) -> dict[str, Known]:
     return found
 
 
+@attrs.frozen
+class Said:
+    """What operators are told of a provider that this node does not withhold by itself."""
+
+    text: str
+    #: It is about each of its devices.
+    whole: bool = False
+
+
 class Reserver:
     """Keeps the providers of one node; below the resource tracker's lock but for :meth:`look`."""
 
@@ -147,7 +156,7 @@ class Reserver:
         #: Whether it was said what is reserved by nobody known.
         self._asked = False
         #: Address of a provider -> the word for it, for what nobody here withholds.
-        self._said: Mapping[str, str] = {}
+        self._said: Mapping[str, Said] = {}
 
     # -- the periodic update ------------------------------------------------------
 
@@ -159,12 +168,11 @@ class Reserver:
         """
         self._look = look
         shown: dict[str, str] = {}
-        for address, why in self._said.items():
+        for address, said in self._said.items():
             function = look.node.function(address)
             children = () if function is None else function.virtual_functions
             mine = [each for each in children if each in look.offered]
-            whole = why == reserve.BY_OPERATOR
-            shown.update(dict.fromkeys(mine if mine and whole else [address], why))
+            shown.update(dict.fromkeys(mine if mine and said.whole else [address], said.text))
         return shown
 
     def held(self) -> frozenset[str]:
@@ -437,13 +445,17 @@ def _ask(
 
 def _words(
     records: Mapping[str, Provider], found: Mapping[str, Found]
-) -> Iterable[tuple[str, str]]:
+) -> Iterable[tuple[str, Said]]:
     """What operators are told of what this node does not withhold by itself."""
     for address, record in records.items():
         theirs = min(record.operators, record.total)
         if record.gone is not None:
-            yield address, "the device has vanished; its resource provider is kept and reserved"
+            yield (
+                address,
+                Said("the device has vanished; its resource provider is kept and reserved"),
+            )
         elif theirs >= record.total and not found[address].once:
-            yield address, reserve.BY_OPERATOR
+            yield address, Said(reserve.BY_OPERATOR, whole=True)
         elif theirs and not found[address].once:
-            yield address, f"{theirs} of its {record.total} functions are {reserve.BY_OPERATOR}"
+            text = f"{theirs} of its {record.total} functions are {reserve.BY_OPERATOR}"
+            yield address, Said(text)

@@ -27,7 +27,6 @@ from nova_hpc.placement import flavor
 from nova_hpc.placement.model import Nvlink
 from nova_hpc.tenancy.adapters import step as adapters
 from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
@@ -38,6 +37,7 @@ from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.peer import write as peer_write
 from nova_hpc.tenancy.peer.step import PeerToPeer
 from nova_hpc.tenancy.policy import Rules
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
@@ -201,12 +201,12 @@ class Tenancy:
             for note in tell(step)(instance.uuid, lambda: _view(source.read()), owners):
                 LOG.error("%s", note, instance=instance)
 
-    def sweep(self, reading: Reading, owners: Owners) -> tuple[dict[str, Finding], tuple[str, ...]]:
+    def sweep(self, reading: Reading, owners: Owners) -> tuple[dict[str, Symptom], tuple[str, ...]]:
         """Put free devices in order.
 
         :returns: address -> why one must not be offered; and alarms, one sentence each.
         """
-        found: dict[str, Finding] = {}
+        found: dict[str, Symptom] = {}
         alarms: list[str] = []
         if self.steps:
             ill = reading.fresh()
@@ -313,7 +313,7 @@ def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:
         root=sysfs,
         timeout=timeout,
         reset=lambda address: reset(sysfs, address, timeout, ledger.locks),
-        need_reset=Kind.RESET.value in conf.hpc.health_checks,
+        need_reset=Sign.RESET.value in conf.hpc.health_checks,
     )
     try:
         cleaners = cleaner.load(conf.hpc.cleaners, tools)

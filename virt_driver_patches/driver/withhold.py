@@ -20,7 +20,7 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.claim import hpc_tags
-from nova_hpc.tenancy.health import Finding, Kind
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.wire import device_record, stats
 from virt_driver_patches.driver import contract
@@ -63,7 +63,7 @@ class Withholder:
         resources: dict[str, Any],
         reading: Reading,
         taken: Callable[[], frozenset[str]],
-        more: Mapping[str, Finding] | None = None,
+        more: Mapping[str, Symptom] | None = None,
         look: Look | None = None,
     ) -> None:
         """Edit *resources*, the answer of ``get_available_resource``, in place.
@@ -77,7 +77,7 @@ class Withholder:
         offers = reading.specs.offers(reading.node, reported)
         findings = reading.judge(offers)
         for address, reason in contract.mixed_tags(offers, reading.node).items():
-            findings.setdefault(address, Finding(Kind.UNIT, reason))
+            findings.setdefault(address, Symptom(Sign.UNIT, reason))
         for address, finding in (more or {}).items():
             findings.setdefault(address, finding)
         used = taken() if findings else frozenset()

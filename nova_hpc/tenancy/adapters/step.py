@@ -26,9 +26,9 @@ from nova_hpc.tenancy.adapters.apply import Change
 from nova_hpc.tenancy.adapters.find import Backends, Write
 from nova_hpc.tenancy.adapters.plan import Planner, Prefix, Record, Records, Work, records_of
 from nova_hpc.tenancy.adapters.settings import AdapterError
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Node, address_key
@@ -141,7 +141,7 @@ class Adapters(Step):
             notes = (f"Virtual functions are not offered: {error}",)
         else:
             notes = self._quarantine(failed)
-        return Withheld({each: Finding(Kind.HYGIENE, why) for each, why in failed.items()}, notes)
+        return Withheld({each: Symptom(Sign.UNREADY, why) for each, why in failed.items()}, notes)
 
     def _quarantine(self, failed: Mapping[str, str]) -> tuple[str, ...]:
         """Quarantine what could not be put back; one that is there keeps its reason."""

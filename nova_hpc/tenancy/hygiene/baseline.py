@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.tenancy.policy import Sign, Symptom
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function
-from nova_hpc.wire import capture
+from nova_hpc.wire import announced, capture
 
 _HEADER: Final = 64
 _STANDARD: Final = 256
@@ -334,17 +334,14 @@ def _changed(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
     ):
         for name in sorted((before or {}).keys() & (after or {}).keys()):
             if before and after and before[name] != after[name]:
-                text = f"its {name} is {after[name]} {what}, and was {before[name]}"
-                yield Symptom(Sign.CHANGED, text)
+                yield _change(announced.field(name, what, before[name], after[name]))
     if recorded.bars and recorded.bars != now.bars:
-        text = f"its BARs are {_show(now.bars)}, and were {_show(recorded.bars)}"
-        yield Symptom(Sign.CHANGED, text)
+        yield _change(announced.bars(recorded.bars, now.bars))
     if recorded.capabilities is not None and now.capabilities is not None:
         gone = [each for each in recorded.capabilities if each not in now.capabilities]
         more = [each for each in now.capabilities if each not in recorded.capabilities]
         if gone or more:
-            text = f"its capabilities have changed: {_show(gone)} gone, {_show(more)} new"
-            yield Symptom(Sign.CHANGED, text)
+            yield _change(announced.capabilities(gone, more))
 
 
 def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
@@ -355,9 +352,9 @@ def _passing(recorded: Snapshot, now: Snapshot) -> Iterator[Symptom]:
         yield Symptom(Sign.FUNCTIONS, text)
 
 
-def _show(values: tuple[str, ...] | list[str]) -> str:
-    text = ", ".join(values[:8]) or "none"
-    return text if len(values) <= 8 else f"{text} and {len(values) - 8} more"
+def _change(change: str) -> Symptom:
+    """People read what the ledger has; what an operator accepts goes by the latter alone."""
+    return Symptom(Sign.CHANGED, change, change)
 
 
 def counters_of(recorded: Snapshot, now: Snapshot) -> Snapshot:

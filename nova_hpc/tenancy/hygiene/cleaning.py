@@ -17,7 +17,8 @@ from nova_hpc.tenancy.hygiene.looks import counted, differences_of, errors_of, i
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.owners import Held
-from nova_hpc.tenancy.policy import CAPPED, Moment, Sign, Symptom
+from nova_hpc.tenancy.policy import CAPPED, Moment
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.files import FileError
 from nova_hpc.wire.ledger import Device, Ledger, State
 
@@ -50,8 +51,8 @@ class Cleaning:
                     strict=True,
                 )
             )
-        dirty = {each: found[0].text for each, found in results.items() if isinstance(found, tuple)}
-        dirty |= {each: one.text for each, one in results.items() if isinstance(one, Held)}
+        dirty = {each: one.text for each, one in results.items() if isinstance(one, Held)}
+        dirty |= {each: one[0].reason for each, one in results.items() if isinstance(one, tuple)}
         moment = self.records.moment()
 
         def edit(now: Ledger) -> Mapping[str, Device]:

@@ -14,7 +14,6 @@ from typing import Final
 import attrs
 
 from nova_hpc.tenancy import policy
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.looks import (
@@ -23,9 +22,9 @@ from nova_hpc.tenancy.hygiene.looks import (
     differences_of,
     errors_of,
 )
-from nova_hpc.tenancy.policy import Moment, Rules, Sign, Symptom
+from nova_hpc.tenancy.policy import Moment, Rules
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import Candidate
-from nova_hpc.topology.device import SILENT
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
 
 #: What an operator can expect to change.
@@ -55,14 +54,14 @@ def model_of(device: Device) -> str | None:
 
 def change_of(symptoms: tuple[Symptom, ...]) -> str:
     """How a device differs in what cannot come right by itself; "": it does not."""
-    return "; ".join(each.text for each in symptoms if each.sign is Sign.CHANGED)
+    return "; ".join(each.change for each in symptoms if each.sign is Sign.CHANGED)
 
 
 def judge(
     ledger: Ledger,
     looks: Mapping[str, Snapshot],
     candidates: Mapping[str, Candidate],
-    ill: Mapping[str, Finding],
+    ill: Mapping[str, Symptom],
     roles: Mapping[str, str | None],
     now: Moment,
     rules: Rules,
@@ -88,7 +87,7 @@ def judge(
             symptoms = tuple(one for one in symptoms if one.sign not in EXPECTED)
             notes.append(f"PCI device {each} has changed and is recorded as it is now: {why}")
         found[each] = symptoms
-    found |= {each: (_symptom(finding),) for each, finding in ill.items()}
+    found |= {each: (symptom,) for each, symptom in ill.items()}
     happened = policy.events(
         {each: change for each, one in found.items() if (change := change_of(one))},
         {each: model_of(ledger.device(each)) for each in looks},
@@ -157,15 +156,6 @@ def accepted(device: Device, look: Snapshot, now: Moment) -> Device:
 def renewed(device: Device, look: Snapshot, now: Moment) -> Device:
     """An entry with what a device looks like now for its baseline."""
     return attrs.evolve(device, baseline=look.dumps(), counted=now.up)
-
-
-def _symptom(finding: Finding) -> Symptom:
-    sign = Sign.UNFIT
-    if finding.kind is Kind.PRESENT:
-        sign = Sign.SILENT if SILENT in finding.reason else Sign.ABSENT
-    elif finding.kind is Kind.LINK:
-        sign = Sign.LINK
-    return Symptom(sign, finding.reason)
 
 
 def _recount(device: Device, look: Snapshot, symptoms: tuple[Symptom, ...], now: Moment) -> Device:

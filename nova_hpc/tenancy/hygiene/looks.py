@@ -13,7 +13,8 @@ from nova_hpc.tenancy.health import is_vfio
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.identity import is_known
-from nova_hpc.tenancy.policy import Moment, Rules, Sign, Symptom
+from nova_hpc.tenancy.policy import Moment, Rules
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology import device as topology_device
 from nova_hpc.topology.device import DEVICES

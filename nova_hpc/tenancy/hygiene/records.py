@@ -117,5 +117,5 @@ class Records:
             if device.trial is not None and device.trial.spared:
                 found = [one for one in found if one.sign not in CAPPED]
             if found:
-                reasons[each] = found[0].text
+                reasons[each] = found[0].reason
         return reasons

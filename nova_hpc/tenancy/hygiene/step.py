@@ -23,7 +23,6 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import baseline, judgement
 from nova_hpc.tenancy.hygiene.cleaner import Cleaners
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
@@ -38,8 +37,9 @@ from nova_hpc.tenancy.hygiene.records import Records, clock
 from nova_hpc.tenancy.hygiene.update import Swept, Update
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.policy import Rules, Sign
+from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.service_vm import stage
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.wire.announced import Accepted
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, State
@@ -128,7 +128,7 @@ class Hygiene(Step):
             known = self.records.known()
             # What is no longer there is in no list of what is offered.
             gone = {
-                each: Finding(Kind.PRESENT, "the device is not there")
+                each: Symptom(Sign.ABSENT, "the device is not there")
                 for each, found in known.devices.items()
                 if found.baseline is not None and view.node.function(each) is None
             }
@@ -137,7 +137,7 @@ class Hygiene(Step):
         except LedgerError as error:
             note = f"PCI devices are not offered: {error}"
             swept = Swept(dict.fromkeys(view.roles, str(error)), (note,))
-        findings = {each: Finding(Kind.HYGIENE, why) for each, why in swept.reasons.items()}
+        findings = {each: Symptom(Sign.UNREADY, why) for each, why in swept.reasons.items()}
         return Withheld(findings, swept.notes, swept.alarms)
 
     def unreported(self) -> frozenset[str]:
@@ -168,7 +168,7 @@ class Hygiene(Step):
         entry = now.device(address)
         found = differences_of(entry, look, device.function)
         found += errors_of(entry, look, self.records.moment(), self.rules)
-        return [each.text for each in found]
+        return [each.reason for each in found]
 
     def changes(self, devices: Iterable[Candidate]) -> dict[str, str]:
         """How devices differ from their baselines in what an operator can accept.
@@ -189,7 +189,7 @@ class Hygiene(Step):
             for each, look in looks.items()
         }
         return {
-            each: "; ".join(one.text for one in found if one.sign in judgement.EXPECTED)
+            each: "; ".join(one.reason for one in found if one.sign in judgement.EXPECTED)
             for each, found in differences.items()
             if any(one.sign in judgement.EXPECTED for one in found)
         }
@@ -209,7 +209,7 @@ class Hygiene(Step):
                 accepted = Accepted(model, change, reason)
             for wrong in baseline.wrong(look, idle(device.function)):
                 if not (found_changed and wrong.sign is Sign.MASTER):
-                    raise LedgerError(f"{address}: {wrong.text}")
+                    raise LedgerError(f"{address}: {wrong.reason}")
             ids = self.records.looker.identify([device], {address: look})
             hardware = ids.get(address, f"slot:{address}")
             moment = self.records.moment()
@@ -365,7 +365,7 @@ class Hygiene(Step):
         self,
         offered: Mapping[str, Candidate],
         owners: Owners,
-        ill: Mapping[str, Finding] | None = None,
+        ill: Mapping[str, Symptom] | None = None,
         roles: Mapping[str, str | None] | None = None,
     ) -> dict[str, str]:
         """As :meth:`look`, and only address -> why a device must not be offered."""

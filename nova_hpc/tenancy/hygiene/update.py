@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 import attrs
 
 from nova_hpc.tenancy import identity, policy
-from nova_hpc.tenancy.health import Finding
 from nova_hpc.tenancy.hygiene import baseline, disagreement, judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
@@ -18,6 +17,7 @@ from nova_hpc.tenancy.hygiene.looks import baseline_of, counted, idle, seen, who
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
@@ -44,7 +44,7 @@ class Update:
         self,
         offered: Mapping[str, Candidate],
         owners: Owners,
-        ill: Mapping[str, Finding],
+        ill: Mapping[str, Symptom],
         roles: Mapping[str, str | None] | None = None,
     ) -> Swept:
         """Bring everything in order that the last look has left, or not seen.

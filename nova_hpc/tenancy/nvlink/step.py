@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink import partitions as nvlink
@@ -32,6 +31,7 @@ from nova_hpc.tenancy.nvlink.partitions import (
     Tenancies,
 )
 from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View, Withheld
 from nova_hpc.topology import nvlink as sets
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
@@ -193,7 +193,7 @@ class Links(Step):
         except LedgerError as error:
             found = Swept(dict.fromkeys(self.members(view.sets), str(error)))
         findings = {
-            each: Finding(Kind.NVLINK, why)
+            each: Symptom(Sign.NVLINK, why)
             for each, why in found.reasons.items()
             if each in view.roles
         }

@@ -28,15 +28,15 @@ from typing import ClassVar, Final
 import attrs
 
 from nova_hpc.tenancy import policy
-from nova_hpc.tenancy.health import Finding, Kind
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.policy import Moment, Sign, Symptom
+from nova_hpc.tenancy.policy import Moment
 from nova_hpc.tenancy.service_vm import domain, stage
 from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
 from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.ledger import SOMEBODY, Device, State
@@ -195,7 +195,7 @@ class Cleansing(Step):
         except LedgerError as error:
             note = f"PCI devices with a stage are not offered: {error}"
             lost = {
-                each: Finding(Kind.HYGIENE, str(error))
+                each: Symptom(Sign.UNREADY, str(error))
                 for each, role in view.roles.items()
                 if self.mode(role) is not Mode.NONE
             }
@@ -209,7 +209,7 @@ class Cleansing(Step):
             reason = stage.waiting(known)
             if device.state is not State.OFFERED:
                 reason = f"{reason}: {device.reason}"
-            findings[each] = Finding(Kind.HYGIENE, reason)
+            findings[each] = Symptom(Sign.UNREADY, reason)
         if now.staged or not work.swept:
             self._wake()
         with work.lock:
@@ -455,7 +455,7 @@ class Cleansing(Step):
         for each in roles:
             found = _symptom(each, outcome)
             if found is not None:
-                self._note(f"PCI device {each} has not passed its stage: {found.text}")
+                self._note(f"PCI device {each} has not passed its stage: {found.reason}")
 
     def _settled(
         self,

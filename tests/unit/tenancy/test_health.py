@@ -5,7 +5,8 @@ import attrs
 import pytest
 
 from nova_hpc.tenancy import health
-from nova_hpc.tenancy.health import Finding, Kind, Offer
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import BridgeKind, Function, IommuGroup, Link, Node
 from nova_hpc.wire.ledger import Device, Ledger, State
 
@@ -42,9 +43,9 @@ def bridge(address: str = PORT, group: int = 17, **keywords) -> Function:
     )
 
 
-def reasons(place: Node, *offers: Offer, **keywords) -> dict[str, tuple[Kind, str]]:
+def reasons(place: Node, *offers: Offer, **keywords) -> dict[str, tuple[Sign, str]]:
     found = health.judge(place, offers, **keywords)
-    return {address: (finding.kind, finding.reason) for address, finding in found.items()}
+    return {address: (finding.sign, finding.reason) for address, finding in found.items()}
 
 
 UNMANAGED_VF = Offer(VF0, managed=False)
@@ -67,24 +68,24 @@ def test_unbound_and_vfio_members_do_not_matter():
 def test_a_vf_below_a_switch_without_acs_shares_the_group_with_its_pf(managed):
     place = node(bridge(), function(PF, driver="igb"), function(VF0, physical_function=PF))
     assert reasons(place, Offer(VF0, managed)) == {
-        VF0: (Kind.IOMMU, f"IOMMU group 17 is not viable: {PF} (igb) is in it")
+        VF0: (Sign.IOMMU, f"IOMMU group 17 is not viable: {PF} (igb) is in it")
     }
 
 
 def test_a_host_function_that_is_no_bridge_but_of_the_bridge_class():
     place = node(function(GPU), function("0000:00:00.0", class_code="060000", driver="skx_uncore"))
-    assert reasons(place, Offer(GPU))[GPU][0] is Kind.IOMMU
+    assert reasons(place, Offer(GPU))[GPU][0] is Sign.IOMMU
 
 
 def test_a_member_that_is_not_a_pci_function():
     place = attrs.evolve(node(function(GPU)), iommu_groups=(IommuGroup(17, (GPU, "PNP0C02:00")),))
     assert reasons(place, Offer(GPU)) == {
-        GPU: (Kind.IOMMU, "IOMMU group 17 is not viable: PNP0C02:00 is in it")
+        GPU: (Sign.IOMMU, "IOMMU group 17 is not viable: PNP0C02:00 is in it")
     }
 
 
 def test_without_an_iommu():
-    assert reasons(node(function(GPU, group=None)), Offer(GPU))[GPU][0] is Kind.IOMMU
+    assert reasons(node(function(GPU, group=None)), Offer(GPU))[GPU][0] is Sign.IOMMU
 
 
 class TestUnits:
@@ -95,7 +96,7 @@ class TestUnits:
         found = reasons(self.place(), Offer(VF0), Offer(VF1))
         assert set(found) == {VF0, VF1}
         assert found[VF0] == (
-            Kind.UNIT,
+            Sign.UNIT,
             "IOMMU group 17 has 2 assignable functions, which device_spec does not tag as "
             f"one unit (hpc_group={VF0})",
         )
@@ -110,15 +111,15 @@ class TestUnits:
     def test_a_pf_and_its_vf_are_never_given_together(self):
         place = node(function(PF), function(VF0, physical_function=PF))
         found = reasons(place, Offer(PF, unit=PF), Offer(VF0, unit=PF))
-        assert {kind for kind, _ in found.values()} == {Kind.UNIT}
+        assert {kind for kind, _ in found.values()} == {Sign.UNIT}
         assert set(found) == {PF, VF0}
 
     def test_one_bad_member_takes_the_unit_with_it(self):
         place = node(function(VF0), function(VF1, reset_methods=()))
         found = reasons(place, Offer(VF0, unit=VF0), Offer(VF1, unit=VF0))
-        assert found[VF1] == (Kind.RESET, "no way to reset it between two guests")
+        assert found[VF1] == (Sign.RESET, "no way to reset it between two guests")
         assert found[VF0] == (
-            Kind.RESET,
+            Sign.RESET,
             f"{VF1} of the same IOMMU group must not be given: "
             "no way to reset it between two guests",
         )
@@ -135,7 +136,7 @@ def test_the_wrong_driver_matters_where_nobody_changes_it():
     place = node(function(GPU, driver="nvidia"))
     assert reasons(place, Offer(GPU, managed=True)) == {}
     kind, reason = reasons(place, Offer(GPU, managed=False))[GPU]
-    assert kind is Kind.DRIVER
+    assert kind is Sign.DRIVER
     assert "driver nvidia" in reason
     assert "managed=no" in reason
     unbound = node(function(GPU, driver=None))
@@ -149,7 +150,7 @@ class TestLink:
         return node(port, function(GPU, link=link, path=("0000:40:00.0",), **keywords))
 
     def test_narrower_than_both_ends(self):
-        assert reasons(self.place(8), Offer(GPU)) == {GPU: (Kind.LINK, "link is x8, can be x16")}
+        assert reasons(self.place(8), Offer(GPU)) == {GPU: (Sign.LINK, "link is x8, can be x16")}
 
     def test_full_width_at_low_speed_is_idle_and_not_ill(self):
         assert reasons(self.place(16), Offer(GPU)) == {}
@@ -172,37 +173,37 @@ class TestLink:
             ),
             iommu_groups=(*place.iommu_groups, IommuGroup(18, (VF0,))),
         )
-        assert reasons(place, Offer(VF0))[VF0][0] is Kind.LINK
+        assert reasons(place, Offer(VF0))[VF0][0] is Sign.LINK
 
 
 def test_reset():
     assert reasons(node(function(GPU, reset_methods=None)), Offer(GPU)) == {}
-    assert reasons(node(function(GPU, reset_methods=())), Offer(GPU))[GPU][0] is Kind.RESET
+    assert reasons(node(function(GPU, reset_methods=())), Offer(GPU))[GPU][0] is Sign.RESET
 
 
 def test_quarantine_reaches_the_virtual_functions():
     place = node(function(VF0, physical_function=PF))
     ill = Ledger({PF: Device(state=State.QUARANTINED, reason="port flaps")})
     assert reasons(place, Offer(VF0), ledger=ill) == {
-        VF0: (Kind.QUARANTINE, "in quarantine: port flaps")
+        VF0: (Sign.QUARANTINE, "in quarantine: port flaps")
     }
 
 
 def test_a_device_that_vanished_or_cannot_be_read():
-    assert reasons(node(), Offer(GPU)) == {GPU: (Kind.PRESENT, "the device is not there")}
+    assert reasons(node(), Offer(GPU)) == {GPU: (Sign.ABSENT, "the device is not there")}
     odd = node(function(GPU, unknown="no class"))
-    assert reasons(odd, Offer(GPU)) == {GPU: (Kind.PRESENT, "no class")}
-    assert reasons(node(bridge()), Offer(PORT))[PORT][0] is Kind.PRESENT
+    assert reasons(odd, Offer(GPU)) == {GPU: (Sign.ABSENT, "no class")}
+    assert reasons(node(bridge()), Offer(PORT))[PORT][0] is Sign.ABSENT
 
 
-def test_only_the_kinds_that_are_asked_for():
+def test_only_the_signs_that_are_asked_for():
     place = node(function(GPU, reset_methods=()))
-    assert reasons(place, Offer(GPU), kinds=health.ALL - {Kind.RESET}) == {}
-    assert reasons(place, Offer(GPU), kinds=health.DANGER) == {}
+    assert reasons(place, Offer(GPU), signs=health.ALL - {Sign.RESET}) == {}
+    assert reasons(place, Offer(GPU), signs=health.DANGER) == {}
 
 
 def test_the_user_reads_no_address():
-    for kind in Kind:
-        text = Finding(kind, f"because of {GPU}").user
+    for sign in Sign:
+        text = Symptom(sign, f"because of {GPU}").user
         assert text
         assert ":" not in text

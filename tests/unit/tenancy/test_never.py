@@ -139,14 +139,14 @@ def test_product_data_that_cannot_be_read(node):
     (node.devices / PF / "vpd").write_bytes(MANAGER[:30])
     os.mkfifo(node.devices / NIC / "vpd")
     found = step(node).reasons(view(node), ALL)
-    assert "its VPD is broken" in found[PF]
+    assert "its VPD is broken" in found[PF].reason
     assert GPU not in found
 
     def hangs(address):
         raise FileError("it did not answer within 10 seconds")
 
     first = step(node, hangs)
-    assert "did not answer" in first.reasons(view(node), ALL)[NIC]
+    assert "did not answer" in first.reasons(view(node), ALL)[NIC].reason
     (node.devices / PF / "vpd").write_bytes(PLAIN)
     assert step(node, lambda address: None).reasons(view(node), ALL) == {}
 
@@ -175,5 +175,5 @@ def test_a_model_that_does_not_come_back(node):
     node.config(GPU, vendor=0x1002, device=0x74A1)
     found = step(node).reasons(view(node), ALL)
     assert found.keys() == {GPU}
-    assert "MI300X" in found[GPU]
+    assert "MI300X" in found[GPU].reason
     assert step(node, anyway=frozenset({"1002:74a1"})).reasons(view(node), ALL) == {}

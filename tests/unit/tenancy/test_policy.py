@@ -19,14 +19,13 @@ from nova_hpc.tenancy.policy import (
     Event,
     Moment,
     Rules,
-    Sign,
-    Symptom,
     as_event,
     due,
     events,
     settle,
     step,
 )
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.wire.ledger import Device, State, Trial
 
 RULES = Rules()
@@ -282,7 +281,9 @@ def test_the_same_change_at_many_is_one_event():
     found = {each: symptom(Sign.CHANGED) for each in models}
     after = as_event(found, [event])
     assert {each for each, one in after.items() if one[0].sign is Sign.CHANGED} == {"gpu3", "vf"}
-    assert {one[0].text for each, one in after.items() if one[0].sign is Sign.MODEL} == {event.text}
+    assert {one[0].reason for each, one in after.items() if one[0].sign is Sign.MODEL} == {
+        event.text
+    }
     assert "nova-hpc device accept --model 10de:2330" in event.text
 
 

@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from nova_hpc.tenancy.health import Kind
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
 from nova_hpc.tenancy.nvlink.backend import Backend, Settings
 from nova_hpc.tenancy.nvlink.partitions import FabricError, Partition
 from nova_hpc.tenancy.nvlink.step import Links
+from nova_hpc.tenancy.sign import Sign
 from nova_hpc.tenancy.step import RefusedError, StepError, Tenant, View
 from nova_hpc.topology import sysfs
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
@@ -77,7 +77,7 @@ def test_a_lost_ledger_refuses_and_withholds_and_never_raises(node):
     (note,) = step.after_end(SERVER, lambda: view(node), node.owners())
     assert note.startswith("PCI devices are not clean yet: the ledger ")
     found = step.withhold(view(node), node.owners())
-    assert {each.kind for each in found.findings.values()} == {Kind.HYGIENE}
+    assert {each.sign for each in found.findings.values()} == {Sign.UNREADY}
     assert found.findings.keys() == {GPU, OTHER}
     with pytest.raises(LedgerError):
         step.unreported()
