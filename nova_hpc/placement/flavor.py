@@ -33,6 +33,8 @@ FABRIC_POLICY: Final = "hpc:fabric_policy"
 #: Nova's own key, and the policy that Nova follows where nobody sets it.
 NUMA_POLICY: Final = "hw:pci_numa_affinity_policy"
 LEGACY: Final = "legacy"
+#: Nova's key for devices of Cyborg (nova/accelerator/cyborg.py).
+DEVICE_PROFILE: Final = "accel:device_profile"
 
 #: The legal words of each key that takes one word.
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -153,6 +155,13 @@ def build_request(
             f"{AFFINITY} is missing ({present or 'no hpc: key'} is set); "
             f"add it, one of {', '.join(WORDS[AFFINITY])}"
         )
+    if extra_specs.get(DEVICE_PROFILE):
+        # Cyborg binds its devices after the host was chosen, and Nova tells nobody where they sit.
+        raise FlavorError(
+            f"{DEVICE_PROFILE}={_shown(extra_specs[DEVICE_PROFILE])} asks Cyborg for devices, and "
+            f"nobody knows where they sit before they are bound, so {AFFINITY} cannot place them; "
+            "ask for all devices with pci_passthrough:alias, or remove the hpc: keys"
+        )
     level = Level.from_word(extra_specs[AFFINITY])
     policy = Policy(extra_specs.get(AFFINITY_POLICY, Policy.REQUIRED.value))
     if not wants and not ports:
@@ -208,33 +217,43 @@ def build_request(
         apart=extra_specs.get(GROUP_POLICY) == ISOLATE,
         roles=roles or {},
         ports=dealt,
+        numa_policy=effective,
+        mirror=extra_specs.get(GUEST_TOPOLOGY) == WORDS[GUEST_TOPOLOGY][0],
     )
 
 
-def _check_numa_policy(level: Level, policy: Policy, effective: str, has_cells: bool) -> None:
-    """The table between ``hpc:affinity`` and Nova's own NUMA policy.
+def numa_policies(level: Level, policy: Policy) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nova's NUMA policies that go with a wish: those it needs, and those that contradict it.
 
     Nova drops devices off the guest's cells under ``legacy`` and ``required``
     and those off its sockets under ``socket``; without cells it drops none, so
     then only open contradictions are refused.
     """
+    if policy is Policy.PREFERRED or level is Level.HOST:
+        return ("preferred",), ("required",)
+    if level is Level.SOCKET:
+        return ("socket", "preferred"), ("required",)
+    return ("required", "preferred"), ("socket",)
+
+
+def goes_with(level: Level, policy: Policy, effective: str, has_cells: bool) -> bool:
+    """Whether a wish can be met under the NUMA policy that Nova follows."""
+    good, bad = numa_policies(level, policy)
+    return effective not in bad and (not has_cells or effective in good)
+
+
+def _check_numa_policy(level: Level, policy: Policy, effective: str, has_cells: bool) -> None:
+    """The table between ``hpc:affinity`` and Nova's own NUMA policy."""
+    if goes_with(level, policy, effective, has_cells):
+        return
     mine = f"{AFFINITY}={level.word}"
     if policy is Policy.PREFERRED:
         mine += f" with {AFFINITY_POLICY}=preferred"
-    good: tuple[str, ...]
-    bad: tuple[str, ...]
-    if policy is Policy.PREFERRED or level is Level.HOST:
-        good, bad = ("preferred",), ("required",)
-    elif level is Level.SOCKET:
-        good, bad = ("socket", "preferred"), ("required",)
-    else:
-        good, bad = ("required", "preferred"), ("socket",)
-    if effective in bad or (has_cells and effective not in good):
-        default = " (Nova's default)" if effective == LEGACY else ""
-        raise FlavorError(
-            f"{mine} needs {NUMA_POLICY} to be {' or '.join(good)}, "
-            f"it is {_shown(effective)}{default}"
-        )
+    default = " (Nova's default)" if effective == LEGACY else ""
+    raise FlavorError(
+        f"{mine} needs {NUMA_POLICY} to be {' or '.join(numa_policies(level, policy)[0])}, "
+        f"it is {_shown(effective)}{default}"
+    )
 
 
 def _shown(value: str) -> str:

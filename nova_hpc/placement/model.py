@@ -114,6 +114,10 @@ class Request:
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
     #: Neutron's direct ports, which are dealt to the groups.
     ports: tuple[Ports, ...] = ()
+    #: What Nova follows for devices off the guest's cells; None: whoever asks does not say.
+    numa_policy: str | None = None
+    #: The guest's tree of devices mirrors the host's: none may be off its cells.
+    mirror: bool = False
 
 
 @attrs.frozen
@@ -193,10 +197,11 @@ class Unmet(enum.IntEnum):
 
     OTHER = 0  # the host cannot be used
     DEVICES = 1  # so many devices
-    TOGETHER = 2  # at the level of hpc:affinity
-    PORTS = 3  # with a function of an adapter for each direct port
-    NVLINK = 4  # in whole NVLink sets
-    BESIDE = 5  # next to free CPUs and memory
+    KNOWN = 2  # of which it is known on which NUMA node they are
+    TOGETHER = 3  # at the level of hpc:affinity
+    PORTS = 4  # with a function of an adapter for each direct port
+    NVLINK = 5  # in whole NVLink sets
+    BESIDE = 6  # next to free CPUs and memory
 
 
 @attrs.frozen

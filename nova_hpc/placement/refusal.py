@@ -13,7 +13,16 @@ from collections.abc import Iterable
 from typing import Final
 
 from nova_hpc.placement.apart import GROUP_POLICY
-from nova_hpc.placement.flavor import AFFINITY, AFFINITY_POLICY, GROUP, NUMA_POLICY, NVLINK
+from nova_hpc.placement.flavor import (
+    AFFINITY,
+    AFFINITY_POLICY,
+    GROUP,
+    GUEST_TOPOLOGY,
+    NUMA_POLICY,
+    NVLINK,
+    goes_with,
+    numa_policies,
+)
 from nova_hpc.placement.model import Miss, Policy, Request, Unmet, Want
 from nova_hpc.placement.solver.reasons import PLACES
 from nova_hpc.topology.level import Level
@@ -36,7 +45,11 @@ def sentence(request: Request, unmet: Unmet) -> str:
     """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``."""
     if unmet is Unmet.OTHER:
         return "No host with such devices can be used at this moment; ask the cloud's operator"
-    return f"No host has {_wish(request, unmet)}; {' or '.join(_help(request, unmet))} may help"
+    cure = f"{' or '.join(_help(request, unmet))} may help"
+    if unmet is Unmet.KNOWN:
+        devices = _devices(request.wants)
+        return f"No host with {devices} free says on which NUMA node they are; {cure}"
+    return f"No host has {_wish(request, unmet)}; {cure}"
 
 
 def unplaced(wants: Iterable[Want]) -> str:
@@ -85,11 +98,15 @@ def _help(request: Request, unmet: Unmet) -> list[str]:
     if unmet is Unmet.DEVICES:
         return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
     found = [f"{GROUP_POLICY} none"] if request.apart else []
+    if unmet is Unmet.KNOWN:
+        # A wider level is not met either, as long as nobody says where the devices are.
+        return [_preferred(request), *found]
     if unmet is Unmet.NVLINK:
         found.append(f"{NVLINK} preferred")
     if request.policy is Policy.REQUIRED and request.level in _WIDER:
-        found.append(f"{AFFINITY} {_WIDER[request.level].word}")
-        found.append(f"{AFFINITY_POLICY} preferred")
+        wider = _WIDER[request.level]
+        found.append(_changed(request, f"{AFFINITY} {wider.word}", wider, request.policy))
+        found.append(_preferred(request))
     elif request.on_cells:
         found.append(f"{NUMA_POLICY} preferred")
     if unmet is Unmet.TOGETHER and len(request.groups) == 1 and request.groups[0].size > 1:
@@ -97,3 +114,19 @@ def _help(request: Request, unmet: Unmet) -> list[str]:
     if unmet is Unmet.BESIDE:
         found.append("fewer CPUs")
     return found[:3] or ["fewer devices"]
+
+
+def _preferred(request: Request) -> str:
+    return _changed(request, f"{AFFINITY_POLICY} preferred", request.level, Policy.PREFERRED)
+
+
+def _changed(request: Request, change: str, level: Level, policy: Policy) -> str:
+    """The change, with those of other keys without which the flavor would be refused."""
+    more = []
+    effective = request.numa_policy
+    if effective is not None and not goes_with(level, policy, effective, bool(request.cells)):
+        more.append(f"{NUMA_POLICY} {numa_policies(level, policy)[0][0]}")
+    off_cells = policy is Policy.PREFERRED or level > Level.NUMA
+    if request.mirror and request.cells and off_cells:
+        more.append(f"{GUEST_TOPOLOGY} numa")
+    return f"{change} with {' and '.join(more)}" if more else change

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from unittest import mock
 
+from nova.tests import fixtures as nova_fixtures
 from nova.tests.functional.api import client
 from oslo_serialization import jsonutils
 
@@ -100,6 +101,11 @@ class BadFlavorTest(base.HpcServersTest):
 
     def test_unknown_name_in_group(self) -> None:
         self.assert_refused(PAIR | {"hpc:group": "fpga:1"}, "hpc:group", "fpga")
+
+    def test_device_profile_of_cyborg(self) -> None:
+        self.useFixture(nova_fixtures.CyborgFixture())
+        profile = nova_fixtures.CyborgFixture.dp_name
+        self.assert_refused(PAIR | {"accel:device_profile": profile}, "asks Cyborg for devices")
 
     def test_socket_policy_with_switch(self) -> None:
         self.assert_refused(

@@ -105,6 +105,9 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
     widest = Rank.of(request.level) if request.policy is Policy.REQUIRED else Rank.HOST
     if request.on_cells:
         widest = min(widest, Rank.NUMA)
+    unknown = _unknown_miss(request, demand, site, widest)
+    if unknown is not None:
+        return unknown
     if most_groups(demand, site, Stage(widest, Rank.HOST)) < demand.groups:
         text = _level_text(demand, site, request, widest.level)
         return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
@@ -114,6 +117,26 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
         text = f"{counts(demand.names, have)} free, but in no combination that was found"
         return Miss(operator=text, user=text, unmet=Unmet.TOGETHER)
     return _cells_miss(request, demand, site, widest)
+
+
+def _unknown_miss(request: Request, demand: Demand, site: Site, widest: Rank) -> Miss | None:
+    """Too few of the devices say on which NUMA node they are; None: it is not that."""
+    if widest is Rank.HOST or (not request.cells and widest < Rank.NUMA):
+        return None
+    rank = max(widest, Rank.NUMA)
+    known = capacities(each for each in site.items if each.region(rank) is not None)
+    have = [demand.serving(known, i) for i in range(len(demand.names))]
+    need = [demand.groups * count for count in demand.per_group]
+    if all(number >= least for number, least in zip(have, need, strict=True)):
+        return None
+    caps = capacities(site.items)
+    free = [demand.serving(caps, i) for i in range(len(demand.names))]
+    text = (
+        f"{counts(demand.names, free)} free, but only of {counts(demand.names, have)} is it known "
+        f"on which NUMA node they are (needs {counts(demand.names, need)})"
+    )
+    where = f"{text}; nova-hpc doctor on the node says what helps"
+    return Miss(operator=where, user=text, unmet=Unmet.KNOWN)
 
 
 def _nvlink_miss(request: Request, demand: Demand, links: Links) -> Miss:

@@ -335,3 +335,15 @@ def test_the_need_of_nvlink_is_in_the_request(word: str | None, need: Nvlink) ->
     specs = {"hpc:affinity": "host"} | ({} if word is None else {"hpc:nvlink": word})
     request = build_request(specs, (Want("k", "gpu", 2),), ())
     assert request.nvlink is need
+
+
+@pytest.mark.parametrize("level", ["switch", "host"])
+def test_devices_of_cyborg_are_refused_with_the_reason(level: str) -> None:
+    """Their place is known when they are bound, and that is after the host was chosen."""
+    specs = {"hpc:affinity": level, "accel:device_profile": "fpga-a"}
+    with pytest.raises(FlavorError, match=r"accel:device_profile='fpga-a' asks Cyborg") as raised:
+        build_request(specs, [Want("0", "gpu", 1)], ())
+    assert "remove the hpc: keys" in str(raised.value)
+    # Ours or theirs alone.
+    build_request({"hpc:affinity": level}, [Want("0", "gpu", 1)], ())
+    assert not flavor.has_hpc_keys({"accel:device_profile": "fpga-a"})

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a refused user is advised: it makes a flavor that is taken, and where it can, a server."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from nova_hpc.placement import flavor, refusal
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.model import Cell, Host, HostNode, Pool, Request, Unmet, Want
+from nova_hpc.topology.level import Location
+
+NUMA = flavor.NUMA_POLICY
+LEVELS, POLICIES = flavor.WORDS[flavor.AFFINITY], (None, "preferred")
+NOVA = ("legacy", "required", "preferred", "socket", None)
+
+
+def host(numa: int | None = None, socket: int | None = None) -> Host:
+    """Two NUMA nodes on two sockets; GPUs in pairs below two switches, wherever they are."""
+    pools = tuple(
+        Pool(
+            id=f"gpu{number}",
+            name=f"0000:{number:02x}:00.0",
+            location=Location(numa, socket, f"pci{number // 2}", (f"switch{number // 2}",)),
+            free=1,
+            serves=frozenset({"gpu"}),
+            role="gpu",
+        )
+        for number in range(4)
+    )
+    nodes = tuple(
+        HostNode(number, socket=number, dedicated_cpus=16, pages={2048: 9000})
+        for number in range(2)
+    )
+    return Host("node7", pools, nodes)
+
+
+def request(specs: Mapping[str, str], cells: int, count: int = 2) -> Request:
+    guest = tuple(Cell(number, 4, 1 << 20, 2048) for number in range(cells))
+    return flavor.build_request(specs, [Want("gpu", "gpu", count)], guest)
+
+
+def flavors() -> Iterator[tuple[dict[str, str], int]]:
+    """Every flavor that is taken, by the keys that contradict each other."""
+    for level, policy, nova, mode, cells in itertools.product(
+        LEVELS, POLICIES, NOVA, (None, "mirror"), range(3)
+    ):
+        pairs = (flavor.AFFINITY, level), (flavor.AFFINITY_POLICY, policy), (NUMA, nova)
+        specs = {key: value for key, value in pairs if value is not None}
+        specs |= {flavor.GUEST_TOPOLOGY: mode} if mode else {}
+        try:
+            request(specs, cells)
+        except flavor.FlavorError:
+            continue
+        yield specs, cells
+
+
+def advised(sentence: str) -> list[dict[str, str]]:
+    """Each advice of a sentence that changes the flavor: key -> value."""
+    text = sentence.partition("; ")[2].removesuffix(" may help")
+    found = []
+    for one in text.split(" or "):
+        words = one.replace(" with ", " and ").split(" and ")
+        pairs = [re.fullmatch(r"(h\w+:\w+) (\w+)", word) for word in words]
+        if all(pairs):
+            found.append({each[1]: each[2] for each in pairs})
+    return found
+
+
+def test_every_advice_makes_a_flavor_that_is_taken() -> None:
+    """Whatever wish is not met; before, half of them were refused as well."""
+    seen = 0
+    for (specs, cells), unmet in itertools.product(list(flavors()), Unmet):
+        asked = request(specs, cells)
+        for change in advised(refusal.sentence(asked, unmet)):
+            seen += 1
+            request({**specs, **change}, cells)
+    assert seen > 500
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_devices_of_which_nobody_knows_the_numa_node(cells: int) -> None:
+    """No pinned server that wishes a place can have them; each advice gives it a server."""
+    refused = 0
+    for specs, number in flavors():
+        if number != cells:
+            continue
+        asked = request(specs, cells)
+        answer = choose(asked, host())
+        if answer.sets:
+            assert "preferred" in specs.values()
+            continue
+        refused += 1
+        assert answer.miss is not None
+        assert answer.miss.unmet is Unmet.KNOWN
+        assert "4 gpu free, but only of 0 gpu is it known on which NUMA node" in answer.miss.user
+        assert "nova-hpc doctor" in answer.miss.operator
+        said = refusal.sentence(asked, refusal.nearest([answer.miss]))
+        assert said.startswith("No host with 2 gpu free says on which NUMA node they are; ")
+        changes = advised(said)
+        assert changes
+        for change in changes:
+            assert choose(request({**specs, **change}, cells), host()).sets, (specs, change)
+        mirror = specs.get(flavor.GUEST_TOPOLOGY) == "mirror"
+        assert all((flavor.GUEST_TOPOLOGY in each) is mirror for each in changes)
+    assert refused > 8
+
+
+def test_a_host_whose_devices_are_too_few_is_not_the_nearest() -> None:
+    asked = request({flavor.AFFINITY: "switch", NUMA: "required"}, 1)
+    few = choose(asked, Host("a", host().pools[:1], host().nodes)).miss
+    unknown = choose(asked, host()).miss
+    known = choose(asked, Host("b", host(0, 0).pools[1:3], host().nodes)).miss
+    assert few is not None
+    assert unknown is not None
+    assert known is not None
+    assert refusal.nearest([few, unknown]) is Unmet.KNOWN
+    assert refusal.nearest([few, unknown, known]) is Unmet.TOGETHER
+
+
+def test_where_the_numa_node_does_not_matter_nothing_is_said_of_it() -> None:
+    """A guest that is not pinned can be below one switch wherever that is."""
+    specs = {flavor.AFFINITY: "switch"}
+    assert choose(request(specs, 0), host()).sets
+    miss = choose(request(specs, 0, 4), host()).miss
+    assert miss is not None
+    assert miss.unmet is Unmet.TOGETHER
+    assert choose(request({flavor.AFFINITY: "switch", NUMA: "required"}, 1), host(1, 1)).sets
