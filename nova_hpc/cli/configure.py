@@ -14,12 +14,14 @@ import attrs
 
 from nova_hpc.cli import (
     configure_ask,
+    configure_entries,
     configure_options,
     configure_write,
     include_files,
     layout_files,
     node_config,
     node_file,
+    spec_edit,
 )
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.offer import (
@@ -30,8 +32,10 @@ from nova_hpc.offer import (
     node_wishes,
     nvlink_sets,
     readiness,
+    replacement,
     roles,
     settings,
+    spec_entries,
 )
 from nova_hpc.offer.configured import Configured, HeldBack, Loss
 from nova_hpc.offer.declaration import EVERY, Declaration, DeclarationError
@@ -87,20 +91,23 @@ class Configure(List):
         spec, result = work.render()
         parts = work.parts(spec)
         files = {
-            name: include_files.owned(text) for name, text in work.files(parts, result).items()
+            name: include_files.owned(text)
+            for name, text in work.files(parts, spec, result).items()
         }
         work.tell(spec, result if parts else None)
         losses = [
             loss for part in parts for loss in result.losses[part] if not loss.meant(args.replace)
         ]
+        edits = work.edits(spec) if settings.COMPUTE in parts else []
         if losses and not args.dry_run:
             raise _refusal(losses)
         if args.write is None:
             return Answer(("File", "Content"), list(files.items()), show=lambda: _show(files))
         # What was said counts the next time, too, also where nothing is offered by it.
-        said = parts or work.declared != NodeDeclaration()
-        change = work.file.change(work.declared) if said else None
-        rows = writer.write(args.config, files, change)
+        declared = work.remembered(spec) if settings.COMPUTE in parts else work.declared
+        said = parts or declared != NodeDeclaration()
+        change = work.file.change(declared) if said else None
+        rows = writer.write(args.config, files, change, edits)
         if losses:
             raise _refusal(losses)
         return Answer(("File", "State"), rows)
@@ -137,6 +144,8 @@ class Work:
     identified: node_file.Identified
     #: Addresses that the file names by numbers which stand for serial numbers.
     stand_ins: tuple[str, ...] = ()
+    #: The entries of others that are to be taken out.
+    taken: configure_entries.Taken = attrs.field(factory=configure_entries.Taken)
 
     @classmethod
     def read(cls, args: argparse.Namespace) -> Work:
@@ -152,6 +161,7 @@ class Work:
         told = node_config.told(
             args.config, args.write, settings.PLACEMENT in parts, layout_files.merged(args, node)
         )
+        told = attrs.evolve(told, configured=configure_entries.translated(told.configured, node))
         file = node_file.read(
             args.declaration, here, args.write, layout_files.declaration(args, node)
         )
@@ -189,6 +199,7 @@ class Work:
             whole=node_wishes.find(wishes.whole_pf, hardware, node),
             identified=identified,
             stand_ins=tuple(stand_ins),
+            taken=configure_entries.taken(args.replace, told.configured.other_device_spec),
         )
 
     def table(self) -> roles.Roles:
@@ -254,6 +265,7 @@ class Work:
             mine,
             identity={**identity, **mine.identity},
             networks=configured.networks(before, node, table, mine.networks),
+            kept=self.kept(table),
         )
         declaration.check(node, table)
         # The others are only named, so wishes about single devices are not theirs.
@@ -288,6 +300,51 @@ class Work:
             )
         return lines
 
+    def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
+        """Address -> what an entry of others says of a device, and ours goes on saying."""
+        # A class that was named for the role counts; that it changes is a loss of its own.
+        named = {
+            role
+            for role, wish in node_wishes.names(self.wishes)
+            if wish.resource_class is not None or wish.identity == Form.CLASS.value
+        }
+        found = replacement.kept_keys(
+            self.told.configured.device_spec, self.node, self.wishes.kept or {}
+        )
+        for address, said in found.items():
+            function = self.node.function(address)
+            if function is not None and table.role_of(function, self.node) in named:
+                said.pop("resource_class", None)
+        return found
+
+    def remembered(self, spec: device_spec.DeviceSpec) -> NodeDeclaration:
+        """The declaration, with what entries that may be taken out have said."""
+        kept = configure_entries.to_remember(self.kept(self.table()), spec)
+        return node_wishes.keep(self.declared, self.node.hostname, kept)
+
+    def plan(self, spec: device_spec.DeviceSpec) -> replacement.Plan:
+        """What becomes of the entries of others."""
+        return replacement.plan(
+            self.told.configured.other_device_spec,
+            spec.lines(),
+            self.node,
+            self.taken.lines,
+            # The files of a layout say again what others have said.
+            translate=self.args.layout != layouts.PLAIN,
+        )
+
+    def edits(self, spec: device_spec.DeviceSpec) -> list[include_files.Change]:
+        """What changes in files of others; in a layout theirs are not what counts.
+
+        :raises include_files.IncludeError: an entry is not found, or not once.
+        """
+        plan = self.plan(spec)
+        if self.args.layout != layouts.PLAIN or not (plan.removed or plan.rewritten):
+            return []
+        return spec_edit.changes(
+            node_config.others(self.args.config, self.args.write), plan.removed, plan.rewritten
+        )
+
     def render(self) -> tuple[device_spec.DeviceSpec, settings.Settings]:
         """What the node offers, and the texts of all files."""
         args, node, wishes = self.args, self.node, self.wishes
@@ -309,6 +366,10 @@ class Work:
             others=[device_spec.build(_read(path), table, offered.named) for path in args.also],
             before=self.before(),
         )
+        if settings.COMPUTE in (args.part or settings.PARTS):
+            more = configure_entries.losses(self.plan(spec), spec, node)
+            mine = [*result.losses[settings.COMPUTE], *more]
+            result = attrs.evolve(result, losses={**result.losses, settings.COMPUTE: mine})
         stays = [
             f"The role {old} stays: a node that is configured now has {new} for these devices."
             for new, old in sorted(table.kept.items())
@@ -316,7 +377,7 @@ class Work:
         ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
         said = [f"{each.seen} {each.cure}" for each in ready]
         said += self._stock(spec)
-        remarks = (*result.remarks, *stays, *offered.withheld.notes, *said)
+        remarks = (*result.remarks, *stays, *offered.withheld.notes, *said, *self.taken.notes)
         return spec, attrs.evolve(result, remarks=remarks)
 
     def _stock(self, spec: device_spec.DeviceSpec) -> list[str]:
@@ -331,19 +392,23 @@ class Work:
             for role in configured.by_ids(before, self.node, table)
             if role in offered and role not in chosen
         ]
-        hidden = configured.hidden((*before.device_spec, *spec.lines()), self.node)
-        if hidden:
-            lines.append(
-                f"{', '.join(hidden)}: an entry of device_spec of yours comes first, so the one "
-                "with tags does not count: take yours out when the other is written."
-            )
-        return lines
+        return [
+            *lines,
+            *configure_entries.say_hidden(self.plan(spec).others, spec.lines(), self.node),
+        ]
 
-    def files(self, parts: Sequence[str], result: settings.Settings) -> dict[str, str]:
+    def files(
+        self, parts: Sequence[str], spec: device_spec.DeviceSpec, result: settings.Settings
+    ) -> dict[str, str]:
         """Name -> text of each file, in the layout that is asked for."""
         if self.args.layout == layouts.PLAIN:
             return {settings.file_name(part): result.files[part] for part in parts}
-        return layout_files.files(self.args, self.node, parts, result, self.told.others)
+        plan = self.plan(spec)
+        others = {
+            **self.told.others,
+            "pci": {**self.told.others["pci"], "device_spec": plan.others},
+        }
+        return layout_files.files(self.args, self.node, parts, result, others)
 
     def parts(self, spec: device_spec.DeviceSpec) -> list[str]:
         """What is printed or written: of a node without devices only what it has, or is named."""
@@ -403,13 +468,11 @@ def _check_node(node: Node) -> None:
 
 def _refusal(losses: Sequence[Loss]) -> CommandError:
     """What would be lost, one line each, and how it is kept or given up."""
-    return CommandError(
-        "\n".join(f"{loss.text}: --replace {loss.name} where it is meant" for loss in losses)
-    )
+    return CommandError("\n".join(loss.refusal for loss in losses))
 
 
 def _objects(texts: Sequence[str]) -> list[object]:
-    return [configured.read(text) for text in texts]
+    return [spec_entries.read(text) for text in texts]
 
 
 def _show(files: Mapping[str, str]) -> None:

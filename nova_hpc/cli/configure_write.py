@@ -56,20 +56,27 @@ class Writer:
     say: Callable[..., None]
 
     def write(
-        self, words: Sequence[str], files: Mapping[str, str], declaration: Change | None
+        self,
+        words: Sequence[str],
+        files: Mapping[str, str],
+        declaration: Change | None,
+        edits: Sequence[Change] = (),
     ) -> list[tuple[str, str]]:
         """Show the differences and write; every file and what became of it.
 
         :param words: where Nova's services look for their configuration.
         :param files: name -> text.
         :param declaration: the node's, where it changes.
+        :param edits: of files of others, which are written last.
         """
         assert self.folder is not None
         changes = include_files.compare(self.folder, files)
         if declaration is not None:
             changes.append(declaration)
         states = {str(self.folder / name): "unchanged" for name in files}
-        return self._do(words, changes, states, len(files) + (declaration is not None))
+        changes += edits
+        count = len(files) + (declaration is not None) + len(edits)
+        return self._do(words, changes, states, count)
 
     def undo(self, words: Sequence[str]) -> list[tuple[str, str]]:
         """Give back what the last run has replaced.
@@ -83,14 +90,19 @@ class Writer:
         changes = []
         for each in steps[-1]:
             path = Path(each.path)
-            now = include_files.read(path)
+            now = include_files.exact(path)
             if now != each.after:
                 raise CommandError(
                     f"{path} was changed since it was written: what was there before is in "
                     f"{self.folder / RECORD}"
                 )
             if now != each.before:
-                changes.append(Change(path, now, each.before))
+                mine = each.before is None or now is None or _is_ours(path, now)
+                changes.append(
+                    Change(path, now, each.before)
+                    if mine
+                    else include_files.edit(path, now or "", each.before)
+                )
         states: dict[str, str] = {}
         rows = self._do(words, changes, states, len(changes), record=False)
         if not self.dry_run:
@@ -135,7 +147,7 @@ class Writer:
         services = effective.services(words)
         by_service: dict[effective.Service, dict[Path, tuple[str | None, str | None]]] = {}
         for change in changes:
-            part = _PARTS.get(change.path.name)
+            part = settings.COMPUTE if change.owner else _PARTS.get(change.path.name)
             if part is not None and change.old != change.new:
                 files = by_service.setdefault(services[part], {})
                 files[change.path] = (change.old, change.new)
@@ -146,7 +158,11 @@ class Writer:
                 self.say(f"What changes for {service.name}:")
             for line in lines:
                 self.say(f"  {line}")
-            new = {path: text for path, (_, text) in files.items() if text is not None}
+            new = {
+                path: text
+                for path, (_, text) in files.items()
+                if text is not None and include_files.is_owned(text)
+            }
             for note in effective.hidden(service, new):
                 self.say(note)
 
@@ -167,4 +183,17 @@ class Writer:
         old = include_files.read(path)
         new = undo_record.dumps(steps[-_MOST:]) if steps else None
         if old != new:
-            include_files.write([Change(path, old, new)])
+            include_files.write([Change(path, old, new, _mode(steps))])
+
+
+def _is_ours(path: Path, text: str) -> bool:
+    """Whether this project wrote it: include files, and the declaration."""
+    return include_files.is_owned(text) or path.suffix == ".yaml"
+
+
+def _mode(steps: Sequence[Step]) -> int:
+    """Of the record: what it repeats of a file of others is read by nobody else."""
+    paths = [Path(each.path) for step in steps for each in step]
+    texts = [each.before or each.after or "" for step in steps for each in step]
+    ours = all(_is_ours(path, text) for path, text in zip(paths, texts, strict=True))
+    return 0o644 if ours else 0o600

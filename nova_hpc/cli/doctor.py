@@ -16,6 +16,7 @@ from oslo_config import cfg
 from nova_hpc.cli import (
     configure_options,
     doctor_host,
+    doctor_nova,
     doctor_others,
     doctor_records,
     doctor_service,
@@ -26,7 +27,14 @@ from nova_hpc.cli import (
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
 from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.offer import configured, doctor_cloud, doctor_node, settings
+from nova_hpc.offer import (
+    configured,
+    doctor_cloud,
+    doctor_entries,
+    doctor_node,
+    settings,
+    spec_entries,
+)
 from nova_hpc.offer.doctor_cloud import Controller, Placement
 from nova_hpc.offer.doctor_node import Facts
 from nova_hpc.offer.findings import CHECKS, Finding, Severity, status
@@ -46,8 +54,7 @@ _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
     "DEFAULT": [cfg.StrOpt("compute_driver")],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
     "pci": [
-        cfg.MultiStrOpt("alias", default=[]),
-        cfg.MultiStrOpt("device_spec", default=[]),
+        *node_config.PCI,
         cfg.BoolOpt("report_in_placement", default=False),
     ],
     "filter_scheduler": [
@@ -197,6 +204,15 @@ def look_here(args: argparse.Namespace) -> Here:
     if NODE in parts:
         facts = _facts(work, nova)
         found += doctor_node.look(facts)
+        found += doctor_entries.look(
+            doctor_nova.read(
+                work.root,
+                work.node,
+                nova,
+                facts.spec.lines(),
+                work.told.configured.aliases,
+            )
+        )
         if doctor_service.wanted(work.node, facts.offered, nova):
             libvirt = doctor_service.uri(nova)
     limit = None
@@ -214,7 +230,7 @@ def look_here(args: argparse.Namespace) -> Here:
 def _facts(work: Work, nova: Any) -> Facts:
     spec, _ = work.render()
     table = work.table()
-    lines = tuple(nova.pci.device_spec)
+    lines = spec_entries.translated(spec_entries.lines(nova.pci.device_spec), work.node)
     never = node_file.withheld(
         work.root, work.node, table, lines, (), ("all",), work.told.anyway
     ).reasons

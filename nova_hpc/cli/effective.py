@@ -18,7 +18,7 @@ import attrs
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc.cli import node_config
+from nova_hpc.cli import include_files, node_config
 from nova_hpc.offer import settings
 
 #: Options that are lists, and those that may be given several times: they are compared
@@ -32,6 +32,12 @@ _OLD: Final[Mapping[str, Sequence[cfg.DeprecatedOpt]]] = {
         cfg.DeprecatedOpt("pci_passthrough_whitelist", group="DEFAULT"),
     ],
 }
+
+#: Under which names entries of device_spec may be written.
+DEVICE_SPEC: Final = (
+    ("pci", "device_spec"),
+    *((each.group, each.name) for each in _OLD["device_spec"]),
+)
 
 #: Group and name of an option.
 Option = tuple[str, str]
@@ -130,9 +136,13 @@ class _Draft:
 
 
 def _options(text: str | None) -> Iterator[Option]:
-    """The options that a text sets."""
+    """The options that a text sets; of others' files, entries of devices are all that counts."""
     for group, pairs in sections(text or "").items():
-        yield from ((group, name) for name in pairs)
+        for name in pairs:
+            if include_files.is_owned(text or ""):
+                yield (group, name)
+            elif (group, name) in DEVICE_SPEC:
+                yield DEVICE_SPEC[0]
 
 
 def sections(text: str) -> dict[str, dict[str, list[str]]]:

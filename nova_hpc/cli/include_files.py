@@ -19,6 +19,10 @@ MARKER: Final = "# Written by nova-hpc configure. Do not edit: run it again inst
 
 #: Of a file that nothing is said of.
 _MODE: Final = 0o644
+#: Lines around a difference.
+_CONTEXT: Final = 3
+#: An access list, without which the wrong people might read a file.
+_ACCESS: Final = "system.posix_acl_access"
 
 
 class IncludeError(Exception):
@@ -33,15 +37,18 @@ class Change:
     old: str | None  # None: the file does not exist
     new: str | None  # None: it is to be removed
     mode: int = _MODE
+    #: Of a file that is not this project's: user and group, which stay.
+    owner: tuple[int, int] | None = None
 
     def diff(self) -> str:
-        """The change as a unified diff."""
+        """The change as a unified diff; of others' files, which have passwords, no more."""
         lines = difflib.unified_diff(
             (self.old or "").splitlines(),
             (self.new or "").splitlines(),
             "/dev/null" if self.old is None else str(self.path),
             "/dev/null" if self.new is None else str(self.path),
             lineterm="",
+            n=_CONTEXT if self.owner is None else 0,
         )
         return "".join(f"{line}\n" for line in lines)
 
@@ -89,6 +96,11 @@ def write(changes: list[Change]) -> None:
     """
     with contextlib.ExitStack() as leftovers:
         ready = [(change.path, _draft(change, leftovers)) for change in changes]
+        for change in changes:
+            if change.owner is not None and exact(change.path) != change.old:
+                raise IncludeError(
+                    f"{change.path} was changed by somebody else just now: try again"
+                )
         for path, draft in ready:
             with _explained(path):
                 if draft is None:
@@ -115,6 +127,32 @@ def read(path: Path) -> str | None:
         raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
 
 
+def exact(path: Path) -> str | None:
+    """The text of a plain file of somebody else's, byte for byte; None: there is none.
+
+    :raises IncludeError: it is something else, or cannot be read, or is no UTF-8.
+    """
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise IncludeError(
+                f"{path} is not a plain file, and is not touched: edit what it stands for yourself"
+            )
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise IncludeError(f"{path} is no UTF-8: edit it yourself") from error
+    except OSError as error:
+        raise IncludeError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def edit(path: Path, old: str, new: str | None) -> Change:
+    """A change of a file of somebody else's, which keeps its user, its group and its mode."""
+    with _explained(path):
+        found = path.lstat()
+    return Change(path, old, new, stat.S_IMODE(found.st_mode), (found.st_uid, found.st_gid))
+
+
 def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
     """The new content in a file beside its place; None: it is to be removed."""
     if change.new is None:
@@ -127,12 +165,29 @@ def _draft(change: Change, leftovers: contextlib.ExitStack) -> Path | None:
         handle, name = tempfile.mkstemp(prefix=f".{change.path.name}.", suffix=".new", dir=folder)
         draft = Path(name)
         leftovers.callback(draft.unlink, missing_ok=True)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
             stream.write(change.new)
+            if change.owner is not None:
+                _like(change, stream.fileno())
             os.fchmod(stream.fileno(), change.mode)
             stream.flush()
             os.fsync(stream.fileno())
     return draft
+
+
+def _like(change: Change, handle: int) -> None:
+    """Give a draft the owner, the access list and the labels of the file it stands for."""
+    assert change.owner is not None
+    here = os.fstat(handle)
+    if (here.st_uid, here.st_gid) != change.owner:
+        os.fchown(handle, *change.owner)
+    for name in os.listxattr(change.path):
+        try:
+            os.setxattr(handle, name, os.getxattr(change.path, name))
+        except OSError:
+            # Labels are given by the system's policy, too.
+            if name == _ACCESS:
+                raise
 
 
 def _flush(folder: Path) -> None:

@@ -24,7 +24,7 @@ from oslo_config import cfg
 from nova_hpc import conf
 from nova_hpc.cli import include_files
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.offer import configured, roles, settings
+from nova_hpc.offer import configured, roles, settings, spec_entries
 from nova_hpc.offer.configured import Configured, HeldBack
 from nova_hpc.offer.layouts import Sections
 from nova_hpc.offer.roles import Roles
@@ -33,6 +33,18 @@ from nova_hpc.topology.model import Node
 _FILE: Final = "--config-file="
 _FOLDER: Final = "--config-dir="
 
+#: Without a file that says it, nothing is said (nova/conf/pci.py of 32 to 34).
+PCI: Final = [
+    cfg.MultiStrOpt("alias", default=[], deprecated_name="pci_alias", deprecated_group="DEFAULT"),
+    cfg.MultiStrOpt(
+        "device_spec",
+        default=[],
+        deprecated_opts=[
+            cfg.DeprecatedOpt("passthrough_whitelist", group="pci"),
+            cfg.DeprecatedOpt("pci_passthrough_whitelist", group="DEFAULT"),
+        ],
+    ),
+]
 #: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) that are
 #: added to, without their defaults: what is not set belongs to nobody.
 _NOVA: Final = {
@@ -44,16 +56,7 @@ _NOVA: Final = {
     ],
     "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT)],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
-    "pci": [
-        cfg.MultiStrOpt("alias", deprecated_name="pci_alias", deprecated_group="DEFAULT"),
-        cfg.MultiStrOpt(
-            "device_spec",
-            deprecated_opts=[
-                cfg.DeprecatedOpt("passthrough_whitelist", group="pci"),
-                cfg.DeprecatedOpt("pci_passthrough_whitelist", group="DEFAULT"),
-            ],
-        ),
-    ],
+    "pci": PCI,
 }
 #: Nova's option that says where its libvirt is (nova/conf/libvirt.py of 32 to 34).
 _LIBVIRT: Final = {"libvirt": [cfg.StrOpt("connection_uri", default="")]}
@@ -251,6 +254,7 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
     if placement:
         limits[settings.PLACEMENT_LIMIT] = _placement(own)
+    other_device_spec = spec_entries.lines(_without(theirs.pci.device_spec, mine.pci.device_spec))
     other_roles = (
         _without(theirs.hpc.device_role, mine.hpc.device_role if _has_roles(mine) else ())
         if _has_roles(theirs)
@@ -270,11 +274,12 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
                 for name in settings.CPU_SETS
                 if (value := all_of_it.compute[name]) is not None
             },
-            device_spec=tuple(dict.fromkeys(all_of_it.pci.device_spec or ())),
+            device_spec=spec_entries.lines(all_of_it.pci.device_spec or ()),
             device_role=tuple(mine.hpc.device_role) if _has_roles(mine) else (),
             held_back=_held_back(own),
             driver=all_of_it.compute_driver,
-            own_device_spec=tuple(mine.pci.device_spec or ()),
+            own_device_spec=spec_entries.lines(mine.pci.device_spec or ()),
+            other_device_spec=other_device_spec,
             own_cpu_sets={
                 name: value for name in settings.CPU_SETS if (value := mine.compute[name])
             },
@@ -285,7 +290,7 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
         others={
             "pci": {
                 "alias": _without(theirs.pci.alias, mine.pci.alias),
-                "device_spec": _without(theirs.pci.device_spec, mine.pci.device_spec),
+                "device_spec": other_device_spec,
             },
             "filter_scheduler": {
                 "available_filters": _without(
@@ -296,6 +301,17 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
             "hpc": {"device_role": other_roles},
         },
     )
+
+
+def others(words: Sequence[str], folder: Path | None) -> list[Path]:
+    """The files of nova-compute that this project did not write.
+
+    :param folder: where files of this project are.
+    """
+    here = None if folder is None else folder.resolve()
+    return [
+        path for path in files(words) if not (here in (None, path.parent.resolve()) and _own(path))
+    ]
 
 
 def _without(theirs: Iterable[str] | None, mine: Iterable[str] | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.cli import include_files
-from nova_hpc.offer import configured
+from nova_hpc.offer import spec_entries
 from nova_hpc.offer.roles import Roles
 from nova_hpc.tenancy import holders, identity, never, never_read
 from nova_hpc.tenancy.hygiene import baseline
@@ -154,14 +154,14 @@ def withheld(
     never_given, notes = _never(root, node, able, anyway)
     if root is None:
         return Withheld(never_given, notes=notes)
-    entries = [configured.read(text) for text in device_spec]
+    entries = [spec_entries.read(text) for text in device_spec]
     asked = [
         each.address
         for each in able
         if each.address not in never_given
         and each.address not in in_use
         and not (each.virtual_functions and not {each.address, node_declaration.EVERY} & {*whole})
-        and not any(configured.matches(entry, each) for entry in entries)
+        and not any(spec_entries.matches(entry, each) for entry in entries)
     ]
     used = {
         address: holder.text

@@ -19,6 +19,8 @@ from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
 from nova_hpc.offer.doctor_records import Records
+from nova_hpc.offer.nova_rules import PciSettings, Refusal
+from nova_hpc.topology.model import Node
 
 READERS: Final = "nova_hpc.readers"
 
@@ -36,6 +38,8 @@ HealthReader = Callable[[Sequence[str]], Sequence[NodeHealth]]
 RecordsReader = Callable[[Sequence[str]], Callable[[Track], Records]]
 #: The same, and what Placement holds of server groups, or what was taken away of it.
 FabricGroupsReader = Callable[[Sequence[str]], Sequence[GroupLine]]
+#: What a node's nova-compute is told of PCI devices in, what Nova refuses of it out.
+PciReader = Callable[[PciSettings, Node, Path], Sequence[Refusal]]
 FabricReaper = Callable[[Sequence[str]], Reaped]
 
 
@@ -105,6 +109,14 @@ def reap_fabric(config: Sequence[str]) -> Reaped:
     :raises SnapshotError: it cannot be done; the text names the cure.
     """
     return cast(FabricReaper, _reader("nova_fabric_reap"))(config)
+
+
+def check_pci_settings(told: PciSettings, node: Node, root: Path) -> Sequence[Refusal]:
+    """What Nova itself refuses of entries and aliases for PCI devices.
+
+    :raises SnapshotError: Nova is not here; the text names the cure.
+    """
+    return cast(PciReader, _reader("nova_pci_settings"))(told, node, root)
 
 
 def _reader(name: str) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import identity
-from nova_hpc.offer.declaration import EVERY
+from nova_hpc.offer import identity, nova_rules, replacement, spec_entries
+from nova_hpc.offer.declaration import EVERY, TUNNELS
 from nova_hpc.offer.device_spec import DeviceSpec, Offer
 from nova_hpc.offer.identity import Form
 from nova_hpc.offer.roles import Roles
@@ -33,19 +33,14 @@ _RECORD: Final = "# Held back by the operator: "
 #: _get_alias_from_config): these differ without naming other devices.
 _NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
 
-#: What else an entry of device_spec says of its devices at the operator's wish.
-_WISHES: Final = ("one_time_use", "hpc_nvlink", "physical_network")
+#: What an entry of device_spec says of its devices that is judged by rules of its own.
+_JUDGED: Final = frozenset({"managed", "resource_class", "traits"})
+#: In the place of a key that is not there; null is one that is.
+_NOTHING: Final = object()
 
-#: Nova gives devices with it to Neutron's ports alone (nova/pci/request.py, PCI_NET_TAG).
-_NETWORK: Final = "physical_network"
-
-_PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 
 #: Nova's own driver, of which this project's is a kind.
 STOCK_DRIVER: Final = "libvirt.LibvirtDriver"
-
-#: Digits of domain, bus, slot and function.
-_WIDTHS: Final = (4, 2, 2, 1)
 
 
 @attrs.frozen
@@ -56,10 +51,18 @@ class Loss:
     option: str
     name: str
     text: str
+    #: What can be done, where it cannot be meant: a service would not start. A part of a
+    #: sentence.
+    cure: str | None = None
 
     def meant(self, replace: Iterable[str]) -> bool:
         """Whether the operator has said that this is meant."""
-        return bool({self.option, self.name} & set(replace))
+        return self.cure is None and bool({self.option, self.name} & set(replace))
+
+    @property
+    def refusal(self) -> str:
+        """What is said of it, and how it is kept or given up."""
+        return f"{self.text}: {self.cure or f'--replace {self.name} where it is meant'}"
 
 
 @attrs.frozen
@@ -74,7 +77,7 @@ class HeldBack:
         """What a file says; None: it is of a release that did not write it down."""
         for line in text.splitlines():
             if line.startswith(_RECORD):
-                pair = read(line.removeprefix(_RECORD))
+                pair = spec_entries.read(line.removeprefix(_RECORD))
                 lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
                 if all(isinstance(one, list) for one in lists):
                     return cls(*(frozenset(map(str, one or ())) for one in lists))
@@ -100,6 +103,8 @@ class Configured:
     driver: str | None = None
     #: Of *device_spec* and *cpu_sets* what the node's own file says.
     own_device_spec: tuple[str, ...] = ()
+    #: Of *device_spec* what others say, interfaces as they are written.
+    other_device_spec: tuple[str, ...] = ()
     own_cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     #: Parts whose files are there.
     files: frozenset[str] = frozenset()
@@ -125,8 +130,12 @@ def aliases(
     Placement, Nova refuses a name with two specifications, even with the same one
     twice (nova/pci/request.py, _validate_multispec).
     """
-    theirs = {str(alias.get("name")): alias for alias in map(read, configured.other_aliases)}
-    kept = {str(alias["name"]): alias for alias in map(read, configured.aliases) if alias}
+    theirs = {
+        str(alias.get("name")): alias for alias in map(spec_entries.read, configured.other_aliases)
+    }
+    kept = {
+        str(alias["name"]): alias for alias in map(spec_entries.read, configured.aliases) if alias
+    }
     losses = []
     lines = {name: alias for name, alias in kept.items() if name not in theirs}
     asked = [_devices(alias) for alias in kept.values()]
@@ -210,8 +219,8 @@ def _taken(configured: Configured, spec: DeviceSpec, told: Collection[str]) -> I
     now = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
     why = {item.address: item.reason for item in spec.omitted}
     seen = set()
-    for entry in map(read, configured.own_device_spec):
-        for address in addresses_of(entry):
+    for entry in map(spec_entries.read, configured.own_device_spec):
+        for address in spec_entries.addresses_of(entry):
             if address in now or address in told or address in seen:
                 continue
             seen.add(address)
@@ -229,30 +238,16 @@ def _why_family(spec: DeviceSpec, provider: str) -> str | None:
     return next((one.reason for one in spec.omitted if one.parent == provider), None)
 
 
-def addresses_of(entry: Mapping[str, Any]) -> list[str]:
-    """The addresses that an entry of ours names, see :mod:`nova_hpc.offer.spec_address`."""
-    address = entry.get("address")
-    if isinstance(address, str):
-        return [address.lower()]
-    if not isinstance(address, dict):
-        return []
-    parts = {name: str(address.get(name, "")) for name in ("domain", "bus", "slot", "function")}
-    return [
-        f"{parts['domain']}:{parts['bus']}:{slot}.{digit}".lower()
-        for slot in parts["slot"].split("|")
-        for digit in parts["function"].strip("[]")
-    ]
-
-
 def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     held = configured.held_back
-    entries = [read(text) for text in configured.device_spec]
+    entries = [spec_entries.read(text) for text in configured.device_spec]
     for offer in spec.offers:
         functions = [found for each in offer.functions if (found := node.function(each))]
         if held is not None:
             yield from _held(held, offer, functions)
         elif entries and not all(
-            any(matches(entry, function) for entry in entries) for function in functions
+            any(spec_entries.matches(entry, function) for entry in entries)
+            for function in functions
         ):
             # Nobody wrote down why: it may be new, or have been left out.
             yield Loss(
@@ -277,30 +272,28 @@ def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterat
 
 def _wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
     """What the operator wished for a device and would not get any more."""
-    before = {_key(entry): entry for entry in map(read, configured.device_spec)}
+    before = {_key(entry): entry for entry in map(spec_entries.read, configured.device_spec)}
     for offer in spec.offers:
         functions = [found for each in offer.functions if (found := node.function(each))]
         yield from _class_changed(configured, offer, functions)
         for entry in offer.entries:
             old = before.get(_key(entry), {})
-            lost = _words(old) - _words(entry)
+            lost = identity.traits_as_nova_has_them(
+                old.get("traits")
+            ) - identity.traits_as_nova_has_them(entry.get("traits"))
             if lost:
                 names = ",".join(sorted(lost))
                 text = f"{offer.provider}: traits is {names} and would be lost"
                 yield Loss("device_spec", offer.provider, text)
-            for name in _WISHES:
-                if name in old and str(old[name]) != str(entry.get(name)):
-                    after = f"would be {entry[name]}" if name in entry else "would be lost"
-                    yield Loss(
-                        "device_spec",
-                        offer.provider,
-                        f"{offer.provider}: {name} is {old[name]} and {after}",
-                    )
-
-
-def _words(entry: Mapping[str, Any]) -> set[str]:
-    """The traits of an entry."""
-    return {word.strip() for word in str(entry.get("traits", "")).split(",")} - {""}
+            wishes = {key for key in spec_entries.kept(old) if key not in _JUDGED}
+            for name in sorted(wishes | ({tags.NVLINK} & set(old))):
+                if replacement.as_tag(old[name]) != entry.get(name, _NOTHING):
+                    was = replacement.shown(old[name])
+                    after = "would be lost"
+                    if name in entry:
+                        after = f"would be {replacement.shown(entry[name])}"
+                    text = f"{offer.provider}: {name} is {was} and {after}"
+                    yield Loss("device_spec", offer.provider, text)
 
 
 def _class_changed(
@@ -308,8 +301,8 @@ def _class_changed(
 ) -> Iterator[Loss]:
     """A provider that would change its resource class, which it cannot while it is in use."""
     now = offer.tags.resource_class
-    for entry in _entries_of(configured.device_spec, functions):
-        if _NETWORK in entry or offer.network is not None:
+    for entry in spec_entries.of_functions(configured.device_spec, functions):
+        if spec_entries.NETWORK in entry or offer.network is not None:
             continue  # not in Placement
         was = entry.get("resource_class")
         mine = identity.product_class(offer.vendor_id, offer.product_id)
@@ -326,39 +319,16 @@ def _class_changed(
         return
 
 
-def hidden(device_spec: Iterable[str], node: Node) -> list[str]:
-    """Addresses whose entry of ours does not count: an earlier one without tags names them.
-
-    Nova takes the first (nova/pci/whitelist.py, Whitelist.get_devspec, 32 to 34).
-    """
-    entries = [read(text) for text in device_spec]
-    found = []
-    for function in node.functions:
-        named = [each for each in entries if matches(each, function)]
-        if any(tags.ROLE in each for each in named[1:]) and tags.ROLE not in named[0]:
-            found.append(function.address)
-    return found
-
-
 def by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
     """Roles that go by vendor and product because entries that are not ours name a device."""
-    stock = [text for text in configured.device_spec if tags.ROLE not in read(text)]
+    stock = [text for text in configured.device_spec if tags.ROLE not in spec_entries.read(text)]
     return [
         role
         for role, functions in _by_role(node, roles).items()
-        if any(_NETWORK not in each for each in _entries_of(stock, functions))
+        if any(
+            spec_entries.NETWORK not in each for each in spec_entries.of_functions(stock, functions)
+        )
     ]
-
-
-def _entries_of(
-    device_spec: Iterable[str], functions: Iterable[Function]
-) -> Iterator[Mapping[str, Any]]:
-    """The entry that names each of *functions*, where one does: the first, as for Nova."""
-    entries = [read(text) for text in device_spec]
-    for function in functions:
-        entry = next((each for each in entries if matches(each, function)), None)
-        if entry is not None:
-            yield entry
 
 
 def networks(
@@ -371,10 +341,12 @@ def networks(
     found = dict(chosen)
     for role, functions in _by_role(node, roles).items():
         for function in () if role in chosen else functions:
-            for entry in _entries_of(configured.device_spec, [function]):
-                # Nova's word for a tunnelled network is null.
-                if entry.get(_NETWORK):
-                    found[function.address] = str(entry[_NETWORK])
+            for entry in spec_entries.of_functions(configured.device_spec, [function]):
+                if spec_entries.NETWORK in entry:
+                    found[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
+                elif nova_rules.is_true(entry.get("remote_managed")):
+                    # Nova gives these to ports of its kind alone (pci/stats.py).
+                    found[function.address] = TUNNELS
     return found
 
 
@@ -389,7 +361,9 @@ def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
     lines = tuple(device_spec)
     kept = {}
     for role, functions in _by_role(node, roles).items():
-        said = {entry.get(tags.ROLE) for entry in _entries_of(lines, functions)} - {None}
+        said = {entry.get(tags.ROLE) for entry in spec_entries.of_functions(lines, functions)} - {
+            None
+        }
         if len(said) == 1 and not said & {role}:
             kept[role] = str(said.pop())
     return attrs.evolve(roles, kept=kept) if kept else roles
@@ -415,11 +389,11 @@ def forms(
     :param chosen: what the operator has decided.
     """
     found: dict[str, Form] = {}
-    aliases = [*map(read, (*configured.aliases, *configured.other_aliases))]
+    aliases = [*map(spec_entries.read, (*configured.aliases, *configured.other_aliases))]
     by_role = _by_role(node, roles)
     for role in roles.names:
-        mine = _entries_of(configured.device_spec, by_role.get(role, ()))
-        entries = [each for each in mine if _NETWORK not in each]
+        mine = spec_entries.of_functions(configured.device_spec, by_role.get(role, ()))
+        entries = [each for each in mine if spec_entries.NETWORK not in each]
         called = re.compile(re.escape(role) + "(?:-[0-9a-f]{4}.*)?", re.ASCII)
         named = [each for each in aliases if called.fullmatch(str(each.get("name", "")).strip())]
         written = identity.oldest(identity.written_in(each, role) for each in entries)
@@ -431,59 +405,3 @@ def forms(
 def _key(entry: Mapping[str, Any]) -> str:
     parts = [entry.get(name) for name in ("vendor_id", "product_id", "address")]
     return json.dumps(parts, sort_keys=True).lower()
-
-
-def matches(entry: Mapping[str, Any], function: Function) -> bool:
-    """Whether an entry of device_spec names *function* (nova/pci/devspec.py).
-
-    One that names an interface of the host (``devname``) is taken to name none.
-    """
-    for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
-        if str(entry.get(key, "*")).lower().removeprefix("0x") not in ("*", value):
-            return False
-    if not entry or "devname" in entry:
-        return False
-    wanted = _fields(entry.get("address", "*:*:*.*"))
-    if wanted is None:
-        return False
-    addresses = [function.address]
-    if function.physical_function is not None and all(map(_PLAIN.fullmatch, wanted)):
-        # Only one address names the virtual functions below it, too.
-        addresses.append(function.physical_function)
-    return any(_fits(wanted, address) for address in addresses)
-
-
-def _fields(address: Any) -> list[str] | None:
-    """Domain, bus, slot and function of an entry as expressions; None: Nova refuses it."""
-    if isinstance(address, dict):
-        names = ("domain", "bus", "slot", "function")
-        return [str(address.get(name, ".*")) for name in names]
-    place, _, number = str(address).lower().partition(".")
-    given = [part.strip() for part in place.split(":")]
-    given = [*[""] * (3 - len(given)), *given, number.strip()]
-    if len(given) != len(_WIDTHS):
-        return None
-    return [
-        ".*" if part in ("", "*") else part.zfill(width)
-        for part, width in zip(given, _WIDTHS, strict=True)
-    ]
-
-
-def _fits(wanted: Sequence[str], address: str) -> bool:
-    place, _, number = address.partition(".")
-    try:
-        return all(
-            re.match(want, field)
-            for want, field in zip(wanted, [*place.split(":"), number], strict=True)
-        )
-    except re.error:
-        return False
-
-
-def read(text: str) -> Mapping[str, Any]:
-    """A JSON object; empty where it is none, which Nova would not start with."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

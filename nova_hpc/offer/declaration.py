@@ -19,6 +19,9 @@ from nova_hpc.wire import node_declaration
 #: Value of :attr:`Declaration.whole` that means every adapter.
 EVERY: Final = node_declaration.EVERY
 
+#: In the place of a physical network: networks without one, which tunnel. Nova's word is null.
+TUNNELS: Final = ""
+
 #: Resource classes that Nova takes as they are, without ``CUSTOM_``.
 STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
 
@@ -75,8 +78,11 @@ class Declaration:
     #: Role -> how its devices are told from others; by their ids where there is none.
     identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
     #: Role, or address of a function -> physical network: its devices are for Neutron's
-    #: direct ports, and for no alias. That of an address counts.
+    #: direct ports, and for no alias. That of an address counts, TUNNELS among them.
     networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Address of a function -> what an entry of somebody else's says of it, and its entry
+    #: goes on saying.
+    kept: Mapping[str, Mapping[str, str | None]] = attrs.field(factory=dict, hash=False)
     #: Role -> traits of the device's resource provider.
     traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
     #: Roles whose devices Nova reserves once they were used, until they are clean.
@@ -110,7 +116,8 @@ class Declaration:
 
     def network_of(self, role: str, address: str) -> str | None:
         """The physical network for whose ports a function is; None: it is for aliases."""
-        return self.networks.get(address) or self.networks.get(role)
+        mine = self.networks.get(address)
+        return self.networks.get(role) if mine is None else mine
 
     def refuses(self, function: Function, role: str) -> str | None:
         """Why a *function* of this role is not offered; None: it may be."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the inventory of a node to its entries of ``[pci]device_spec``.
 
-One entry offers one physical device, or the virtual functions of one physical
-function; :mod:`nova_hpc.offer.spec_address` says how it names them.
+One entry offers one physical device, or virtual functions of one physical function of
+which the same is to be said; :mod:`nova_hpc.offer.spec_address` says how it names them.
+What an entry of somebody else's says of a device is carried over into ours, key by key.
 
 Whether a device may be given right now is none of this module's business:
 the tracker judges that afresh at every update and withholds what may not.
@@ -17,7 +18,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer import nvlink_sets, spec_address
+from nova_hpc.offer import identity, nova_rules, nvlink_sets, spec_address, spec_entries
 from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.level import Location
@@ -25,11 +26,13 @@ from nova_hpc.topology.model import Function, Node, address_key
 from nova_hpc.wire.tags import Tags
 
 _LONGEST_TAG: Final = 255
+#: What of others' keys is not copied as it is: ours says it, see :func:`_offer`.
+_JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.NETWORK})
 
 
 @attrs.frozen
 class Offer:
-    """One resource provider: a physical device, or all VFs of one."""
+    """A physical device, or VFs of one of which the same is said: of one resource provider."""
 
     provider: str  # its address; that of the physical function for VFs
     functions: tuple[str, ...]  # what can be given, in order
@@ -42,9 +45,22 @@ class Offer:
     own_traits: frozenset[str] = frozenset()
     #: Its resource class is the operator's, whatever the product.
     any_product: bool = False
-    #: Its devices are for Neutron's ports on this physical network. Nova does not report
-    #: them in Placement, so no alias asks for them.
+    #: Its devices are for Neutron's ports on this physical network, or on networks that
+    #: tunnel (:data:`~nova_hpc.offer.declaration.TUNNELS`), so no alias asks for them. Those
+    #: of a physical network Nova does not report in Placement.
     network: str | None = None
+
+    @property
+    def reported_as(self) -> tuple[str, frozenset[str], bool] | None:
+        """What Placement would know of its provider; None: nothing."""
+        if self.network:
+            return None
+        entry = self.entries[0]
+        return (
+            self.tags.resource_class or identity.product_class(self.vendor_id, self.product_id),
+            self.tags.traits,
+            nova_rules.is_true(entry.get("live_migratable")),
+        )
 
 
 @attrs.frozen
@@ -81,6 +97,8 @@ class _Pool:
     role: str
     provider: str
     functions: tuple[Function, ...]
+    #: What entries of others say of each of them.
+    kept: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
 
 
 def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> DeviceSpec:
@@ -119,12 +137,44 @@ def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> D
             for function in pool.functions:
                 sieve.omit(function, offer)
         else:
-            offers.append(offer)
+            offers.append((pool, offer))
+    for pool, reason in _contradicting(offers):
+        offers = [(each, offer) for each, offer in offers if each is not pool]
+        for function in pool.functions:
+            sieve.omit(function, reason)
     return DeviceSpec(
-        offers=tuple(sorted(offers, key=lambda offer: address_key(offer.provider))),
+        offers=tuple(
+            sorted(
+                (offer for _, offer in offers),
+                key=lambda each: (address_key(each.provider), address_key(each.functions[0])),
+            )
+        ),
         omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
         mixed=tuple(sieve.mixed),
     )
+
+
+def _contradicting(offers: Iterable[tuple[_Pool, Offer]]) -> Iterator[tuple[_Pool, str]]:
+    """Virtual functions that cannot be beside those of which an entry of others says more.
+
+    Placement knows one class and one set of traits of a provider, and nova-compute does not
+    start where its devices differ (PlacementPciMixedResourceClassException).
+    """
+    families: dict[str, list[tuple[_Pool, Offer]]] = defaultdict(list)
+    for pool, offer in offers:
+        if offer.reported_as is not None:
+            families[pool.provider].append((pool, offer))
+    for family in families.values():
+        theirs = [(pool, offer) for pool, offer in family if pool.kept or offer.network is not None]
+        for pool, offer in family:
+            others = [each for _, each in theirs if each.reported_as != offer.reported_as]
+            if others and (pool, offer) not in theirs:
+                named = ", ".join(each for one in others for each in one.functions)
+                yield (
+                    pool,
+                    f"an entry of yours offers {named} of its adapter otherwise, and Placement "
+                    "knows one class and one set of traits of an adapter",
+                )
 
 
 class _Sieve:
@@ -180,7 +230,8 @@ class _Sieve:
                 self.mixed.append(f"{parent} with the roles {' and '.join(roles)}")
             if reason is None:
                 role = self._role[functions[0].address]
-                pools.append(_Pool(role, parent, tuple(functions)))
+                for some in self._alike(role, functions):
+                    pools.append(_Pool(role, parent, tuple(some), self._kept(some[0])))
             else:
                 for function in functions:
                     self.omit(function, reason)
@@ -189,8 +240,27 @@ class _Sieve:
             if function.address in shared:
                 self.omit(function, "its virtual functions are offered instead")
             else:
-                pools.append(_Pool(self._role[function.address], function.address, (function,)))
+                pools.append(
+                    _Pool(
+                        self._role[function.address],
+                        function.address,
+                        (function,),
+                        self._kept(function),
+                    )
+                )
         return pools
+
+    def _kept(self, function: Function) -> Mapping[str, str | None]:
+        return self._declaration.kept.get(function.address, {})
+
+    def _alike(self, role: str, functions: Iterable[Function]) -> Iterator[list[Function]]:
+        """Virtual functions of one adapter, those together of which the same is to be said."""
+        found: dict[object, list[Function]] = defaultdict(list)
+        for function in functions:
+            network = self._declaration.network_of(role, function.address)
+            said = sorted((key, repr(value)) for key, value in self._kept(function).items())
+            found[network, *said].append(function)
+        yield from found.values()
 
     def _family_unfit(self, functions: list[Function]) -> str | None:
         """Why the virtual functions of one adapter cannot be one provider."""
@@ -244,22 +314,31 @@ def _offer(
     own = declaration.own_traits(pool.role, first.vendor_id, first.product_id)
     if network is not None:
         return _of_ports(node, pool, unit, network)
+    theirs = pool.kept.get("resource_class")
     tags = Tags(
         location=_location(node, pool),
         role=pool.role,
         group=unit,
         # Virtual functions share their adapter, so they are in no set.
         nvlink=links.get(first.address) if first.physical_function is None else None,
-        resource_class=declaration.class_of(pool.role),
-        traits=own.union(declaration.traits.get(pool.role, ())),
+        resource_class=(
+            identity.class_as_nova_has_it(theirs) if theirs else declaration.class_of(pool.role)
+        ),
+        traits=own.union(
+            declaration.traits.get(pool.role, ()),
+            identity.traits_as_nova_has_them(pool.kept.get("traits")),
+        ),
     )
-    common: dict[str, str] = {"managed": "no"}
+    common: dict[str, str | None] = {"managed": "no"}
     if tags.resource_class is not None:
         common["resource_class"] = tags.resource_class
     if tags.traits:
         common["traits"] = ",".join(sorted(tags.traits))
     if pool.role in declaration.one_time_use:
         common["one_time_use"] = "true"
+    # Nova does not start with it of virtual functions, whatever it says.
+    never = _JUDGED if first.physical_function is None else {*_JUDGED, "one_time_use"}
+    common |= {key: value for key, value in sorted(pool.kept.items()) if key not in never}
     found = _written(node, pool, tags, common)
     if isinstance(found, str):
         return found
@@ -271,21 +350,34 @@ def _offer(
 def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
     """The offer of devices for Neutron's ports: their network is what tells them apart.
 
-    Without ``managed``: libvirt rebinds the device of a port whatever an entry says.
+    Without ``managed`` of ours: libvirt rebinds the device of a port whatever an entry says.
     """
-    tags = Tags(location=_location(node, pool), role=pool.role, group=unit)
-    found = _written(node, pool, tags, {"physical_network": network})
+    theirs = dict(pool.kept)
+    name, words = theirs.get("resource_class"), theirs.get("traits")
+    tags = Tags(
+        location=_location(node, pool),
+        role=pool.role,
+        group=unit,
+        # Placement knows devices of networks that tunnel.
+        resource_class=identity.class_as_nova_has_it(name) if name else None,
+        traits=identity.traits_as_nova_has_them(words),
+    )
+    if pool.functions[0].physical_function is not None:
+        theirs.pop("one_time_use", None)
+    theirs.pop(spec_entries.NETWORK, None)
+    said = {spec_entries.NETWORK: network or None, **dict(sorted(theirs.items()))}
+    found = _written(node, pool, tags, said)
     return found if isinstance(found, str) else attrs.evolve(found, network=network)
 
 
-def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str]) -> Offer | str:
+def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str | None]) -> Offer | str:
     """The offer of a pool with *common* and the tags in each entry, or why there is none."""
     first = pool.functions[0]
     assert first.vendor_id is not None
     assert first.product_id is not None
     pairs = tags.to_spec()
     for key, value in {**common, **pairs}.items():
-        if len(value) > _LONGEST_TAG:
+        if value is not None and len(value) > _LONGEST_TAG:
             return f"the tag {key} would have more than {_LONGEST_TAG} characters"
     ids = {"vendor_id": first.vendor_id, "product_id": first.product_id}
     return Offer(

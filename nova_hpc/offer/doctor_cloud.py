@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer import configured, settings
+from nova_hpc.offer import settings, spec_entries
 from nova_hpc.offer.findings import Finding, some
 
 _BREADTH: Final = "breadth-first"
@@ -133,7 +133,7 @@ def _filters(told: Controller) -> Iterator[Finding]:
 def _aliases(lines: Iterable[str]) -> Iterator[Finding]:
     seen: dict[str, str] = {}
     for text in lines:
-        alias = configured.read(text)
+        alias = spec_entries.read(text)
         name = str(alias.get("name", ""))
         if not alias or not name:
             yield Finding(
@@ -193,7 +193,7 @@ def fleet(aliases: Mapping[str, Iterable[str]]) -> list[Finding]:
     """
     meanings: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, lines in aliases.items():
-        for alias in map(configured.read, lines):
+        for alias in map(spec_entries.read, lines):
             devices = {key: value for key, value in alias.items() if key != "name"}
             meanings[str(alias.get("name"))][json.dumps(devices, sort_keys=True)].append(node)
     found = []

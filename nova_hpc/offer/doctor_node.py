@@ -8,7 +8,15 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import configured, doctor_host, doctor_service, readiness, settings
+from nova_hpc.offer import (
+    configured,
+    doctor_host,
+    doctor_service,
+    nova_rules,
+    readiness,
+    settings,
+    spec_entries,
+)
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.findings import Finding
 from nova_hpc.offer.roles import Roles
@@ -55,7 +63,7 @@ class Facts:
     @property
     def entries(self) -> list[Mapping[str, Any]]:
         """What is offered, as objects."""
-        return [configured.read(text) for text in self.device_spec]
+        return [spec_entries.read(text) for text in self.device_spec]
 
     @property
     def offered(self) -> list[Function]:
@@ -256,19 +264,12 @@ def _told(facts: Facts) -> Iterator[Finding]:
             f"Set [DEFAULT]compute_driver = {settings.DRIVER}, {_RESTART}",
         )
     if facts.entries and not facts.report:
-        yield Finding(
-            "pci-report",
-            "[pci]report_in_placement is not true.",
-            f"Set [pci]report_in_placement = true, {_RESTART}",
-        )
+        first = "Set [pci]report_in_placement = true"
+        if nova_rules.refusals(facts.device_spec, facts.node):
+            # With that alone nova-compute would not start.
+            first = f"{_WRITE}, which names the entries that have to be changed first"
+        yield Finding("pci-report", "[pci]report_in_placement is not true.", f"{first}, {_RESTART}")
     yield from _entries(facts, mine)
-    for address in configured.hidden(facts.device_spec, facts.node):
-        yield Finding(
-            "entry-hidden",
-            f"{address}: an entry of [pci]device_spec without tags comes before the one with tags.",
-            f"Take the entry without tags that names {address} out of the file that has it, "
-            f"{_RESTART}",
-        )
     missing = [offer.provider for offer in facts.spec.offers if not _named(facts, offer.functions)]
     if missing:
         yield Finding(
@@ -280,14 +281,14 @@ def _told(facts: Facts) -> Iterator[Finding]:
 
 def _named(facts: Facts, functions: Iterable[str]) -> bool:
     found = [each for one in functions if (each := facts.node.function(one))]
-    return any(configured.matches(entry, each) for entry in facts.entries for each in found)
+    return any(spec_entries.matches(entry, each) for entry in facts.entries for each in found)
 
 
 def _entries(facts: Facts, mine: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     now = {_key(entry): entry for offer in facts.spec.offers for entry in offer.entries}
     for entry in mine:
-        place = ", ".join(configured.addresses_of(entry)) or str(entry.get("address"))
-        functions = [each for each in facts.node.functions if configured.matches(entry, each)]
+        place = ", ".join(spec_entries.addresses_of(entry)) or str(entry.get("address"))
+        functions = [each for each in facts.node.functions if spec_entries.matches(entry, each)]
         if not functions:
             yield Finding(
                 "offered-gone",

@@ -97,6 +97,8 @@ CHECKS: Final[Mapping[str, Check]] = {
         _W, "libvirt hands it to the host's driver after each server, before it was checked."
     ),
     "entry-hidden": Check(_W, "Nova takes the first entry: its device has no tags, so no place."),
+    "nova-refuses": Check(_E, "nova-compute does not start with it."),
+    "alias-type": Check(_W, "No server of a flavor that names it gets these devices."),
     "driver-stock": Check(_E, "Tags are ignored: devices are neither checked nor cleaned."),
     "pci-report": Check(_E, "Placement does not know the devices: no server gets one."),
     "libvirt-old": Check(_E, "Such servers are refused on this node."),

@@ -30,6 +30,19 @@ from typing import Any, Final
 
 _PREFIX: Final = "CUSTOM_HPC_"
 
+#: Resource classes and traits of Placement's own (os-resource-classes and os-traits), which
+#: Nova takes without ``CUSTOM_``.
+STANDARD_CLASSES: Final = frozenset(
+    {
+        *("VCPU", "PCPU", "MEMORY_MB", "DISK_GB", "PCI_DEVICE", "SRIOV_NET_VF", "NUMA_SOCKET"),
+        *("NUMA_CORE", "NUMA_THREAD", "NUMA_MEMORY_MB", "IPV4_ADDRESS", "VGPU", "PGPU", "FPGA"),
+        *("VGPU_DISPLAY_HEAD", "MEM_ENCRYPTION_CONTEXT", "NET_BW_EGR_KILOBIT_PER_SEC"),
+        *("NET_BW_IGR_KILOBIT_PER_SEC", "NET_PACKET_RATE_KILOPACKET_PER_SEC"),
+        *("NET_PACKET_RATE_EGR_KILOPACKET_PER_SEC", "NET_PACKET_RATE_IGR_KILOPACKET_PER_SEC"),
+    }
+)
+_STANDARD: Final = re.compile(r"(?:COMPUTE|HW|MISC|OWNER|STORAGE)_[A-Z0-9_]+", re.ASCII)
+
 
 class Form(enum.Enum):
     """How the devices of one role are told from others."""
@@ -55,6 +68,26 @@ def product_class(vendor_id: str, product_id: str) -> str:
     As nova/compute/pci_placement_translator.py, get_resource_class (32 to 34), makes it.
     """
     return f"CUSTOM_PCI_{vendor_id}_{product_id}".upper()
+
+
+def class_as_nova_has_it(name: object) -> str:
+    """A resource class as Nova makes one of any text.
+
+    As nova/compute/pci_placement_translator.py, _normalize_resource_class (32 to 34).
+    """
+    text = str(name).upper()
+    return text if text in STANDARD_CLASSES else _custom(text)
+
+
+def traits_as_nova_has_them(names: object) -> frozenset[str]:
+    """Traits, separated by commas, as Nova makes them of any text (get_traits there)."""
+    words = str(names).split(",") if names else []
+    return frozenset(word if _STANDARD.fullmatch(word) else _custom(word.upper()) for word in words)
+
+
+def _custom(text: str) -> str:
+    """As normalize_name of os-traits and os-resource-classes."""
+    return text if text.startswith("CUSTOM_") else f"CUSTOM_{re.sub(r'[^0-9A-Z]+', '_', text)}"
 
 
 def resource_class(form: Form, role: str) -> str | None:

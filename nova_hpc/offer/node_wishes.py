@@ -60,6 +60,8 @@ def added(general: Wishes, own: Wishes) -> Wishes:
         for role, wish in own.role_options.items():
             options[role] = _over(options.get(role, RoleWish()), wish)
         more["role_options"] = options
+    if own.kept is not None:
+        more["kept"] = {**(general.kept or {}), **own.kept}
     return attrs.evolve(general, **more)
 
 
@@ -120,11 +122,28 @@ def _without(wishes: Wishes, replaced: Collection[str], words: Wishes) -> Wishes
         if devices is not None:
             kept = tuple(each for each in devices if not {each.address, each.hardware} & gone[key])
             lists[key] = kept or None
+    if wishes.kept is not None:
+        remain = {each: said for each, said in wishes.kept.items() if each not in replaced}
+        lists["kept"] = remain or None
     return attrs.evolve(wishes, **lists)
 
 
 def _addresses(devices: Iterable[Device] | None) -> set[str | None]:
     return {each.address for each in devices or ()}
+
+
+def keep(
+    found: NodeDeclaration, hostname: str | None, kept: Mapping[str, Mapping[str, str | None]]
+) -> NodeDeclaration:
+    """The file with what entries of others say of the devices of one node.
+
+    A file for several nodes says it of that one alone: others have other entries.
+    """
+    if hostname is not None and (found.hosts or hostname in found.nodes):
+        own = attrs.evolve(found.nodes.get(hostname, Wishes()), kept=kept or None)
+        nodes = {**found.nodes, hostname: own} if kept or hostname in found.nodes else found.nodes
+        return attrs.evolve(found, nodes=nodes)
+    return attrs.evolve(found, wishes=attrs.evolve(found.wishes, kept=kept or None))
 
 
 def from_before(held: HeldBack | None, device_role: Iterable[str]) -> Wishes:

@@ -21,7 +21,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer import aliases, configured
+from nova_hpc.offer import aliases, configured, spec_entries
 from nova_hpc.offer.configured import Configured, Loss
 from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.device_spec import DeviceSpec
@@ -182,7 +182,7 @@ class _Files:
 
     def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
         """Say that an alias, which is not of this run, does not tell roles apart."""
-        alias = configured.read(text)
+        alias = spec_entries.read(text)
         roles = aliases.roles_of(alias, specs)
         if len(roles) > 1:
             self.remarks.append(

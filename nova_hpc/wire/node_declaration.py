@@ -101,6 +101,9 @@ class Wishes:
     #: Role of physical functions, or an address of one -> its virtual functions.
     vfs: Mapping[str, int] | None = attrs.field(default=None, hash=False)
     limits: Limits | None = None
+    #: Address of a function -> what an entry of device_spec that this project has replaced
+    #: said of it beside where it is; its entry goes on saying that.
+    kept: Mapping[str, Mapping[str, str | None]] | None = attrs.field(default=None, hash=False)
 
 
 @attrs.frozen
@@ -226,6 +229,9 @@ def _checked(wishes: Wishes) -> Wishes:
                 f"role_options: {role}: identity is {shown(wish.identity)}, none of "
                 f"{', '.join(IDENTITIES)}"
             )
+    for address in wishes.kept or ():
+        if not ADDRESS.fullmatch(address):
+            raise ValueError(f"kept: {shown(address)} is not a PCI address like 0000:17:00.0")
     for size in wishes.hugepages or ():
         if not _PAGES.fullmatch(size):
             raise ValueError(f"hugepages: {shown(size)} is no size of pages like 2M or 1G")
@@ -408,6 +414,11 @@ _COMMENTS: Final[Mapping[str, tuple[str, str]]] = {
     "limits": (
         "Hosts that can match one request: the limits of Nova and Placement reach them all.",
         "limits: {hosts: 400}",
+    ),
+    "kept": (
+        "What entries of device_spec of yours have said of functions, whose entries go on saying\n"
+        "it: configure writes it.",
+        "kept: {'0000:18:00.0': {trusted: 'true'}}",
     ),
     "nodes": (
         "What is different on single nodes. Lists of devices are added to, all else replaces.",

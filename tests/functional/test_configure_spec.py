@@ -27,7 +27,7 @@ from placement.conf import placement as placement_options
 from placement.conf import workarounds as placement_workarounds
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.offer import configured, declaration, device_spec, roles, settings
+from nova_hpc.offer import configured, declaration, device_spec, roles, settings, spec_entries
 from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.wire import tags
 from tests.nodes.catalogue import NODES
@@ -448,4 +448,4 @@ def test_what_an_entry_names_is_what_nova_thinks(machine, entry):
     matcher = nova_whitelist(machine, [json.dumps(entry)])
     for function in functions:
         matched = matcher.device_assignable(nova_view(function)) is not None
-        assert configured.matches(entry, function) == matched, (entry, function.address)
+        assert spec_entries.matches(entry, function) == matched, (entry, function.address)

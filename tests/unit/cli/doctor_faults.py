@@ -391,6 +391,26 @@ FAULTS: Final = (
         "taken out", lambda p: (p.folder / "aa.conf").unlink(),
     ),
     Fault(
+        "an adapter that is offered by its interface", "nova-refuses",
+        lambda p: (p.folder / "aa.conf").write_text(
+            '[pci]\ndevice_spec = {"devname": "enp25s0f0", "physical_network": "physnet1"}\n'
+        ),
+        "its address", lambda p: (p.folder / "aa.conf").write_text(
+            f'[pci]\ndevice_spec = {{"address": "{PF}", "physical_network": "physnet1"}}\n'
+        ),
+    ),
+    Fault(
+        "an alias of another type than the device", "alias-type",
+        lambda p: (p.folder / "aa.conf").write_text(
+            '[pci]\nalias = {"name": "adapter", "vendor_id": "15b3", "product_id": "101e", '
+            '"resource_class": "CUSTOM_HPC_VF", "device_type": "type-PF"}\n'
+        ),
+        "the type of the device", lambda p: (p.folder / "aa.conf").write_text(
+            '[pci]\nalias = {"name": "adapter", "vendor_id": "15b3", "product_id": "101e", '
+            '"resource_class": "CUSTOM_HPC_VF", "device_type": "type-VF"}\n'
+        ),
+    ),
+    Fault(
         "the stock driver", "driver-stock",
         lambda p: p.option(COMPUTE, "compute_driver", "libvirt.LibvirtDriver"), CONFIGURE, _again,
     ),

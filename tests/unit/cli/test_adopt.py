@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nova_hpc.offer import settings
-from nova_hpc.offer.configured import addresses_of
+from nova_hpc.offer.spec_entries import addresses_of
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli import typed

@@ -421,6 +421,7 @@ DECLARED: Final = NodeDeclaration(
         hugepages={"1G": 40},
         vfs={"pf": 8},
         limits=Limits(400),
+        kept={GPU: {"one_time_use": "true", "traits": "CUSTOM_SXM", "note": None}},
     ),
     hosts=("gpu-*", "node17"),
     nodes={"node17": Wishes(left_out=(Declared(hardware="serial:1"),), cpus=Cpus(4))},

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc doctor`` lets Nova itself say of entries and aliases, where Nova is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nova_hpc.cli import snapshot
+from nova_hpc.cloud.snapshot import SnapshotError
+from nova_hpc.offer import doctor_entries, nova_rules, spec_entries
+from nova_hpc.offer.doctor_entries import Entries
+from nova_hpc.offer.nova_rules import PciSettings
+from nova_hpc.topology.model import Node
+
+
+def read(
+    root: Path | None,
+    node: Node,
+    nova: Any,
+    expected: Iterable[str],
+    our_aliases: Iterable[str],
+) -> Entries:
+    """What nova-compute is told, and what Nova makes of it.
+
+    Without Nova the rules that this project knows itself are all that is looked at, and where
+    others have written something, that is said.
+
+    :param root: where the node's files are; None: nobody knows.
+    :param nova: with groups ``[pci]`` and ``[filter_scheduler]``.
+    :param expected: what ``nova-hpc configure`` would write.
+    :param our_aliases: those that it has written.
+    """
+    told = PciSettings(
+        device_spec=tuple(nova.pci.device_spec),
+        aliases=tuple(nova.pci.alias),
+        report=nova.pci.report_in_placement,
+        in_placement=nova.filter_scheduler.pci_in_placement,
+    )
+    ours, others = doctor_entries.ours_and_others(told.device_spec)
+    unasked = None
+    refusals: Iterable[nova_rules.Refusal] = ()
+    if told.device_spec or told.aliases:
+        try:
+            refusals = snapshot.check_pci_settings(told, node, root or Path("/"))
+        except SnapshotError as error:
+            if told.report:
+                refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)
+            if others or set(told.aliases) - set(our_aliases):
+                unasked = str(error)
+    return Entries(
+        node=node,
+        others=others,
+        ours=ours,
+        expected=tuple(expected),
+        aliases=told.aliases,
+        refusals=tuple(refusals),
+        unasked=unasked,
+    )
