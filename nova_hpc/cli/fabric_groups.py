@@ -11,6 +11,7 @@ from nova_hpc.cli import base, node_config, snapshot
 from nova_hpc.cli.base import Answer
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.cluster.group_domain.fleet import GroupLine
+from nova_hpc.outside.text import printable
 
 #: Exit status where something is below a domain that is not known here.
 _STRANGE = 1
@@ -69,7 +70,9 @@ class Reap(base.Record):
         """Sweep all domains."""
         found = snapshot.reap_fabric(parsed_args.config)
         for each in found.strange:
-            self.app.LOG.error("%s is below a domain and not ours: look who made it", each)
+            self.app.LOG.error(
+                "%s is below a domain and not ours: look who made it", printable(each)
+            )
         swept = found.swept
         return Answer(
             columns=("Tickets", "Records", "Rooms", "Domains", "Strange"),

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric import aggregates as ours
-from nova_hpc.fabric.model import FabricMap
+from nova_hpc.fabric.model import FabricMap, wrong_name
 
 #: How a step is called in the output.
 CREATE: Final = "create"
@@ -111,6 +111,10 @@ def cloud_map(aggregates: Iterable[CloudAggregate], name: str) -> tuple[FabricMa
     places = []
     problems: list[str] = []
     for host, metadata in sorted(of_host.items()):
+        wrong = wrong_name(host)
+        if wrong is not None:
+            problems.append(f"a host in Nova's aggregates: {wrong}")
+            continue
         reading = ours.read_place(host, metadata)
         problems += reading.problems
         # Aggregates know the rails of a leaf, not those of a host.
