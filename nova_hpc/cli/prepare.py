@@ -9,13 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from nova_hpc.cli import configure_options, include_files, node_config
 from nova_hpc.cli.base import Answer, CommandError, List
 from nova_hpc.cli.configure import Configure, Work
 from nova_hpc.cli.include_files import Change, IncludeError
-from nova_hpc.offer import host, host_files, settings
+from nova_hpc.offer import at_boot, host, host_files, settings
 from nova_hpc.offer.host import Host
 from nova_hpc.offer.host_files import File
+from nova_hpc.tenancy import holders
 from nova_hpc.topology.files import FileError, Tree
 
 _AUTO: Final = "auto"
@@ -178,23 +181,24 @@ def _name(root: Path, path: Path) -> str:
 
 
 def _plan(work: Work, root: Path) -> Host:
-    offered = work.offer()
-    tree = Tree(root)
-    products = {}
-    for each in work.node.functions:
-        if each.total_vfs:
-            product = _read(tree, f"/sys/bus/pci/devices/{each.address}/sriov_vf_device")
-            if product is not None:
-                products[each.address] = product
-    return host.plan(
+    boot = at_boot.foresee(
         work.node,
+        work.table(),
+        work.wishes,
+        whole=work.whole.addresses,
+        left_out=work.left_out.addresses,
+    )
+    offered = attrs.evolve(work, node=boot.node).offer()
+    beside = host.companions(boot, offered.spec, offered.roles, offered.declaration)
+    return host.plan(
+        boot,
         offered.spec,
         offered.roles,
         work.wishes,
         offered.declaration,
         never=frozenset(offered.withheld.never),
-        iommu=_iommu(tree),
-        vf_products=products,
+        used={each: holder.text for each, holder in holders.holders(root, beside).items()},
+        iommu=_iommu(Tree(root)),
     )
 
 

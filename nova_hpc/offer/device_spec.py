@@ -205,6 +205,8 @@ class _Sieve:
     def pools(self) -> list[_Pool]:
         """What may be offered as far as single functions and adapters go."""
         able = []
+        #: Physical function -> one of its virtual functions that is not given.
+        kept: dict[str | None, str] = {}
         for function in self._node.functions:
             if function.address in self._role:
                 role = self._role[function.address]
@@ -212,6 +214,7 @@ class _Sieve:
                 if reason is None:
                     able.append(function)
                 else:
+                    kept.setdefault(function.physical_function, function.address)
                     self.omit(function, reason)
         families: dict[str, list[Function]] = defaultdict(list)
         single = []
@@ -239,6 +242,8 @@ class _Sieve:
         for function in single:
             if function.address in shared:
                 self.omit(function, "its virtual functions are offered instead")
+            elif function.address in kept and function.address not in whole:
+                self.omit(function, f"its virtual function {kept[function.address]} is not given")
             else:
                 pools.append(
                     _Pool(

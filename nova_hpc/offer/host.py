@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a host has to start so that servers can get its devices: what is done at boot. Pure.
 
-Which functions belong to vfio-pci, which adapters get virtual functions, how many hugepages
-each NUMA node has, and what the kernel's command line says. :mod:`nova_hpc.offer.host_files`
-writes it down for the programs that act on it.
+Which functions belong to guests and by which driver, which adapters get virtual functions,
+how many hugepages each NUMA node has, and what the kernel's command line says.
+:mod:`nova_hpc.offer.host_files` writes it down for the programs that act on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 import attrs
 
+from nova_hpc.offer import at_boot
+from nova_hpc.offer.at_boot import Boot
 from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.roles import Roles
@@ -27,6 +29,17 @@ IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "arm": ("iommu.passthrough=1",),
 }
 
+#: Classes of functions that are no companions: disks and network interfaces.
+_OF_THE_HOST: Final = ("01", "02")
+
+
+@attrs.frozen
+class Bound:
+    """A function, and the driver that it has from the start."""
+
+    address: str
+    driver: str = "vfio-pci"
+
 
 @attrs.frozen
 class Adapter:
@@ -34,9 +47,12 @@ class Adapter:
 
     address: str
     vfs: int
-    #: They are for guests alone. Those of a physical network may have a driver of the host:
-    #: a macvtap port needs their interface, and libvirt rebinds the others itself.
-    to_vfio: bool
+    #: The driver of all of them, which are for guests alone; None: they have the host's.
+    #: A macvtap port of a physical network needs their interface, and libvirt rebinds the
+    #: others itself.
+    driver: str | None = None
+    #: Those for guests, where others of them are the host's.
+    bound: tuple[Bound, ...] = ()
 
 
 @attrs.frozen
@@ -57,8 +73,8 @@ class Pages:
 class Host:
     """What is done when the host starts."""
 
-    #: Functions that belong to vfio-pci from the start, by address.
-    vfio: tuple[str, ...] = ()
+    #: Functions that are there when the kernel starts and belong to guests.
+    vfio: tuple[Bound, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     pages: tuple[Pages, ...] = ()
     #: Words of the kernel's command line, in their order.
@@ -73,57 +89,52 @@ class Host:
 
 
 def plan(
-    node: Node,
+    boot: Boot,
     spec: DeviceSpec,
     roles: Roles,
     wishes: Wishes,
     declaration: Declaration,
     *,
     never: Collection[str],
+    used: Mapping[str, str],
     iommu: str | None,
-    vf_products: Mapping[str, str],
 ) -> Host:
     """Decide what the host does at its start.
 
-    :param node: read from sysfs, prepared or not.
-    :param spec: what it offers; a bare adapter is in it as a whole.
+    A driver is given to what is offered for aliases, and to what only goes with it: see
+    :func:`companions`. No other function is named, but for physical functions whose virtual
+    functions are switched on.
+
+    :param boot: the node as it will be.
+    :param spec: what it offers then, function by function.
     :param wishes: what is declared for it.
     :param declaration: the same with what is configured.
-    :param never: addresses of functions that must never be given, nor their virtual ones.
+    :param never: addresses of functions that must never be given.
+    :param used: companion -> who of the host uses it, or may.
     :param iommu: a key of :data:`IOMMU_WORDS`; None: unknown.
-    :param vf_products: address of a physical function -> product id that its virtual
-        functions have, as ``sriov_vf_device`` says.
     """
-    notes: list[str] = []
-    able = [
-        each
-        for each in node.functions
-        if each.dev_type == "type-PF"
-        and not declaration.gives_whole(each.address)
-        and each.address not in declaration.left_out
-        and each.address not in never
+    node, notes = boot.node, [*boot.notes]
+    adapters = tuple(_adapters(boot, spec, roles, declaration, never, notes))
+    offered = [one for each in _given(spec) if (one := node.function(each)) is not None]
+    split = {each.address for each in adapters} | boot.too_many
+    split |= {each for each, switched in boot.switched.items() if switched.declared}
+    whole = [
+        each for each in offered if each.physical_function is None and each.address not in split
     ]
-    adapters = tuple(_adapters(node, able, roles, wishes, declaration, vf_products, notes))
-    split = {each.address for each in adapters}
-    bare = [
-        each.address
-        for each in able
-        if each.address not in split and (each.class_code or "").startswith("02")
-    ]
-    given = {
-        each
-        for offer in spec.offers
-        if offer.network is None
-        for each in offer.functions
-        if each not in (*split, *bare) and not _is_virtual(node, each)
-    }
+    bare = {each.address for each in whole if _is_bare(each, declaration)}
     notes += [
         f"{each}: nobody has said whether it is given whole (nova-hpc configure --whole-pf {each}) "
         f"or by virtual functions (--vfs {each}=N), so its driver stays."
-        for each in bare
-        if any(each in offer.functions for offer in spec.offers)
+        for each in sorted(bare, key=address_key)
     ]
-    vfio = sorted({*given, *_beside(node, given)}, key=address_key)
+    given = {each.address for each in whole} - bare
+    beside = set(companions(boot, spec, roles, declaration)) & _mates(node, given)
+    notes += [
+        f"{each} shares the IOMMU group of a device for servers and stays with the host: "
+        f"{used[each]}. The device cannot be given until then."
+        for each in sorted(beside & used.keys(), key=address_key)
+    ]
+    vfio = tuple(map(Bound, sorted(given | (beside - used.keys()), key=address_key)))
     pages = tuple(_pages(node, wishes))
     if (vfio or adapters) and not pages:
         notes.append(
@@ -131,76 +142,132 @@ def plan(
             "--hugepages 1G=N of each NUMA node."
         )
     words = (*IOMMU_WORDS[iommu or "intel"], *_line(node, pages))
-    host = Host(tuple(vfio), adapters, pages, notes=tuple(notes))
+    host = Host(vfio, adapters, pages, notes=tuple(notes))
     return attrs.evolve(host, kernel_line=words) if host.needed else host
 
 
-def _is_virtual(node: Node, address: str) -> bool:
-    function = node.function(address)
-    return function is not None and function.physical_function is not None
+def _given(spec: DeviceSpec) -> Iterator[str]:
+    """What is offered for aliases; libvirt binds the devices of ports itself."""
+    for offer in spec.offers:
+        if offer.network is None:
+            yield from offer.functions
 
 
-def _beside(node: Node, given: Collection[str]) -> Iterator[str]:
-    """The other functions of the same cards (the sound of a GPU), where the kernel gives all
-    of an IOMMU group or none; what else is in the group, ``nova-hpc doctor`` names."""
-    cards = {each.partition(".")[0]: each for each in given}
-    for one in node.functions:
-        card = node.function(cards.get(one.address.partition(".")[0], ""))
-        if (
-            card is not None
-            and one.address not in given
-            and not one.is_bridge
-            and one.iommu_group is not None
-            and one.iommu_group == card.iommu_group
-        ):
-            yield one.address
+def _is_bare(function: Function, declaration: Declaration) -> bool:
+    """Whether it is an adapter of which nobody has said how it is given."""
+    return (
+        function.dev_type == "type-PF"
+        and (function.class_code or "").startswith("02")
+        and not declaration.gives_whole(function.address)
+    )
+
+
+def companions(
+    boot: Boot, spec: DeviceSpec, roles: Roles, declaration: Declaration
+) -> tuple[str, ...]:
+    """What goes with offered devices: the other functions of a card in its IOMMU group.
+
+    The kernel gives all of a group or none, so the sound, USB and UCSI functions of a graphics
+    card go where its picture goes. What has a role is offered or not by itself, what is
+    left out stays, and an interface or a disk is the host's until somebody offers it.
+    """
+    node = boot.node
+    offered = {*_given(spec)}
+    return tuple(
+        each.address
+        for each in node.functions
+        if each.address in _mates(node, offered)
+        and each.address not in offered
+        and each.physical_function is None
+        and not each.virtual_functions
+        and not each.is_bridge
+        and (each.class_code or "")[:2] not in _OF_THE_HOST
+        and roles.role_of(each, node) is None
+        and each.address not in declaration.left_out
+    )
+
+
+def _mates(node: Node, addresses: Collection[str]) -> set[str]:
+    """The functions that share both slot and IOMMU group with one of *addresses*."""
+    places = {
+        (each.partition(".")[0], function.iommu_group)
+        for each in addresses
+        if (function := node.function(each)) is not None and function.iommu_group is not None
+    }
+    return {
+        each.address
+        for each in node.functions
+        if (each.address.partition(".")[0], each.iommu_group) in places
+    }
 
 
 def _adapters(
-    node: Node,
-    able: Iterable[Function],
+    boot: Boot,
+    spec: DeviceSpec,
     roles: Roles,
-    wishes: Wishes,
     declaration: Declaration,
-    vf_products: Mapping[str, str],
+    never: Collection[str],
     notes: list[str],
 ) -> Iterator[Adapter]:
-    wanted = wishes.vfs or {}
-    for each in able:
-        role = roles.role_of(each, node) or ""
-        virtual = _virtual_function(node, each, vf_products.get(each.address))
-        child = roles.role_of(virtual, node)
-        count = wanted.get(each.address, wanted.get(role))
-        if not (role or child):
+    """The physical functions whose virtual functions are offered, or are declared."""
+    given = {*_given(spec)}
+    for address, switched in boot.switched.items():
+        function = boot.node.function(address)
+        if function is None:
             continue
-        if count is None:
-            count = len(each.virtual_functions)
-            if count and child:
-                notes.append(
-                    f"{each.address}: {count} virtual functions are switched on now, and will be "
-                    "at boot; declare another number with nova-hpc configure --vfs."
-                )
-        if not count or count > (each.total_vfs or 0):
-            if count:
-                notes.append(
-                    f"{each.address}: {count} virtual functions are declared, and it can have "
-                    f"{each.total_vfs or 0}: none are switched on. The firmware of many adapters "
-                    "has to allow them first."
-                )
+        mine = tuple(each for each in function.virtual_functions if each in given)
+        if any(offer.provider == address and offer.network for offer in spec.offers):
+            yield Adapter(address, switched.count)
             continue
-        network = declaration.network_of(child or role, each.address)
-        yield Adapter(each.address, count, to_vfio=child is not None and network is None)
+        if switched.unplaced:
+            yield from _unplaced(boot, function, mine, roles, declaration, never, notes)
+            continue
+        if not mine:
+            if switched.declared and address not in never:
+                yield Adapter(address, switched.count)
+            continue
+        if not switched.declared:
+            notes.append(
+                f"{address}: {switched.count} virtual functions are switched on now, and will be "
+                "at boot; declare another number with nova-hpc configure --vfs."
+            )
+        if len(mine) == switched.count:
+            yield Adapter(address, switched.count, driver=Bound(address).driver)
+        else:
+            yield Adapter(address, switched.count, bound=tuple(map(Bound, mine)))
 
 
-def _virtual_function(node: Node, adapter: Function, product_id: str | None) -> Function:
-    """The first of *adapter*, or how one will look to the roles once it is there."""
-    for address in adapter.virtual_functions:
-        found = node.function(address)
-        if found is not None:
-            return found
-    return attrs.evolve(
-        adapter, product_id=product_id, physical_function=adapter.address, total_vfs=None
+def _unplaced(
+    boot: Boot,
+    adapter: Function,
+    mine: tuple[str, ...],
+    roles: Roles,
+    declaration: Declaration,
+    never: Collection[str],
+    notes: list[str],
+) -> Iterator[Adapter]:
+    """Nobody knows their addresses: all of them are bound where none can be the host's."""
+    address, count = adapter.address, boot.switched[adapter.address].count
+    role = roles.role_of(at_boot.look_of(adapter), boot.node)
+    if address in never:
+        notes.append(
+            f"{address}: {count} virtual functions are declared, of which nobody can tell whether "
+            "they may be given: none are switched on."
+        )
+        return
+    if role is None or declaration.network_of(role, address) is not None:
+        yield Adapter(address, count)
+        return
+    held_back = {*declaration.left_out, *declaration.withheld}
+    if {*adapter.virtual_functions} <= {*mine} and all(map(boot.node.function, held_back)):
+        yield Adapter(address, count, driver=Bound(address).driver)
+        return
+    notes.append(
+        f"{address}: the kernel does not say where all of its {count} virtual functions will be, "
+        "and one of them may be the host's: they keep its driver. Run the command again when they "
+        "are switched on."
     )
+    yield Adapter(address, count, bound=tuple(map(Bound, mine)))
 
 
 def _pages(node: Node, wishes: Wishes) -> Iterator[Pages]:

@@ -25,7 +25,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.offer.host import Host
+from nova_hpc.offer.host import Adapter, Bound, Host
 
 #: First line of every file, after that of a script's interpreter.
 MARKER: Final = "# Written by nova-hpc prepare. Do not edit: run it again instead."
@@ -115,41 +115,51 @@ def _text(lines: tuple[str, ...] | Iterator[str], interpreter: str = "") -> str:
 def _udev(host: Host) -> Iterator[str]:
     if host.vfio:
         yield "# Devices for servers: no driver of the host takes them."
-    for address in host.vfio:
-        here = f'SUBSYSTEM=="pci", KERNEL=="{address}"'
-        # vfio-pci may be loaded already: then nothing else would bind the device to it.
-        yield f'ACTION=="add", {here}, ATTR{{driver_override}}="vfio-pci", {_PROBE}'
-        # A driver that was loaded for another device may have been faster.
-        yield (
-            f'ACTION=="bind", {here}, DRIVER!="vfio-pci", ATTR{{driver_override}}="vfio-pci", '
-            f'ATTR{{driver/unbind}}="$kernel", {_PROBE}'
-        )
+    for each in host.vfio:
+        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}"')
     for adapter in host.adapters:
-        place = f"{adapter.address}: {adapter.vfs} virtual functions"
-        yield f"# {place}, before its interface is brought up."
-        probe = "0" if adapter.to_vfio else None
-        for match, where in (
-            (
-                f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"',
-                "device/",
-            ),
-            # An adapter of which no interface is made, or that was here before udev.
-            (
-                f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"',
-                "",
-            ),
-        ):
-            sets = [match]
-            if probe is not None:
-                sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="{probe}"')
-            sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
-            yield ", ".join(sets)
-        if adapter.to_vfio:
-            yield (
-                'ACTION=="add", SUBSYSTEM=="pci", '
-                f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*", '
-                f'ATTR{{driver_override}}="vfio-pci", {_PROBE}'
-            )
+        yield from _switched_on(adapter)
+
+
+def _bound(each: Bound, here: str) -> Iterator[str]:
+    # vfio-pci may be loaded already: then nothing else would bind the device to it.
+    yield f'ACTION=="add", {here}, ATTR{{driver_override}}="{each.driver}", {_PROBE}'
+    # A driver that was loaded for another device may have been faster.
+    yield (
+        f'ACTION=="bind", {here}, DRIVER!="{each.driver}", '
+        f'ATTR{{driver_override}}="{each.driver}", ATTR{{driver/unbind}}="$kernel", {_PROBE}'
+    )
+
+
+def _switched_on(adapter: Adapter) -> Iterator[str]:
+    yield (
+        f"# {adapter.address}: {adapter.vfs} virtual functions, before its interface is brought up."
+    )
+    for match, where in (
+        (
+            f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"',
+            "device/",
+        ),
+        # An adapter of which no interface is made, or that was here before udev.
+        (f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"', ""),
+    ):
+        sets = [match]
+        if adapter.driver is not None:
+            # For all of them or for none: a virtual function of the host needs its driver.
+            sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="0"')
+        sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
+        yield ", ".join(sets)
+    mine = f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*"'
+    if adapter.driver is not None:
+        yield (
+            f'ACTION=="add", SUBSYSTEM=="pci", {mine}, '
+            f'ATTR{{driver_override}}="{adapter.driver}", {_PROBE}'
+        )
+    if adapter.bound:
+        yield f"# {len(adapter.bound)} of them are for servers; the others keep the host's driver."
+    for each in adapter.bound:
+        # Whatever else comes to be at the address is not meant.
+        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}", {mine}')
 
 
 #: udev finds the bus as [subsystem/pci] and the event's device as $kernel.
@@ -190,7 +200,7 @@ _DRACUT: Final = (
 def _script(host: Host) -> Iterator[str]:
     yield "# Before udev of the initramfs loads any driver."
     yield 'case "$1" in prereqs) exit 0 ;; esac'
-    for address in host.vfio:
-        yield f"echo vfio-pci >/sys/bus/pci/devices/{address}/driver_override"
+    for each in host.vfio:
+        yield f"echo {each.driver} >/sys/bus/pci/devices/{each.address}/driver_override"
     yield "modprobe -q -b vfio-pci"
     yield "exit 0"

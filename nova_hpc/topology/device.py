@@ -49,6 +49,7 @@ _NO_RESOURCE: Final = " ".join(["0x0000000000000000"] * 3)
 _NO_WIDTH: Final = 255
 
 _INTEGER: Final = re.compile(r"-?\d{1,9}", re.ASCII)
+_PRODUCT: Final = re.compile(r"[0-9a-f]{1,4}", re.ASCII)
 _HEX: Final = re.compile(r"0x([0-9a-fA-F]{1,8})", re.ASCII)
 _GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}", re.ASCII)
 _GID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){7}", re.ASCII)
@@ -239,6 +240,9 @@ class _Device(_Attributes):
             virtual_functions=self._virtual_functions(),
             total_vfs=self.number("sriov_totalvfs", least=0),
             silent=config.silent,
+            vf_offset=self.number("sriov_offset", least=0),
+            vf_stride=self.number("sriov_stride", least=0),
+            vf_product=self._vf_product(),
             rdma=self._rdma(),
             os_devices=self._os_devices(),
         )
@@ -346,6 +350,11 @@ class _Device(_Attributes):
         names = sorted(name for name in held if name.startswith("virtfn"))
         found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
         return tuple(address for address in found if address is not None)
+
+    def _vf_product(self) -> str | None:
+        # Without a prefix and leading zeros, alone of all ids in sysfs.
+        text = self.text("sriov_vf_device")
+        return text.zfill(4) if text is not None and _PRODUCT.fullmatch(text) else None
 
     def _bars(self) -> tuple[Bar, ...]:
         return _bars(self.text("resource") or "")

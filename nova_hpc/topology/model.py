@@ -212,6 +212,12 @@ class Function:
     physical_function: str | None = None  # set on a virtual function: its PF
     virtual_functions: tuple[str, ...] = ()  # set on a PF: its enabled VFs
     total_vfs: int | None = None  # set on a PF: the most that it can have
+    #: Of a PF: how far its first VF is from it, and one VF from the next, in routing ids
+    #: (bus, device and function as one number), as far as the kernel knows before they are
+    #: switched on; and the product id that they have.
+    vf_offset: int | None = None
+    vf_stride: int | None = None
+    vf_product: str | None = None
     rdma: tuple[RdmaDevice, ...] = ()
     #: Kernel devices, as "subsystem name": ``net ib0``, ``nvme nvme0``.
     os_devices: tuple[str, ...] = ()

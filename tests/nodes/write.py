@@ -170,6 +170,8 @@ class _Writer:
             self.file(f"{folder}/sriov_totalvfs", str(part.vfs.total))
             self.file(f"{folder}/sriov_numvfs", str(part.vfs.count))
             self.file(f"{folder}/sriov_vf_device", part.vfs.product)
+            self.file(f"{folder}/sriov_offset", str(part.vfs.offset))
+            self.file(f"{folder}/sriov_stride", str(part.vfs.stride))
             for index, virtual in enumerate(placed.virtual):
                 self.link(f"{folder}/virtfn{index}", f"sys/devices/{virtual.folder}")
         for name, mac in part.net.items():

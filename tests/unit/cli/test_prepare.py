@@ -11,10 +11,12 @@ import pytest
 
 from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
-from nova_hpc.offer import host_files
+from nova_hpc.offer import configured, host_files
 from nova_hpc.topology import sysfs
 from tests.nodes.catalogue import NODES
+from tests.nodes.write import write
 from tests.unit.cli.conftest import put
+from tests.unit.offer.booting import Booting, kernel_places
 
 GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"
 UDEV = host_files.UDEV
@@ -337,3 +339,110 @@ def test_no_adapter_of_the_host_loses_its_driver(prepare, synthetic, debian, nam
         if each.virtual_functions or each.is_bridge or each.physical_function:
             assert each.address not in bound
     assert "Nothing to do." in prepare("--write", debian, root=root)[1]
+
+
+# --- function by function -------------------------------------------------------------
+
+
+def bond(root, *addresses):
+    """Make virtual functions part of the host's bond."""
+    for number, address in enumerate(addresses):
+        folder = (root / "sys/bus/pci/devices" / address).resolve()
+        driver = folder / "driver"
+        driver.unlink(missing_ok=True)
+        driver.symlink_to("../../../../bus/pci/drivers/mlx5_core")
+        name = f"eth{number}"
+        put(folder, f"net/{name}/flags", "0x1903")
+        put(folder, f"net/{name}/type", "1")
+        put(folder, f"net/{name}/upper_bond0/address", "02:00:00:00:00:01")
+
+
+def started(files, root):
+    """The host after a start with the files."""
+    texts = {name: text for name, (text, _) in files.items()}
+    node = sysfs.read(root)
+    return Booting(node, kernel_places(node), texts, early=True).run()
+
+
+@pytest.fixture
+def both(prepare, tmp_path):
+    """Runs configure with words and then prepare, on a node that may be changed."""
+
+    def run(root, debian, *words):
+        status, _, err = prepare.configure("--root", root, *words)
+        assert status == 0, err
+        declaration = prepare.configure.folder / "node.yaml"
+        said = ["--declaration", declaration] if declaration.exists() else []
+        status, out, more = prepare("--write", debian, *said, root=root)
+        assert (status, more) == (0, "")
+        return started(state(debian), root), err, out
+
+    return run
+
+
+def test_the_hosts_bond_keeps_its_virtual_functions(both, debian, tmp_path):
+    """Two of four are part of a bond: configure leaves them out, and so does the start."""
+    root = write(NODES["two-socket"], tmp_path / "node")
+    mine, others = ["0000:b1:00.2", "0000:b1:00.3"], ["0000:b1:00.4", "0000:b1:00.5"]
+    bond(root, *others)
+    host, said, _ = both(root, debian)
+    for each in others:
+        assert f"Not offered: {each} (ethvf): the host uses its network interface" in said
+        assert host.devices[each].driver == "native"
+        assert each not in (debian / UDEV).read_text()
+    assert {*mine} <= host.touched
+    assert "autoprobe" not in (debian / UDEV).read_text()
+    assert "0000:b1:00.0" not in host.touched
+
+
+def test_one_virtual_function_that_is_left_out_keeps_its_driver(both, debian, tmp_path):
+    root = write(NODES["two-socket"], tmp_path / "node")
+    host, _, _ = both(root, debian, "--leave-out", "0000:b1:00.3")
+    assert host.devices["0000:b1:00.3"].driver == "native"
+    assert {"0000:b1:00.2", "0000:b1:00.4", "0000:b1:00.5"} <= host.touched
+
+
+def test_an_adapter_whose_virtual_functions_are_all_the_hosts_is_not_given(both, debian, tmp_path):
+    """Before, configure offered the adapter itself, with the bond on it."""
+    root = write(NODES["two-socket"], tmp_path / "node")
+    bond(root, *(f"0000:b1:00.{number}" for number in range(2, 6)))
+    host, said, _ = both(root, debian)
+    assert "Not offered: 0000:b1:00.0 (ethpf): its virtual function 0000:b1:00.2 is not" in said
+    assert not {f"0000:b1:00.{number}" for number in (0, 2, 3, 4, 5)} & host.touched
+    assert "0000:b1:00.0" not in (debian / UDEV).read_text()
+
+
+def test_the_virtual_functions_of_a_card_that_is_never_given(both, debian, tmp_path):
+    """An MI300X is never given as a whole; before, its virtual functions got no line either."""
+    root = write(NODES["mi300x"], tmp_path / "node")
+    host, said, _ = both(root, debian, "--vfs", "0000:06:00.0=4")
+    assert "Not offered: 0000:06:00.0 (gpu): an MI300X as a whole" in said
+    (text,) = [each for each in rules((debian / UDEV).read_text()) if is_bind(each, "06:00.0")]
+    assert 'ATTR{driver_override}="vfio-pci"' in text
+    mine = {f"0000:06:00.{number}" for number in range(1, 5)}
+    assert mine <= host.touched
+    assert host.devices["0000:06:00.0"].driver == "native"
+    assert "0000:09:00.0" not in (debian / UDEV).read_text()
+
+
+def is_bind(terms, name):
+    return any(f"PCI_SLOT_NAME=0000:{name}" in each for each in terms)
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path, name):
+    """Entries of device_spec, as they are written, against the drivers after the start."""
+    root = write(NODES[name], tmp_path / "node")
+    found = sysfs.read(root)
+    virtual = [each for each in found.functions if each.physical_function][:3]
+    bond(root, *(each.address for each in virtual[:1]))
+    words = [word for each in virtual[2:] for word in ("--leave-out", each.address)]
+    host, _, said = both(root, debian, *words)
+    entries = [configured.read(text) for text in prepare.configure.told("device_spec")]
+    offered = {
+        each.address
+        for each in found.functions
+        if any(configured.matches(entry, each) for entry in entries)
+    }
+    bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
+    assert host.touched == host.on({"vfio-pci"}) == offered - bare
