@@ -23,6 +23,7 @@ from nova.virt import hardware
 from oslo_config import cfg
 
 from benchmarks.hosts import place
+from nova_hpc.wire import stats
 from nova_hpc.wire.tags import Tags
 
 CONF = cfg.CONF
@@ -105,7 +106,8 @@ def _machine(index: int, rng: random.Random) -> Machine:
         cpu_info="{}",
         supported_hv_specs=[],
         metrics=None,
-        stats={},
+        # What HpcLibvirtDriver says of a node where nothing is wrong.
+        stats={stats.KEY: stats.StatsDocument().dumps()},
         cpu_allocation_ratio=1.0,
         ram_allocation_ratio=1.0,
         disk_allocation_ratio=1.0,

@@ -34,7 +34,7 @@ from nova_hpc.placement import flavor as hpc_flavor
 from nova_hpc.placement import refusal
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
-from nova_hpc.placement.model import Miss, Request
+from nova_hpc.placement.model import Miss, Request, Unmet
 from scheduler_filters import choice, lines
 from scheduler_filters.again import ChooseAgain
 
@@ -172,7 +172,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             view = views.get(host)
             if view is None:
                 continue
-            outcome = _guarded(host, choice.place, host, order, view)
+            outcome = view.miss or _guarded(host, choice.place, host, order, view)
             if outcome is None:
                 passed.append(host)
             else:
@@ -238,7 +238,8 @@ def _for_user(request: Request, misses: Iterable[Miss]) -> str:
     """Why no host is left: no name of a host, no address, and by default no count."""
     found = list(misses)
     if not CONF.hpc.disclose_capacity:
-        return refusal.sentence(request, refusal.nearest(found))
+        all_asked = all(miss.unmet is not Unmet.OTHER for miss in found)
+        return refusal.sentence(request, refusal.nearest(found), all_asked)
     counter = collections.Counter(miss.user for miss in found)
     parts = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} of {len(found)} nodes: {text}" for text, count in parts)

@@ -24,11 +24,11 @@ from nova_hpc.from_nova.pools import Seen
 from nova_hpc.from_nova.providers import Amounts, Kind
 from nova_hpc.from_nova.server import Task
 from nova_hpc.placement import roles as hpc_roles
-from nova_hpc.placement.model import Host, HostNode, Pool
+from nova_hpc.placement.model import Host, HostNode, Miss, Pool
 from nova_hpc.topology import nvlink
 from nova_hpc.wire import stats as hpc_stats
 from nova_hpc.wire import tags as hpc_tags
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire.stats import NodeWord, StatsDocument
 
 
 @attrs.frozen(eq=False)
@@ -67,10 +67,19 @@ class View:
     faults: tuple[tuple[str, str], ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
+    #: Why the node gets no server with an ``hpc:`` flavor, whatever it has; None: it may.
+    out: str | None = None
     #: Whether Nova cannot tell some of the host's pools apart.
     ambiguous: bool = False
     #: key of ports with bandwidth -> PCI address of an adapter -> its provider of bandwidth
     bandwidth: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
+
+    @property
+    def miss(self) -> Miss | None:
+        """Why the node is not asked for devices; None: it is."""
+        if self.out is None:
+            return None
+        return Miss(operator=self.out, user="a node is not set up for hpc: flavors")
 
     @property
     def host(self) -> Host:
@@ -114,9 +123,7 @@ class Available:
 _PATTERNS: Final[Cache[Pattern]] = Cache()
 _BOUND: Final[Cache[Pattern]] = Cache()
 _NODES: Final[Cache[HostNode]] = Cache()
-#: What a node withholds, what it says of itself, and why that is unknown.
-_Report = tuple[Mapping[str, str], tuple[str, ...], str | None]
-_REPORTS: Final[Cache[_Report]] = Cache()
+_WORDS: Final[Cache[NodeWord]] = Cache()
 
 
 def read_host(
@@ -161,13 +168,14 @@ def read_host(
             of = provider_of(pool)
             found += [(known.name, of, part) for part in bound.parts(pool, seen)]
     nodes = _nodes(host_state)
-    withheld, notes, fault = _reported(host_state)
+    word = word_of(host_state)
+    said = word.document or StatsDocument()
     found.sort(key=_by_name)
     key = (tuple([(each.known.number, each.free, each.serves) for _, _, each in found]), nodes[0])
     pattern = _PATTERNS.get(key, lambda: _pattern([each for _, _, each in found], nodes[1], key[0]))
     faults += [("an NVLink set", each) for each in pattern.faults]
-    if fault is not None:
-        faults.append((f"stats[{hpc_stats.KEY!r}]", fault))
+    if word.out is not None:
+        faults.append(("the node, for hpc: flavors,", word.out))
     return View(
         name=host_state.host,
         pattern=pattern,
@@ -176,9 +184,10 @@ def read_host(
             for pool, (_, provider, _) in zip(pattern.host.pools, found, strict=True)
         },
         pools=tuple(alike),
-        unusable=(*unusable, *pattern.faults, *notes),
+        unusable=(*unusable, *pattern.faults, *said.notes),
         faults=tuple(faults),
-        withheld=withheld,
+        withheld=said.withheld,
+        out=word.out,
         ambiguous=ambiguous,
         bandwidth=bound.providers,
     )
@@ -365,21 +374,12 @@ def _node(
     return HostNode(id=number, socket=socket, dedicated_cpus=cpus, pages=dict(pages))
 
 
-def _reported(host_state: Any) -> _Report:
-    """What the node says it withholds, what it says of itself, and why that is unknown."""
+def word_of(host_state: Any) -> NodeWord:
+    """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
     # ``stats`` is unset until the compute node has reported for the first time.
     text = (getattr(host_state, "stats", None) or {}).get(hpc_stats.KEY)
-    if text is None:
-        return {}, (), None
     if not isinstance(text, str):
-        return _read_report(text)
+        stats = host_state.pci_stats
+        return hpc_stats.judge(text, any(map(hpc_tags.are_in, stats.pools if stats else ())))
     # Most nodes say the same, and each says the same in the next request.
-    return _REPORTS.get(text, lambda: _read_report(text))
-
-
-def _read_report(text: object) -> _Report:
-    try:
-        document = hpc_stats.read(text)
-    except WireError as error:
-        return {}, (f"what the node holds back is unknown: {error}",), str(error)
-    return ({}, (), None) if document is None else (document.withheld, document.notes, None)
+    return _WORDS.get(text, lambda: hpc_stats.judge(text, tagged=True))

@@ -11,8 +11,7 @@ from nova import objects
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import printable
 from nova_hpc.from_nova import snapshot
-from nova_hpc.wire import stats
-from nova_hpc.wire.version import WireError
+from nova_hpc.wire import stats, tags
 
 
 def read(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
@@ -39,18 +38,25 @@ def take() -> tuple[NodeHealth, ...]:
     return tuple(sorted((each for each in found if each is not None), key=_host))
 
 
+def word_of(node: objects.ComputeNode) -> stats.NodeWord:
+    """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
+    values = node.stats if node.obj_attr_is_set("stats") else None
+    pools = node.pci_device_pools if node.obj_attr_is_set("pci_device_pools") else None
+    tagged = any(tags.are_in(pool.tags or {}) for pool in pools or ())
+    return stats.judge((values or {}).get(stats.KEY), tagged)
+
+
 def _host(node: NodeHealth) -> str:
     return node.host
 
 
 def _read(node: objects.ComputeNode) -> NodeHealth | None:
-    """None: it does not run this project's driver, or has not reported yet."""
+    """None: none of its devices is this project's, or it has not reported yet."""
     host = printable(node.hypervisor_hostname or node.host or "")
-    values = node.stats if node.obj_attr_is_set("stats") else None
-    try:
-        document = stats.read((values or {}).get(stats.KEY))
-    except WireError as error:
-        return NodeHealth(host, notes=(str(error),))
+    word = word_of(node)
+    if word.out is not None:
+        return NodeHealth(host, notes=(printable(word.out),))
+    document = word.document
     if document is None:
         return None
     return NodeHealth(host, document.withheld, document.in_use, document.states, document.notes)

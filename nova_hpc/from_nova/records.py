@@ -22,12 +22,10 @@ from nova.scheduler.client import report
 
 from nova_hpc.cloud.snapshot import SnapshotError, printable
 from nova_hpc.fabric.aggregates import read_place
-from nova_hpc.from_nova import leftovers, snapshot
+from nova_hpc.from_nova import leftovers, node_health, snapshot
 from nova_hpc.from_nova.leftovers import Suspect
 from nova_hpc.offer.doctor_records import Alias, Device, Host, Leftover, Provider, Records
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.wire import stats
-from nova_hpc.wire.version import WireError
 
 CONF = nova.conf.CONF
 
@@ -209,12 +207,7 @@ def _cell(context: Any, cell: Any, metadata: Mapping[str, Any]) -> _Cell:
 
 def _host(compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, str]]) -> Host:
     reading = read_place(compute.host, metadata)
-    values = compute.stats if compute.obj_attr_is_set("stats") else None
-    unread = document = None
-    try:
-        document = stats.read((values or {}).get(stats.KEY))
-    except WireError as error:
-        unread = str(error)
+    word = node_health.word_of(compute)
     ports = [each for each in records if not each.extra_info.get("rp_uuid")]
     return Host(
         host=printable(compute.host),
@@ -222,11 +215,12 @@ def _host(compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, 
         devices=tuple(_devices(records)),
         networks=frozenset(_networks(compute)),
         idle=not any(each.status in _USED for each in ports),
-        ours=document is not None or unread is not None,
+        ours=word.document is not None or word.unread is not None,
+        stock=word.stock,
         leaf=reading.place.leaf,
         placed=bool(reading.place.path or reading.place.nvlink_domain),
         contradictions=tuple(map(printable, reading.problems)),
-        unread=unread,
+        unread=word.unread,
     )
 
 

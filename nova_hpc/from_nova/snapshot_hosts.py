@@ -79,7 +79,7 @@ def read(
         node=state.nodename,
         zone=_zone(state.aggregates),
         aggregates={printable(each.name): _plain(each.metadata) for each in state.aggregates},
-        out=out,
+        out=out or now.out,
         devices=_devices(now.host.pools, whole.host.pools, records, pools),
         numa=now.host.nodes,
         nvlink=tuple(dict.fromkeys([*now.host.nvlink, *whole.host.nvlink])),

@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.offer import settings
 from nova_hpc.offer.findings import Finding, some
 
 #: Either lets Nova's user do what it has to do in Placement (placement/policies/base.py).
@@ -66,6 +67,8 @@ class Host:
     idle: bool = True
     #: It runs this project's driver.
     ours: bool = False
+    #: It does not, and its devices have tags.
+    stock: bool = False
     #: Its leaf; whether the map knows it at all; what makes no sense of it.
     leaf: str | None = None
     placed: bool = False
@@ -121,6 +124,15 @@ def _unread(records: Records) -> Iterator[Finding]:
                 "not-read",
                 f"What {host.node} says of its devices: {host.unread}.",
                 "Bring controllers and nodes to one release of nova-hpc.",
+                host.node,
+            )
+        if host.stock:
+            yield Finding(
+                "driver-stock",
+                f"{host.node} offers devices with hpc_* tags and runs Nova's own driver: no server "
+                "with an hpc: flavor comes there.",
+                f"On {host.node}, set [DEFAULT]compute_driver = {settings.DRIVER} and restart "
+                "nova-compute; or take the tags out of [pci]device_spec.",
                 host.node,
             )
 

@@ -36,20 +36,28 @@ _WIDER: Final = {
 }
 
 
+#: Where no host may be asked for devices.
+UNUSABLE: Final = "No host with such devices can be used at this moment; ask the cloud's operator"
+
+
 def nearest(misses: Iterable[Miss]) -> Unmet:
     """The wish that the host which came nearest does not meet."""
     return max((miss.unmet for miss in misses), default=Unmet.OTHER)
 
 
-def sentence(request: Request, unmet: Unmet) -> str:
-    """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``."""
+def sentence(request: Request, unmet: Unmet, all_asked: bool = True) -> str:
+    """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``.
+
+    :param all_asked: False: there are hosts that cannot be used, whatever they have.
+    """
     if unmet is Unmet.OTHER:
-        return "No host with such devices can be used at this moment; ask the cloud's operator"
+        return UNUSABLE
+    usable = "" if all_asked else " that can be used"
     cure = f"{' or '.join(_help(request, unmet))} may help"
     if unmet is Unmet.KNOWN:
         devices = _devices(request.wants)
-        return f"No host with {devices} free says on which NUMA node they are; {cure}"
-    return f"No host has {_wish(request, unmet)}; {cure}"
+        return f"No host with {devices} free{usable} says on which NUMA node they are; {cure}"
+    return f"No host{usable} has {_wish(request, unmet)}; {cure}"
 
 
 def unplaced(wants: Iterable[Want]) -> str:

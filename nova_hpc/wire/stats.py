@@ -13,6 +13,9 @@ functions of one physical function usually fail together::
      "states": {"suspect": {"1767225600": ["0000:22:10.0", ...]}},
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
+
+That it is there says that the node runs this project's driver, which checks a server's
+devices before it starts: without it :func:`judge` lets no ``hpc:`` flavor there.
 """
 
 from __future__ import annotations
@@ -31,6 +34,13 @@ LIMIT: Final = 16 * 1024
 
 #: The key of the document in the statistics of the compute node.
 KEY: Final = "hpc"
+
+#: Why a node whose devices have tags, and that says nothing of them, serves no ``hpc:`` flavor.
+OTHER_DRIVER: Final = (
+    "it runs Nova's own libvirt driver, not HpcLibvirtDriver, so nobody checks a server's devices "
+    "there before it starts: set [DEFAULT]compute_driver = hpc.HpcLibvirtDriver on it, or take the "
+    "hpc_* tags out of its [pci]device_spec"
+)
 
 _LONGEST_REASON: Final = 240
 _MOST_NOTES: Final = 8
@@ -159,6 +169,40 @@ def read(text: object) -> StatsDocument | None:
         notes=tuple(notes),
         left_out=left_out,
     )
+
+
+@attrs.frozen
+class NodeWord:
+    """What the word of one node is worth, as everybody who places servers takes it."""
+
+    #: None: it says nothing, or nobody can read it.
+    document: StatsDocument | None = None
+    #: Why what it says cannot be read; None: it can, or it says nothing.
+    unread: str | None = None
+    #: Its devices have tags, and it does not run this project's driver.
+    stock: bool = False
+
+    @property
+    def out(self) -> str | None:
+        """Why the node gets no server with an ``hpc:`` flavor, for operators; None: it may."""
+        if self.unread is not None:
+            return f"what the node holds back is unknown: {self.unread}"
+        return OTHER_DRIVER if self.stock else None
+
+
+def judge(text: object, tagged: bool) -> NodeWord:
+    """Read a document, and say whether the node may have servers with ``hpc:`` flavors.
+
+    What cannot be read is unknown, which is never "all is well".
+
+    :param text: as the compute node has it; None: there is none.
+    :param tagged: whether any device of the node has ``hpc_*`` tags.
+    """
+    try:
+        document = read(text)
+    except WireError as error:
+        return NodeWord(unread=str(error))
+    return NodeWord(document, stock=document is None and tagged)
 
 
 def loads(text: object) -> StatsDocument | None:

@@ -115,6 +115,11 @@ def parse(pool: Mapping[str, object]) -> Tags | None:
     )
 
 
+def are_in(pool: Mapping[str, object]) -> bool:
+    """Whether a pool has ``hpc_*`` tags at all, also such as nobody can read."""
+    return any(key.startswith("hpc_") for key in pool)
+
+
 def _number(text: Mapping[str, str], key: str) -> int | None:
     value = text.get(key)
     if value is None:

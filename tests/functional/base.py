@@ -29,6 +29,7 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import profile, said
 from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
+from nova_hpc.wire import tags
 from scheduler_filters import hpc_topology_filter
 from tests.functional import fixtures
 
@@ -83,6 +84,10 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         if self.DRIVER == HPC_DRIVER:
             put_shim_in_place()
         self.shapes: dict[str, fixtures.Shape] = {}
+        #: Nodes with Nova's own driver, of which the scheduler hears nothing.
+        self.silent: set[str] = set()
+        if self.DRIVER == STOCK_DRIVER:
+            self.useFixture(fixtures.SaidOfStock(self.silent))
         super().setUp()
         # A slow machine is no failure.
         self.flags(rpc_response_timeout=600)
@@ -186,7 +191,9 @@ class HpcServersTest(test_pci_sriov_servers._PCIServersTestBase):
         :param device_spec: other than the one that the shape yields.
         :param options: options of Nova's group ``[compute]``.
         """
-        entries = shape.device_spec() if device_spec is None else device_spec
+        entries = list(shape.device_spec() if device_spec is None else device_spec)
+        if not any(map(tags.are_in, entries)):
+            self.silent.add(name)
         self.flags(device_spec=[jsonutils.dumps(each) for each in entries], group="pci")
         for key, value in options.items():
             self.flags(**{key: value}, group="compute")

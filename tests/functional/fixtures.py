@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import attrs
 import fixtures
 from nova.tests.fixtures import libvirt as fakelibvirt
+from nova.virt.libvirt import driver as libvirt_driver
 
 from nova_hpc.topology.level import Location
+from nova_hpc.wire import stats
 from nova_hpc.wire.tags import Tags
 
 GPU_VENDOR, GPU_PRODUCT = "10de", "20b2"
@@ -216,6 +219,39 @@ def two_switches(
 ) -> Shape:
     """The plainest host with something to choose: two switches."""
     return Shape(tuple(Switch(gpus=gpus, pfs=pfs, numa=node) for node in numa), **keywords)
+
+
+def healthy_stats() -> dict[str, str]:
+    """What the driver of this project says of a node where nothing is wrong."""
+    return {stats.KEY: stats.StatsDocument().dumps()}
+
+
+class SaidOfStock(fixtures.Fixture):
+    """Nodes with Nova's own driver, of which the scheduler hears what ours would say.
+
+    Tests of the scheduler have no sysfs for the driver to read.
+
+    :param silent: names of nodes of which it hears nothing; may grow.
+    """
+
+    def __init__(self, silent: Collection[str]) -> None:
+        super().__init__()
+        self.silent = silent
+
+    def _setUp(self) -> None:
+        plain = libvirt_driver.LibvirtDriver.get_available_resource
+
+        def reported(driver: libvirt_driver.LibvirtDriver, nodename: str) -> dict[str, Any]:
+            found = plain(driver, nodename)
+            if nodename not in self.silent:
+                found["stats"] |= healthy_stats()
+            return found
+
+        self.useFixture(
+            fixtures.MonkeyPatch(
+                "nova.virt.libvirt.driver.LibvirtDriver.get_available_resource", reported
+            )
+        )
 
 
 class DomainRecorder(fixtures.Fixture):

@@ -28,7 +28,7 @@ from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.from_nova import records
 from nova_hpc.offer.findings import CHECKS, Finding
 from nova_hpc.wire import stats
-from tests.functional import fixtures
+from tests.functional import base, fixtures
 from tests.functional.reserve_base import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest
 from tests.unit.cli import doctor_faults
 
@@ -339,6 +339,13 @@ class FaultTest(CloudTest):
         node.stats = before
         node.save()
         self.gone("not-read")
+
+    def test_a_node_with_another_driver(self) -> None:
+        self.flags(compute_driver=base.STOCK_DRIVER)
+        self.start_host("alpha", TWO)
+        found = self.found("driver-stock")
+        self.assertIn("alpha offers devices with hpc_* tags", found.seen)
+        self.assertIn("compute_driver = hpc.HpcLibvirtDriver", found.cure)
 
 
 class _Together:

@@ -164,15 +164,20 @@ class HealthTest(DriverTest):
 class NodeHealthTest(DriverTest):
     """What the controller reads."""
 
-    def test_a_node_without_this_driver_is_left_out(self) -> None:
+    def test_a_node_with_another_driver_says_so_where_it_has_tags(self) -> None:
         self.host("alpha", TWO)
         context = nova_context.get_admin_context()
         node = objects.ComputeNode.get_by_host_and_nodename(context, "alpha", "alpha")
         kept = dict(node.stats)
         node.stats = {key: value for key, value in kept.items() if key != stats.KEY}
         node.save()
-        self.assertEqual((), node_health.take())
+        (found,) = node_health.take()
+        self.assertEqual((stats.OTHER_DRIVER,), found.notes)
         node.stats = {**kept, stats.KEY: "{"}
         node.save()
         (found,) = node_health.take()
         self.assertIn("statistics document", found.notes[0])
+
+    def test_a_node_without_tags_is_left_out(self) -> None:
+        self.host("alpha", TWO, device_spec=TWO.device_spec(tags=False))
+        self.assertEqual((), node_health.take())

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from unittest import mock
 
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.from_nova import placement_answer, providers
+from nova_hpc.cloud import capacity, explain
+from nova_hpc.cloud.simulate import inputs
+from nova_hpc.from_nova import node_health, placement_answer, providers, records, snapshot
 from nova_hpc.topology.level import Level
+from nova_hpc.wire import stats as hpc_stats
 from scheduler_filters import choice, hpc_topology_filter
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
@@ -121,20 +125,21 @@ class NotInPlacementTest(base.HpcServersTest):
 
 
 class StatsTest(base.HpcServersTest):
-    """``stats['hpc']`` is only ever a reason in a log line."""
+    """``stats['hpc']``: what a node says is a reason in a log line; what it does not say counts."""
 
     def setUp(self) -> None:
         super().setUp()
         self.start_host("one", Shape((Switch(gpus=1), Switch(gpus=1))))
 
-    def set_stats(self, text: str) -> None:
-        node = objects.ComputeNode.get_by_nodename(nova_context.get_admin_context(), "one")
-        node.stats = dict(node.stats, hpc=text)
+    def set_stats(self, text: str | None, host: str = "one") -> None:
+        node = objects.ComputeNode.get_by_nodename(nova_context.get_admin_context(), host)
+        kept = {key: value for key, value in node.stats.items() if key != "hpc"}
+        node.stats = kept if text is None else kept | {"hpc": text}
         node.save()
 
-    def assert_refused_cleanly(self) -> str:
+    def assert_refused_cleanly(self, fault: str = "switch") -> str:
         server = self.boot(self.make_flavor(PAIR), state="ERROR")
-        self.assertIn("switch", self.fault(server))
+        self.assertIn(fault, self.fault(server))
         self.assertEqual([], self.log_lines(r"ERROR \[scheduler_filters"))
         lines = self.log_lines("HpcTopologyFilter rejects one, one")
         self.assertEqual(1, len(lines))
@@ -146,25 +151,101 @@ class StatsTest(base.HpcServersTest):
         line = self.assert_refused_cleanly()
         self.assertIn("1 withheld by the node: 0000:40:01.0 (IOMMU group 7 is not viable)", line)
 
-    def test_newer_document(self) -> None:
-        self.set_stats(json.dumps({"v": 2, "withheld": "something new"}))
-        line = self.assert_refused_cleanly()
-        self.assertNotIn("withheld", line)
-        self.assertIn("holds back is unknown: the statistics document has version 2", line)
-
-    def test_document_cut_in_half(self) -> None:
-        self.set_stats('{"v": 1, "withheld": {"because": ["0000:4')
-        line = self.assert_refused_cleanly()
-        self.assertNotIn("withheld", line)
-        self.assertIn("holds back is unknown: the statistics document is not JSON", line)
-
     def test_notes_of_the_node_are_named(self) -> None:
         self.set_stats(json.dumps({"v": 1, "notes": ["the quarantine file cannot be read"]}))
         self.assertIn("the quarantine file cannot be read", self.assert_refused_cleanly())
 
-    def test_other_json(self) -> None:
-        self.set_stats("[1, 2, 3]")
-        self.assert_refused_cleanly()
+    def test_what_cannot_be_read_is_not_taken_for_health(self) -> None:
+        """A flavor that the node could serve, with each document that nobody understands."""
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2", "hpc:affinity": "numa"})
+        for text, why in (
+            (json.dumps({"v": 2, "withheld": "something new"}), "document has version 2"),
+            ('{"v": 1, "withheld": {"because": ["0000:4', "document is not JSON"),
+            ("[1, 2, 3]", "document is no JSON object"),
+            ("", "document is not JSON"),
+            (json.dumps({"v": 1, "notes": 7}), "document has notes that are no texts"),
+        ):
+            self.set_stats(text)
+            server = self.boot(flavor, state="ERROR")
+            self.assertIn("ask the cloud's operator", self.fault(server))
+            line = self.log_lines("HpcTopologyFilter rejects one, one")[-1]
+            self.assertIn("what the node holds back is unknown", line)
+            self.assertIn(why, line)
+        self.assertEqual([], self.log_lines(r"ERROR \[scheduler_filters"))
+        # Nova alone places other flavors.
+        self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:1"}))
+
+
+class OtherDriverTest(base.HpcServersTest):
+    """A node whose devices have tags, and that runs Nova's own driver."""
+
+    ONE = {"pci_passthrough:alias": "gpu:1", "hpc:affinity": "host"}
+    ONE["hw:pci_numa_affinity_policy"] = "preferred"
+    NUMA = {"pci_passthrough:alias": "gpu:2", "hpc:affinity": "numa"}
+
+    def start_silent(self, name: str = "node7", gpus: int = 2) -> None:
+        self.silent.add(name)
+        self.start_host(name, Shape((Switch(gpus=gpus),)))
+
+    def assert_refused(self, specs: Mapping[str, str], **keywords: object) -> str:
+        server = self.boot(self.make_flavor(specs), state="ERROR", **keywords)
+        fault = self.fault(server)
+        self.assertIn("No host with such devices can be used at this moment", fault)
+        self.assertNotIn("node7", fault)
+        return self.log_lines("node7, node7.*Nova's own libvirt driver, not HpcLibvirtDriver")[-1]
+
+    def test_it_gets_no_server_with_hpc_keys(self) -> None:
+        self.start_silent()
+        for specs in (PAIR, self.NUMA, self.ONE, PAIR | {"hpc:affinity_policy": "preferred"}):
+            line = self.assert_refused(specs)
+            self.assertIn("compute_driver = hpc.HpcLibvirtDriver", line)
+        stock = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}))
+        self.assertEqual("node7", self.host_of(stock))
+
+    def test_nor_if_it_is_forced_or_named(self) -> None:
+        self.start_silent()
+        self.start_host("good", Shape((Switch(gpus=2),)))
+        line = self.assert_refused(PAIR, az="nova:node7", networks="none")
+        self.assertIn("is forced", line)
+        self.assert_refused(PAIR, host="node7", networks="none")
+        server = self.boot(self.make_flavor(PAIR), az="nova:good")
+        self.assertEqual("good", self.host_of(server))
+        stock = self.make_flavor({"pci_passthrough:alias": "gpu:1"})
+        self.assertEqual("node7", self.host_of(self.boot(stock, az="nova:node7")))
+
+    def test_others_serve_and_the_reason_is_theirs(self) -> None:
+        self.start_silent()
+        self.start_host("good", Shape((Switch(gpus=2), Switch(gpus=1), Switch(gpus=1))))
+        self.assertEqual("good", self.host_of(self.boot(self.make_flavor(PAIR))))
+        # node7 has two under one switch that are free, and cannot be used.
+        server = self.boot(self.make_flavor(PAIR), state="ERROR")
+        self.assertIn("No host that can be used has 2 gpu under one switch", self.fault(server))
+
+    def test_the_driver_is_set_back_and_forth(self) -> None:
+        self.start_host("node7", Shape((Switch(gpus=2),)))
+        context = nova_context.get_admin_context()
+        self.silent.add("node7")
+        self.computes["node7"].manager.update_available_resource(context)
+        self.assert_refused(PAIR)
+        self.silent.discard("node7")
+        self.computes["node7"].manager.update_available_resource(context)
+        self.assertEqual("node7", self.host_of(self.boot(self.make_flavor(PAIR))))
+
+    def test_what_operators_read_is_the_same(self) -> None:
+        self.start_silent()
+        self.make_flavor(PAIR, name="pair")
+        cloud = snapshot.take()
+        (node,) = cloud.hosts
+        self.assertEqual(hpc_stats.OTHER_DRIVER, node.out)
+        (verdict,) = explain.explain(cloud, explain.Question("pair")).verdicts
+        self.assertEqual((None, hpc_stats.OTHER_DRIVER), (verdict.choice, verdict.reason))
+        (room,) = capacity.measure(cloud, "pair").rooms
+        self.assertEqual((0, hpc_stats.OTHER_DRIVER), (room.fit, room.reason))
+        self.assertEqual([], inputs.machines_of(cloud, "gpu"))
+        (health,) = node_health.take()
+        self.assertEqual((hpc_stats.OTHER_DRIVER,), health.notes)
+        (host,) = records.take().hosts
+        self.assertEqual((True, False), (host.stock, host.ours))
 
 
 class UnexpectedTest(base.HpcServersTest):

@@ -9,7 +9,7 @@ from nova import context as nova_context
 from nova import objects
 
 from nova_hpc.topology.level import Level, common_level
-from tests.functional import fixtures
+from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.fixtures import Shape, Switch
 
@@ -107,6 +107,12 @@ class LifecycleTest(DriverTest):
         server = self.boot(self.flavor)
         self.host("secret", fixtures.two_switches(gpus=1))
         self.assert_refused(server, "migrate", None, "2 gpu under one switch")
+
+    def test_cold_migration_to_a_node_with_another_driver_is_refused(self) -> None:
+        server = self.boot(self.flavor)
+        self.flags(compute_driver=base.STOCK_DRIVER)
+        self.start_host("secret", Shape((Switch(gpus=2),)))
+        self.assert_refused(server, "migrate", None, "No host with such devices can be used")
 
     def test_resize_is_aligned(self) -> None:
         server = self.boot(self.flavor)

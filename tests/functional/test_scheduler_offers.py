@@ -20,6 +20,7 @@ from oslo_config import fixture as config_fixture
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers, server
 from scheduler_filters import fit, hpc_topology_filter
+from tests.functional import fixtures
 
 CONF = nova.conf.CONF
 GPU, VF = "CUSTOM_HPC_GPU", "CUSTOM_HPC_VF"
@@ -103,6 +104,7 @@ def a_host(rng: random.Random, number: int) -> host_manager.HostState:
         host.numa_topology, objects.PciDevicePoolList(objects=pools)
     )
     host.ram_allocation_ratio = host.cpu_allocation_ratio = 1.0
+    host.stats = fixtures.healthy_stats()
     return host
 
 

@@ -145,7 +145,7 @@ class Node:
     aggregates: Mapping[str, Mapping[str, str]] = attrs.field(
         factory=dict, converter=_by_name, hash=False
     )
-    #: Why the scheduler gives it no servers at all; None: it does.
+    #: Why the scheduler gives it no server with an ``hpc:`` flavor; None: it does.
     out: str | None = None
     numa: tuple[HostNode, ...] = ()
     devices: tuple[Device, ...] = ()

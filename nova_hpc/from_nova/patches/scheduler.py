@@ -13,7 +13,7 @@ from nova.scheduler.filters import numa_topology_filter
 
 from nova_hpc.from_nova import patches, placement_answer
 from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.patches import alternates, answers, claims
+from nova_hpc.from_nova.patches import alternates, answers, claims, forced
 from nova_hpc.from_nova.patches.numa_fit import Values
 from nova_hpc.from_nova.patches.serving import served, serving
 
@@ -42,6 +42,7 @@ ALL: Final[tuple[Patch, ...]] = (
     answers.DECIDE,
     alternates.ALTERNATES,
     claims.CLAIM,
+    forced.FORCE,
 )
 
 _MARK: Final = "hpc_serving"
@@ -70,6 +71,7 @@ def install() -> None:
         answers.install()
         alternates.install()
         claims.install()
+        forced.install()
 
 
 def _consuming(call: Call) -> Any:

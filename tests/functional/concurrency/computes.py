@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from nova_hpc.topology.level import Location
+from nova_hpc.wire import stats
 from nova_hpc.wire.tags import Tags
 from tests.functional.concurrency import nova_process
 from tests.functional.concurrency.model import Cloud
@@ -137,6 +138,8 @@ def _driver(name: str, cloud: Cloud) -> Any:
                 "supported_instances": [("x86_64", "kvm", "hvm")],
                 "numa_topology": None,
                 "pci_passthrough_devices": _pci_devices(cloud),
+                # What HpcLibvirtDriver says of a node where nothing is wrong.
+                "stats": {stats.KEY: stats.StatsDocument().dumps()},
                 "uuid": node_uuid(name),
             }
 

@@ -93,6 +93,7 @@ class HostStates(test.NoDBTestCase):
             host.numa_topology, objects.PciDevicePoolList(objects=list(pools))
         )
         host.ram_allocation_ratio = host.cpu_allocation_ratio = 1.0
+        host.stats = fixtures.healthy_stats()
         return host
 
     def offered(self, host: host_manager.HostState, *providers: str) -> dict:

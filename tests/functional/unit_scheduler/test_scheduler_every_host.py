@@ -204,6 +204,7 @@ class EveryHostTest(test.NoDBTestCase):
         host.numa_topology = world.topology()
         host.pci_stats = stats.PciDeviceStats(host.numa_topology, node.to_device_pools_obj())
         host.ram_allocation_ratio = host.cpu_allocation_ratio = 1.0
+        host.stats = fixtures.healthy_stats()
         allocations: dict = {uuids.node: {"resources": {"PCPU": 2}}}
         mappings = {}
         first = {pool["product_id"]: pool["rp_uuid"] for pool in host.pci_stats.pools}

@@ -509,6 +509,7 @@ CLOUD: Final = (
     Row("networks that do not meet", "rails-mixed", "``physical_network`` corrected"),
     Row("a user without the role", "service-role", "the role added"),
     Row("a node of a later release", "not-read", "one release everywhere"),
+    Row("a node with another driver", "driver-stock", "``compute_driver`` set"),
 )
 
 

@@ -56,6 +56,7 @@ def test_a_sound_cloud():
             "allocation-orphaned",
         ),
         ({"hosts": (evolve(ALPHA, unread="has v 9"),)}, "not-read"),
+        ({"hosts": (evolve(ALPHA, ours=False, stock=True),)}, "driver-stock"),
         (
             {"hosts": (evolve(ALPHA, contradictions=("host 'alpha' is in two",)),)},
             "map-contradicts",

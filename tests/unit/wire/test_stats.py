@@ -115,3 +115,24 @@ def test_what_cannot_be_read_is_not_nothing():
     for value in ('{"v":2}', "", "{", '{"v":1,"withheld":[]}'):
         with pytest.raises(WireError):
             stats.read(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "tagged", "out"),
+    [
+        (stats.StatsDocument().dumps(), True, None),
+        (stats.StatsDocument().dumps(), False, None),
+        # A node that this project has nothing to do with.
+        (None, False, None),
+        (None, True, "it runs Nova's own libvirt driver, not HpcLibvirtDriver"),
+        ('{"v":2}', True, "what the node holds back is unknown: the statistics document has"),
+        ('{"v":2}', False, "what the node holds back is unknown: the statistics document has"),
+        ("", False, "what the node holds back is unknown: the statistics document is not JSON"),
+        (7, True, "what the node holds back is unknown: the statistics document is no text"),
+    ],
+)
+def test_whether_a_node_may_have_servers(text, tagged, out):
+    word = stats.judge(text, tagged)
+    assert (word.out or "").startswith(out or "")
+    assert (word.out is None) == (out is None)
+    assert (word.document is not None) == (out is None and text is not None)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that an operator forces (``--availability-zone az:host``), which skips all filters.
+
+The node's own check before the start decides then. A node that runs Nova's own driver has
+no such check: it is no host for a server with an ``hpc:`` flavor, forced or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nova import objects
+from nova.scheduler import host_manager, utils
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import hosts
+from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches import answers
+from nova_hpc.placement import flavor, refusal
+
+LOG = logging.getLogger(__name__)
+
+FORCE: Final = Patch(
+    "nova.scheduler.host_manager:HostManager.get_filtered_hosts",
+    parameters=("self", "hosts", "spec_obj"),
+    lines={32: (499, 618), 33: (497, 616), 34: (498, 617)},
+    why="A forced host skips all filters, and a node with Nova's own driver checks nothing itself.",
+    until="forced hosts go through the filters",
+)
+
+_MARK: Final = "hpc_forced"
+
+
+def install() -> None:
+    """Wrap Nova's class (idempotent)."""
+    if not hasattr(host_manager.HostManager.get_filtered_hosts, _MARK):
+        wrap(host_manager.HostManager, FORCE, _without_unchecked)
+        setattr(host_manager.HostManager.get_filtered_hosts, _MARK, True)
+
+
+def _without_unchecked(call: Call) -> Any:
+    spec = call.given["spec_obj"]
+    if not _is_forced(spec):
+        return call()
+    whole = list(call.given["hosts"])
+    out = {host: why for host in whole if (why := hosts.word_of(host).out) is not None}
+    found = call(hosts=[host for host in whole if host not in out])
+    if found or not out:
+        return found
+    for host in call(hosts=list(out)):
+        LOG.info(
+            "%s, %s is forced, and gets no server of flavor %s: %s",
+            host.host,
+            host.nodename,
+            spec.flavor.flavorid,
+            out[host],
+        )
+        answers.put_down(spec, refusal.UNUSABLE)
+    return found
+
+
+def _is_forced(spec: objects.RequestSpec) -> bool:
+    return bool(
+        (spec.force_hosts or spec.force_nodes)
+        and flavor.has_hpc_keys(spec.flavor.extra_specs or {})
+        # Nova forces the host of a rebuild, which keeps its devices.
+        and not utils.request_is_rebuild(spec)
+    )
