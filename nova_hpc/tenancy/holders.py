@@ -28,6 +28,7 @@ import attrs
 from nova_hpc.tenancy.health import is_vfio
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import AddressError, normalise_address
 
 #: ``VFIO_DEVICE_BIND_IOMMUFD`` and its argument (include/uapi/linux/vfio.h): size, flags,
 #: the descriptor of /dev/iommu, and the number that the kernel gives the device.
@@ -36,6 +37,7 @@ BIND_ARGUMENT: Final = "=IIiI"
 
 _BLOCK: Final = "/sys/class/block"
 _FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+_LOOK: Final = os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _UP: Final = 1  # IFF_UP
 _INFINIBAND: Final = "32"  # ARPHRD_INFINIBAND
 #: NVMe disks of several controllers are below none of them.
@@ -84,7 +86,7 @@ def door(tree: Tree, root: Path, address: str) -> Door | None:
     if not is_vfio(driver):
         return None
     group = _last(tree.target(f"{DEVICES}/{address}/iommu_group"))
-    if group is None:
+    if group is None or not group.isascii() or not group.isdigit():
         raise FileError(f"it is bound to {driver} and in no IOMMU group")
     base = os.path.realpath(root).rstrip("/")
     path = f"{base}/dev/vfio/{group}"
@@ -151,8 +153,8 @@ def holders(root: Path, addresses: Iterable[str]) -> dict[str, Holder]:
     found = {}
     for each in addresses:
         try:
-            holder = looker.holder(each)
-        except FileError as error:
+            holder = looker.holder(normalise_address(each))
+        except (AddressError, FileError) as error:
             holder = Holder(str(error), certain=False)
         if holder is not None:
             found[each] = holder
@@ -273,7 +275,7 @@ class _Looker:
         try:
             # A disk that is mounted, in any name space, or part of another cannot be
             # opened exclusively.
-            os.close(os.open(path, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK | os.O_CLOEXEC))
+            os.close(os.open(path, _LOOK))
         except OSError as error:
             if error.errno == errno.ENOMEDIUM:
                 return None

@@ -13,9 +13,11 @@ put away (renamed, never deleted) once the ledger that has them is on the disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import glob
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -26,6 +28,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import fasteners
 
+from nova_hpc.topology import handles
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import ledger as wire
 from nova_hpc.wire import ledger_before
@@ -212,16 +215,14 @@ class LedgerFile:
         :param patience: seconds to wait; 0 gives up at once.
         :raises LedgerError: the lock cannot be had.
         """
-        try:
-            self.locks.mkdir(mode=0o755, exist_ok=True)
-            owner = self.path.parent.stat()
-            if os.geteuid() == 0 and owner.st_uid != self.locks.stat().st_uid:
-                os.chown(self.locks, owner.st_uid, owner.st_gid)
-        except OSError as error:
-            text = f"cannot make the directory of locks {self.locks}: {error}"
-            raise LedgerError(text) from error
         what = f"device {name}" if ":" in name else f"step {name}"
-        with _locked(self.locks / name, what, patience):
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(handles.folder(self.locks, make=True))
+            except (OSError, ValueError) as error:
+                text = f"cannot make the directory of locks {self.locks}: {error}"
+                raise LedgerError(text) from error
+            stack.enter_context(_locked(self.locks / name, what, patience))
             yield
 
 
@@ -370,28 +371,40 @@ def _locked(path: Path, what: str, patience: float) -> Iterator[None]:
     if not mutex.acquire(timeout=patience):
         raise LedgerError(f"{what} is locked by another process or thread")
     try:
-        lock = fasteners.InterProcessLock(path, sleep_func=time.sleep)
-        try:
-            _make(path)
-            rest = max(0.0, end - time.monotonic())
-            taken = lock.acquire(delay=_PAUSE, max_delay=_PAUSE, timeout=rest)
-        except (OSError, threading.ThreadError) as error:
-            raise LedgerError(f"cannot lock {what}: {error}") from error
-        if not taken:
-            raise LedgerError(f"{what} is locked by another process or thread")
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                made = stack.enter_context(_made(path))
+                # By its handle: a link that takes the file's place now leads nowhere.
+                lock = fasteners.InterProcessLock(handles.again(made), sleep_func=time.sleep)
+                rest = max(0.0, end - time.monotonic())
+                taken = lock.acquire(delay=_PAUSE, max_delay=_PAUSE, timeout=rest)
+            except (OSError, ValueError, threading.ThreadError) as error:
+                raise LedgerError(f"cannot lock {what}: {error}") from error
+            if not taken:
+                raise LedgerError(f"{what} is locked by another process or thread")
+            stack.callback(lock.release)
             yield
-        finally:
-            lock.release()
     finally:
         mutex.release()
 
 
-def _make(path: Path) -> None:
-    """Make the file of a lock so that the service can open it, and no link is followed."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        with contextlib.suppress(OSError):
-            _own_like(handle, path.parent)
-    finally:
-        os.close(handle)
+@contextlib.contextmanager
+def _made(path: Path) -> Iterator[int]:
+    """The file of a lock, which the service can open; no link is followed.
+
+    :raises OSError: it cannot be made, or something else is in its place.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with handles.folder(path.parent) as folder:
+        try:
+            handle = os.open(path.name, flags | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+        except FileExistsError:
+            handle = os.open(path.name, flags, dir_fd=folder)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "not a file", str(path))
+            with contextlib.suppress(OSError):
+                handles.own_like(handle, folder)
+            yield handle
+        finally:
+            os.close(handle)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import sys
 from pathlib import Path
 from typing import Final
 
 from nova_hpc.tenancy.hygiene import reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.topology import vpd
+from nova_hpc.topology import handles, vpd
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError
 from nova_hpc.topology.model import normalise_address
 
 #: Seconds for one function.
@@ -54,13 +53,12 @@ def read(root: Path, address: str, timeout: float = PATIENCE) -> bytes | None:
     :param timeout: seconds.
     :raises FileError: it has one, and it cannot be read in time.
     """
-    tree = Tree(root)
-    path = tree.resolve(f"{DEVICES}/{normalise_address(address)}/vpd")
-    if path is None:
-        return None
-    real = f"{os.path.realpath(root).rstrip('/')}{path}"
     try:
-        status, text = reset.run([sys.executable, "-I", "-S", "-c", _READER, real], timeout)
+        with handles.kernel_file(root, f"{DEVICES}/{normalise_address(address)}/vpd") as file:
+            if file is None:
+                return None
+            argv = [sys.executable, "-I", "-S", "-c", _READER, handles.again(file)]
+            status, text = reset.run(argv, timeout, [file])
         if status:
             words = text.strip().splitlines() or [f"status {status}"]
             raise FileError(f"its VPD cannot be read: {words[-1][:160]}")

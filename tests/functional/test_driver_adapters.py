@@ -195,8 +195,9 @@ class AdaptersTest(DriverTest):
 SCRIPT = """\
 import os, sys
 from pathlib import Path
-from oslo_config import cfg
 from oslo_privsep import priv_context
+import nova.conf
+from nova_hpc import conf as hpc_conf
 from nova_hpc.tenancy.adapters.plan import Prefix
 from nova_hpc.tenancy.adapters.settings import AdapterError, Layer, Setting, VirtualFunction
 from nova_hpc.topology import sysfs
@@ -206,9 +207,12 @@ from virt_driver_patches import privileged
 from virt_driver_patches.driver import adapters_privileged
 
 root = Path(sys.argv[1])
-cfg.CONF([], project="nova")
+CONF = nova.conf.CONF
+hpc_conf.register(CONF)
+CONF([], project="nova")
+CONF.set_override("sysfs_root", str(root), group="hpc")
 privileged.default.start(priv_context.Method.FORK)
-adapters_privileged.ready()
+privileged.expect_same(CONF)
 file = LedgerFile(root / "ledger")
 step = Adapters(root, file, Prefix(bytes([14])), write=adapters_privileged.write)
 node = sysfs.read(root)
@@ -216,10 +220,23 @@ print(step.give("one", node, [sys.argv[2]]).refused)
 print((root / sys.argv[3]).read_text(), end="")
 print(step.take_back("one", lambda: node))
 print((root / sys.argv[3]).read_text(), end="")
-loopback = VirtualFunction(sys.argv[2], 0, Layer.ETHERNET, "x", net="lo")
-for name, value in (("vlan", (5, 0)), ("mac", "0e:00:00:00:00:01")):
+# What the service says of the function is not believed: only the address is asked for.
+lies = VirtualFunction(sys.argv[2], 7, Layer.ETHERNET, "x", net="lo", rdma="../../../../etc")
+adapters_privileged.write(root, lies, Setting("port_guid", 0x0E00000000000001))
+print((root / sys.argv[3]).read_text(), end="")
+# A real socket of the kernel, for the loopback.
+import shutil
+shutil.rmtree(root / sys.argv[3].rpartition("/sriov/")[0] / "sriov")
+shutil.rmtree(root / sys.argv[3].rpartition("/sriov/")[0] / "infiniband")
+(root / sys.argv[3].rpartition("/sriov/")[0] / "class").write_text("0x020000\\n")
+(root / sys.argv[3].rpartition("/sriov/")[0] / "net/lo").mkdir(parents=True)
+lies = VirtualFunction(sys.argv[2], 7, Layer.INFINIBAND, "x")
+for name, value in (
+    ("vlan", (5, 0)), ("mac", "0e:00:00:00:00:01"), ("mac", "01:00:00:00:00:01"),
+    ("vlan", (4096, 0)), ("rate", (0, 1 << 32)), ("trust", 1), ("driver", "x"), ("mac", "x\\n"),
+):
     try:
-        adapters_privileged.write(root, loopback, Setting(name, value))
+        adapters_privileged.write(root, lies, Setting(name, value))
     except AdapterError as error:
         print(error)
 sys.stdout.flush()
@@ -236,11 +253,13 @@ def test_a_service_that_is_not_root(tmp_path: Path) -> None:
     argv = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(tmp_path), VFS[1], port]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    first, given, second, gone, *refused = done.stdout.splitlines()
+    first, given, second, gone, set_by_lies, *refused = done.stdout.splitlines()
     assert (first, second, gone) == ("{}", "{}", cards.NO_GUID)
     assert given.startswith("0e:")
-    assert len(refused) == 2
-    assert all(VFS[1] in each and "of lo: " in each for each in refused)
+    assert set_by_lies == "0e:00:00:00:00:00:00:01"
+    assert len(refused) == 8
+    assert all(VFS[1] in each and "of lo: " in each for each in refused[:2]), refused
+    assert all(" is no value of the setting " in each for each in refused[2:]), refused
 
 
 REFUSED = """\

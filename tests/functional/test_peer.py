@@ -124,22 +124,30 @@ from nova_hpc.topology.peer_wish import Wish
 from virt_driver_patches import privileged
 from virt_driver_patches.driver import peer_privileged, peer_reading
 
+import nova.conf
+hpc_conf.register(cfg.CONF)
 cfg.CONF([], project="nova")
-privileged.default.start(priv_context.Method.FORK)
+cfg.CONF.set_override("sysfs_root", sys.argv[1], "hpc")
 for wish in (Wish.DIRECT, Wish.TRANSLATED, Wish.TRANSLATED):
-    found = peer_privileged.apply(Path(sys.argv[1]), wish)
+    # The daemon's own configuration has the wish, and where the node is.
+    cfg.CONF.set_override("peer_to_peer", wish.value, "hpc")
+    privileged.default.stop()
+    privileged.default.start(priv_context.Method.FORK)
+    found = peer_privileged.apply(Path("/elsewhere"), wish)
     print(len(found.made), len(found.failed), len(found.lacks))
-try:
-    peer_privileged._apply(sys.argv[1], "everything")
-except ValueError as error:
-    print(error)
+    try:
+        peer_privileged.apply(Path(sys.argv[1]), Wish.KEEP)
+    except privileged.SettingsError as error:
+        print(error)
+    try:
+        peer_privileged._apply(sys.argv[1], "direct")
+    except TypeError as error:
+        print(type(error).__name__)
 # A service that sees no registers itself has those of a server's devices read.
 full = sysfs.read(Path(sys.argv[1]))
 blind = [attrs.evolve(each, acs_control=None, ats=None) for each in full.functions]
 reading = types.SimpleNamespace(node=attrs.evolve(full, functions=tuple(blind)))
 devices = [each.address for each in full.functions if not each.is_bridge]
-hpc_conf.register(cfg.CONF)
-cfg.CONF.set_override("sysfs_root", sys.argv[1], "hpc")
 for uid in (0, 42):
     with mock.patch("os.geteuid", return_value=uid):
         node = peer_reading.node(cfg.CONF, reading, devices)
@@ -150,7 +158,7 @@ os._exit(0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start the daemon by itself")
-def test_the_privileged_helper_takes_a_word_and_no_more(tmp_path: Path) -> None:
+def test_the_privileged_helper_takes_nothing(tmp_path: Path) -> None:
     leaf = switch(
         0x17,
         adapter(0, 0x18, vfs=2),
@@ -160,14 +168,16 @@ def test_the_privileged_helper_takes_a_word_and_no_more(tmp_path: Path) -> None:
     roots = (Root(0, 0x15, 0, (port("01.0", 0x16, leaf),)),)
     cells = numa_nodes(1, 1, 2, 4, {2048: 0})
     root = write(Machine("small", cells, roots, Processor(XEON, sibling=2)), tmp_path / "node")
+    root.chmod(0o755)  # the helper refuses one where others write
     argv = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(root)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    other = "the privileged helper goes by [hpc]peer_to_peer = {}, and this service by keep: "
+    other += "restart nova-compute"
     assert done.stdout.splitlines() == [
-        "0 0 2",
-        "2 0 0",
-        "0 0 0",
-        "'everything' is not a valid Wish",
+        *("0 0 2", other.format("direct"), "TypeError"),
+        *("2 0 0", other.format("translated"), "TypeError"),
+        *("0 0 0", other.format("translated"), "TypeError"),
         "[]",
         "['ats']",
     ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -134,10 +135,10 @@ def stage_of(conf: Any, hygiene: Hygiene) -> Cleansing | None:
 def never(conf: Any, ledger: LedgerFile) -> Never:
     """What is never offered."""
     root = Path(conf.hpc.sysfs_root)
-    read = never_read.read if os.geteuid() == 0 else privileged.read_vpd
+    read = functools.partial(never_read.read, root)
     return Never(
         root=root,
-        read=lambda address: read(root, address),
+        read=read if os.geteuid() == 0 else privileged.read_vpd,
         cache=ledger.path.with_name(f".{ledger.path.name}.vpd"),
         anyway=frozenset(each.strip().lower() for each in conf.hpc.offer_anyway),
     )

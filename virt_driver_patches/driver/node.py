@@ -65,11 +65,11 @@ class HpcNode:
 
         :param nodename: Nova's name for this node.
         """
-        look = holders.holders if os.geteuid() == 0 else privileged.holders
+        look = functools.partial(holders.holders, self.source.root)
         return Owners(
             records=functools.partial(in_use, self._host, nodename),
             domains=self._domains,
-            holders=functools.partial(look, self.source.root),
+            holders=look if os.geteuid() == 0 else privileged.holders,
         )
 
     @functools.cached_property

@@ -38,7 +38,7 @@ def node(conf: Any, reading: Reading, addresses: Iterable[str]) -> Node:
     if not lacking or not helped or os.geteuid() == 0:
         return reading.node
     try:
-        configs = privileged.read_configs(conf.hpc.sysfs_root, lacking)
+        configs = privileged.read_configs(lacking)
     except Exception as error:  # the helper has ended, or does not start
         LOG.warning(
             "Peer-to-peer of the server's devices is not known: the privileged helper of "

@@ -8,7 +8,6 @@ steps there are. Which there are :func:`steps_of` says.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -308,21 +307,24 @@ def steps_of(conf: Any, source: Source) -> Iterator[Step]:
 
 def _hygiene(conf: Any, ledger: LedgerFile, root: bool) -> Hygiene:
     sysfs, timeout = Path(conf.hpc.sysfs_root), float(conf.hpc.reset_timeout)
-    reset = hygiene_reset.reset if root else privileged.reset
+
+    def reset(address: str) -> None:
+        hygiene_reset.reset(sysfs, address, timeout, ledger.locks)
+
     tools = cleaner.Tools(
         root=sysfs,
         timeout=timeout,
-        reset=lambda address: reset(sysfs, address, timeout, ledger.locks),
+        reset=reset if root else privileged.reset,
         need_reset=Sign.RESET.value in conf.hpc.health_checks,
     )
     try:
         cleaners = cleaner.load(conf.hpc.cleaners, tools)
     except cleaner.CleanerError as error:
         raise exception.InvalidConfiguration(str(error)) from error
-    read_config = None if root else functools.partial(privileged.read_configs, sysfs)
-    if read_config is not None:
+    read_config = None if root else privileged.read_configs
+    if not root:
         # Without it every device would end in quarantine after its first server.
-        _expect(lambda: read_config([]), "reset PCI devices", "clean_devices = False")
+        _expect_helper(conf, "reset PCI devices", "clean_devices = False")
     rules = Rules.from_options(conf.hpc)
     return Hygiene(sysfs, ledger, cleaners, timeout, read_config, rules)
 
@@ -340,8 +342,7 @@ def _adapters(conf: Any, source: Source, root: bool) -> adapters.Adapters | None
     if not root:
         view = _view(source.read())
         if adapters.functions(view, [each.address for each in view.node.functions]):
-            ready = adapters_privileged.ready
-            _expect(ready, "set virtual functions of adapters", "set_adapters = off")
+            _expect_helper(conf, "set virtual functions of adapters", "set_adapters = off")
     return adapters.Adapters(
         root=Path(conf.hpc.sysfs_root),
         ledger=source.ledger,
@@ -351,10 +352,12 @@ def _adapters(conf: Any, source: Source, root: bool) -> adapters.Adapters | None
     )
 
 
-def _expect(attempt: Callable[[], object], what: str, off: str) -> None:
+def _expect_helper(conf: Any, what: str, off: str) -> None:
     """Refuse to start a service that is not root and may not do what only root may."""
     try:
-        attempt()
+        privileged.expect_same(conf)
+    except privileged.SettingsError as error:
+        raise exception.InvalidConfiguration(str(error)) from error
     except Exception as error:
         raise exception.InvalidConfiguration(
             f"nova-compute is not root and may not {what} "

@@ -20,9 +20,11 @@ from nova_hpc.tenancy.adapters.settings import (
     VirtualFunction,
     layer_of,
 )
-from nova_hpc.topology import classes
+from nova_hpc.topology import classes, device
+from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
-from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
+from nova_hpc.topology.place import place
 
 _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 
@@ -48,7 +50,7 @@ def index_of(tree: Tree, parent: str, address: str) -> int:
 
     :raises AdapterError: the adapter does not have it.
     """
-    folder = f"/sys/bus/pci/devices/{parent}"
+    folder = f"{DEVICES}/{parent}"
     try:
         for name in tree.names(folder):
             match = _LINK.fullmatch(name)
@@ -89,6 +91,25 @@ def find(tree: Tree, node: Node, address: str) -> VirtualFunction:
     )
     _expect_backend(tree, found)
     return found
+
+
+def look(tree: Tree, address: str) -> VirtualFunction:
+    """The same from the two functions alone that it is about, which are read now.
+
+    :raises AddressError: *address* is none.
+    """
+    address = normalise_address(address)
+    parent = ""
+    try:
+        target = tree.target(f"{DEVICES}/{address}/physfn")
+        parent = "" if target is None else normalise_address(target.rpartition("/")[2])
+    except (AddressError, FileError) as error:
+        raise AdapterError(f"{address}: {error}") from error
+    if not parent:
+        raise AdapterError(f"{address} is no virtual function of a network adapter of this node")
+    raws = [device.read(tree, each) for each in (parent, address)]
+    functions, _ = place(raws, (), {})
+    return find(tree, Node(source="", functions=tuple(functions)), address)
 
 
 def _expect_backend(tree: Tree, function: VirtualFunction) -> None:

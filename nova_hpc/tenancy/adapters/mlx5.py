@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from nova_hpc.tenancy.adapters.apply import NoBackendError
 from nova_hpc.tenancy.adapters.settings import AdapterError, LinkState, Setting, VirtualFunction
+from nova_hpc.topology import handles
 from nova_hpc.topology.files import FileError, Tree
 
 _POLICY: Final = {LinkState.AUTO: "Follow", LinkState.UP: "Up", LinkState.DOWN: "Down"}
@@ -44,16 +45,16 @@ class Mlx5:
         tree = Tree(self._root)
         path = f"{self.folder(tree, function)}/{_FILES[setting.name]}"
         try:
-            found = tree.resolve(path)
-            if found is None:
-                raise AdapterError(f"{function.address}: there is no {path}")
-            # Never made: where the driver has no such file, there is no such setting.
-            flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_TRUNC
-            handle = os.open(f"{self._root}{found}", flags)
-            try:
-                os.write(handle, f"{text}\n".encode())
-            finally:
-                os.close(handle)
+            with handles.kernel_file(self._root, path) as file:
+                # Never made: where the driver has no such file, there is no such setting.
+                if file is None:
+                    raise AdapterError(f"{function.address}: there is no {path}")
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_TRUNC
+                handle = os.open(handles.again(file), flags)
+                try:
+                    os.write(handle, f"{text}\n".encode())
+                finally:
+                    os.close(handle)
         except (FileError, OSError) as error:
             raise AdapterError(f"{function.address}: {setting.name}: {error}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -132,6 +132,54 @@ class Setting:
 
     name: str
     value: Any
+
+
+#: What a driver shows and is put back: any VLAN that a tag can say, any rate of 32 bits.
+_LAST_VLAN: Final = 4095
+_LAST_PRIORITY: Final = 7
+_LAST_RATE: Final = (1 << 32) - 1
+
+
+def checked(name: str, value: Any) -> Setting:
+    """A setting that somebody else asks for, looked at before it is made.
+
+    :raises AdapterError: it is none, or its value is none that it can have.
+    """
+    if name not in _GOOD or not _GOOD[name](value):
+        raise AdapterError(f"{str(value)[:40]!r} is no value of the setting {name[:40]!r}")
+    return Setting(name, value)
+
+
+def _is_whole(value: Any, last: int) -> bool:
+    return type(value) is int and 0 <= value <= last
+
+
+def _is_pair(value: Any, *last: int) -> bool:
+    return isinstance(value, tuple) and len(value) == len(last) and all(map(_is_whole, value, last))
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_mac(value: Any) -> bool:
+    return isinstance(value, str) and bool(_MAC.fullmatch(value)) and not int(value[:2], 16) & 1
+
+
+def _is_guid(value: Any) -> bool:
+    return _is_whole(value, (1 << 64) - 1)
+
+
+_GOOD: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "mac": _is_mac,
+    "node_guid": _is_guid,
+    "port_guid": _is_guid,
+    "vlan": lambda value: _is_pair(value, _LAST_VLAN, _LAST_PRIORITY),
+    "spoof_check": _is_truth,
+    "trust": _is_truth,
+    "rate": lambda value: _is_pair(value, _LAST_RATE, _LAST_RATE),
+    "link_state": lambda value: isinstance(value, LinkState),
+}
 
 
 def values(settings: Settings) -> dict[str, Any]:

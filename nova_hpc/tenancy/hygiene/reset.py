@@ -21,11 +21,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 from nova_hpc.tenancy import holders
+from nova_hpc.topology import handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import normalise_address
@@ -34,9 +35,10 @@ _NO_ANSWER: Final = "it did not answer within {:g} seconds"
 #: Seconds for which the writer waits for the group: others of this project look at it.
 _GROUP: Final = 2.0
 #: Writes without truncating or creating. It prints what has failed, and the error's number.
+#: What it opens for its caller it gets as handles: no path is looked up again.
 _WRITER: Final = f"""\
 import errno, fcntl, os, struct, sys, time
-path, lock, group, iommu = sys.argv[1:]
+path, folder, lock, group, iommu = sys.argv[1:]
 flags = os.O_RDWR | os.O_CLOEXEC
 kept = []
 def enter():
@@ -49,7 +51,8 @@ def enter():
         fcntl.ioctl(kept[1], {holders.BIND}, argument)
 try:
     what = "lock"
-    handle = os.open(lock, flags | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    made = flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    handle = os.open(lock, made, 0o644, dir_fd=int(folder))
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     what = "group"
     end = time.monotonic() + {_GROUP}
@@ -65,7 +68,7 @@ try:
                 raise
             time.sleep(0.02)
     what = "reset"
-    os.write(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC), b"1\\n")
+    os.write(os.open(path, os.O_WRONLY | os.O_CLOEXEC), b"1\\n")
 except OSError as error:
     os.write(1, f"{{what}} {{error.errno or 0}}".encode())
     os._exit(1)
@@ -89,11 +92,12 @@ class HeldError(ResetError):
     """A device was not touched, since somebody has it, or nobody knows that nobody has."""
 
 
-def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
+def run(argv: Sequence[str], timeout: float, passed: Collection[int] = ()) -> tuple[int, str]:
     """Run a program that may never end.
 
     :param timeout: seconds; afterwards the program is killed and, where the
         kernel does not let go of it, left behind.
+    :param passed: open files that it inherits, by the same numbers.
     :returns: exit status and output.
     :raises ResetError: it did not end in time, or cannot be started.
     """
@@ -108,6 +112,7 @@ def run(argv: Sequence[str], timeout: float) -> tuple[int, str]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=tuple(passed),
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
             )
         except OSError as error:
@@ -154,7 +159,7 @@ def busy(*folders: Path) -> frozenset[str]:
 
 def _is_locked(path: Path) -> bool:
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -177,24 +182,28 @@ def reset(root: Path, address: str, timeout: float, folder: Path) -> None:
     """
     address = normalise_address(address)
     tree = Tree(root)
-    try:
-        path = tree.resolve(f"{DEVICES}/{address}/reset")
-    except FileError as error:
-        raise ResetError(str(error)) from error
-    if path is None:
-        raise ResetError("the kernel knows no way to reset it")
-    try:
-        there = holders.door(tree, root, address)
-    except FileError as error:
-        raise HeldError(str(error)) from error
-    real = f"{os.path.realpath(root).rstrip('/')}{path}"
-    try:
-        folder.mkdir(mode=0o755, exist_ok=True)
-    except OSError as error:
-        raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
-    lock = str(folder / f"{address}{_SUFFIX}")
-    nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
-    status, output = run([sys.executable, "-I", "-S", "-c", _WRITER, real, lock, *nodes], timeout)
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(handles.kernel_file(root, f"{DEVICES}/{address}/reset"))
+        except FileError as error:
+            raise ResetError(str(error)) from error
+        if file is None:
+            raise ResetError("the kernel knows no way to reset it")
+        try:
+            there = holders.door(tree, root, address)
+        except FileError as error:
+            raise HeldError(str(error)) from error
+        if there is None and (user := holders.holders(root, [address]).get(address)) is not None:
+            raise HeldError(user.text)
+        try:
+            locks = stack.enter_context(handles.folder(folder, make=True))
+        except OSError as error:
+            raise ResetError(f"cannot make the directory of locks {folder}: {error}") from error
+        nodes = ["", ""] if there is None else [there.path, there.iommu or ""]
+        argv = [handles.again(file), str(locks), f"{address}{_SUFFIX}", *nodes]
+        status, output = run(
+            [sys.executable, "-I", "-S", "-c", _WRITER, *argv], timeout, (file, locks)
+        )
     if status == 0:
         return
     what, _, text = output.partition(" ")

@@ -14,12 +14,12 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.topology import confspace, peer_wish, sysfs
+from nova_hpc.topology import confspace, handles, peer_wish, sysfs
 from nova_hpc.topology.device import DEVICES
-from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.files import FileError
 from nova_hpc.topology.peer_wish import Change, Wish
 
-_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK
 _SIZE: Final = 2
 
 
@@ -68,14 +68,14 @@ def write(root: Path, change: Change) -> None:
     if (change.before ^ change.after) & ~peer_wish.CHANGED:
         raise PeerError(f"{change.port}: {change.after:#06x} changes bits that are not ours")
     try:
-        found = Tree(root).resolve(f"{DEVICES}/{change.port}/config")
-        if found is None:
-            raise PeerError(f"{change.port}: it is gone")
-        handle = os.open(f"{root}{found}", _FLAGS)
-        try:
-            _write(handle, change)
-        finally:
-            os.close(handle)
+        with handles.kernel_file(root, f"{DEVICES}/{change.port}/config") as file:
+            if file is None:
+                raise PeerError(f"{change.port}: it is gone")
+            handle = os.open(handles.again(file), _FLAGS)
+            try:
+                _write(handle, change)
+            finally:
+                os.close(handle)
     except (FileError, OSError) as error:
         raise PeerError(f"{change.port}: its ACS control cannot be written: {error}") from error
 

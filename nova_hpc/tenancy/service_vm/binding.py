@@ -8,22 +8,30 @@ behind when its time is up, as a reset is.
 
 from __future__ import annotations
 
-import os
+import contextlib
+import re
 import sys
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.hygiene import reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
+from nova_hpc.topology import handles, vfio_alias
 from nova_hpc.topology.device import DEVICES
+from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import normalise_address
 
 #: The driver by which this project gives devices to guests.
-VFIO: Final = "vfio-pci"
-#: Nothing is done where the device has the driver already.
+VFIO: Final = vfio_alias.GENERIC
+#: As modules are called; it becomes the text of a file and a part of a path.
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
+_PROBE: Final = "/sys/bus/pci/drivers_probe"
+#: What it opens it gets as handles: no path is looked up again. Only the link to the driver
+#: changes meanwhile, and that is read.
 _WRITER: Final = """\
 import os, sys
-root, device, driver, address = sys.argv[1:]
+device, override, unbind, probe, driver, address = sys.argv[1:]
 def write(path, text):
     handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -32,23 +40,29 @@ def write(path, text):
         os.close(handle)
 def bound():
     try:
-        return os.path.basename(os.readlink(device + "/driver"))
+        return os.path.basename(os.readlink("driver", dir_fd=int(device)))
     except FileNotFoundError:
         return ""
+what = "driver_override"
 try:
-    if bound() != driver:
-        write(device + "/driver_override", driver + "\\n")
-        if bound():
-            write(device + "/driver/unbind", address)
-        write(root + "/sys/bus/pci/drivers_probe", address)
+    write(override, driver + "\\n")
+    what = "unbind"
+    if unbind:
+        write(unbind, address)
+    what = "drivers_probe"
+    write(probe, address)
     if bound() != driver:
         os.write(1, ("it is bound to " + (bound() or "no driver")).encode())
         os._exit(1)
 except OSError as error:
-    os.write(1, (os.strerror(error.errno or 0) + ": " + str(error.filename or "")).encode())
+    os.write(1, (what + ": " + os.strerror(error.errno or 0).lower()).encode())
     os._exit(1)
 os._exit(0)
 """
+
+#: What this process has given to a driver: it may be taken from that again, whatever the
+#: host has begun with it in the meantime, as bringing up its interface.
+_lent: Final[set[str]] = set()
 
 
 class BindError(Exception):
@@ -56,20 +70,46 @@ class BindError(Exception):
 
 
 def bind(root: Path, address: str, driver: str, timeout: float) -> None:
-    """Give a device to a driver.
+    """Give a device that nobody has to a driver; nothing is done where it is there already.
 
     :param root: where ``sys`` is.
     :param timeout: seconds.
     :raises BindError: it is not there then, or nobody knows.
     """
-    base = os.path.realpath(root).rstrip("/")
+    if _NAME.fullmatch(driver) is None:
+        raise BindError(f"{driver[:40]!r} is no name of a driver")
     address = normalise_address(address)
-    device = f"{base}{DEVICES}/{address}"
+    tree = Tree(root)
+    base = f"{DEVICES}/{address}"
     try:
-        status, output = reset.run(
-            [sys.executable, "-I", "-S", "-c", _WRITER, base, device, driver, address], timeout
-        )
-    except ResetError as error:
+        with contextlib.ExitStack() as stack:
+            before = driver_of(tree, address)
+            if before == driver:
+                return
+            if address not in _lent or holders.door(tree, root, address) is not None:
+                if (user := holders.holders(root, [address]).get(address)) is not None:
+                    raise BindError(f"it cannot be bound to {driver}: {user.text}")
+                _lent.add(address)
+            device = stack.enter_context(handles.kernel_folder(root, base))
+            places = (f"{base}/driver_override", f"{base}/driver/unbind", _PROBE)
+            files = [stack.enter_context(handles.kernel_file(root, each)) for each in places]
+            for each, file in zip(places, files, strict=True):
+                if file is None and (before is not None or not each.endswith("/unbind")):
+                    raise BindError(f"it cannot be bound to {driver}: there is no {each}")
+            paths = ["" if file is None else handles.again(file) for file in files]
+            argv = [sys.executable, "-I", "-S", "-c", _WRITER, str(device), *paths]
+            passed = [each for each in (device, *files) if each is not None]
+            status, output = reset.run([*argv, driver, address], timeout, passed)
+    except (FileError, ResetError) as error:
         raise BindError(f"it cannot be bound to {driver}: {error}") from error
     if status:
         raise BindError(f"it cannot be bound to {driver}: {output[:200] or status}")
+
+
+def driver_of(tree: Tree, address: str) -> str | None:
+    """The driver that a device is bound to; None: to none.
+
+    :raises FileError: it cannot be told.
+    """
+    target = tree.target(f"{DEVICES}/{address}/driver")
+    return None if target is None else target.rpartition("/")[2]

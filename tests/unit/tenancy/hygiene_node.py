@@ -135,7 +135,7 @@ class FakeNode:
             self.write(address, name, text)
         driver = self.root / "sys/bus/pci/drivers/vfio-pci"
         driver.mkdir(parents=True, exist_ok=True)
-        (path / "driver").symlink_to(driver)
+        (path / "driver").symlink_to(os.path.relpath(driver, path))
         self.regroup(address, len(list(self.devices.iterdir())))
         if physfn is not None:
             (path / "physfn").symlink_to(self.devices / physfn)
@@ -149,7 +149,7 @@ class FakeNode:
         if driver is not None:
             target = self.root / "sys/bus/pci/drivers" / driver
             target.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(target)
+            link.symlink_to(os.path.relpath(target, link.parent))
 
     def regroup(self, address, number):
         """Put a device into an IOMMU group, whose file is there."""

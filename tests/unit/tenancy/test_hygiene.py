@@ -215,7 +215,7 @@ def test_a_reset_that_the_kernel_refuses(node):
     assert "no way to reset" in node.step().take_back(ONE, {})[GPU]
     assert "no way to reset" in why(node)
     (node.devices / GPU / "reset").mkdir()
-    with pytest.raises(hygiene_reset.ResetError, match="is a directory"):
+    with pytest.raises(hygiene_reset.ResetError, match="not a file"):
         hygiene_reset.reset(node.root, GPU, 20, node.root / "locks")
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 import attrs
+import fasteners
 import pytest
 
 from nova_hpc.tenancy import ledger
@@ -158,6 +159,77 @@ def test_a_lock_follows_no_link(file, tmp_path):
     file.locks.mkdir()
     (file.locks / GPU).symlink_to(target)
     with pytest.raises(LedgerError, match="cannot lock"), file.locked(GPU):
+        pass
+    assert not target.exists()
+
+
+def test_what_is_in_the_place_of_a_lock(file):
+    file.locks.mkdir()
+    os.mkfifo(file.locks / GPU)
+    with pytest.raises(LedgerError, match="not a file"), file.locked(GPU):
+        pass
+
+
+@pytest.fixture
+def of_nova(tmp_path):
+    """A ledger in the folder of a service that is another user; this is root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user, too")
+    folder = tmp_path / "nova"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    return LedgerFile(folder / "ledger.json")
+
+
+def test_locks_that_root_makes_are_the_services(of_nova):
+    with of_nova.locked(GPU):
+        pass
+    assert of_nova.locks.stat().st_uid == (of_nova.locks / GPU).stat().st_uid == 65534
+
+
+@pytest.mark.parametrize("what", ["locks", "file", "ledger's"])
+def test_root_gives_nothing_away_by_a_link(of_nova, tmp_path, what):
+    """What the service puts in the place of a lock is neither made nor given to it."""
+    target = tmp_path / "of-root"
+    if what == "locks":
+        target.mkdir()
+        of_nova.locks.symlink_to(target)
+    else:
+        target.write_text("")
+        if what == "file":
+            of_nova.locks.mkdir()
+        place = of_nova.locks / GPU if what == "file" else of_nova.path.parent
+        place = place if what == "file" else place / ".ledger.json.lock"
+        place.symlink_to(target)
+    touch = of_nova.locked(GPU).__enter__ if what != "ledger's" else of_nova.take_over
+    with pytest.raises(LedgerError, match="cannot"):
+        touch()
+    assert target.stat().st_uid == 0
+    assert not target.is_dir() or not list(target.iterdir())
+
+
+def test_root_gives_nothing_away_by_a_second_name(of_nova, tmp_path):
+    target = tmp_path / "of-root"
+    target.write_text("")
+    of_nova.locks.mkdir()
+    os.link(target, of_nova.locks / GPU)
+    with of_nova.locked(GPU):
+        pass
+    assert target.stat().st_uid == 0
+
+
+def test_a_link_that_takes_the_place_of_a_lock_meanwhile(of_nova, tmp_path, monkeypatch):
+    """Between its making and its locking: nothing is made where the link leads."""
+    target = tmp_path / "of-root"
+    real = fasteners.InterProcessLock
+
+    def slow(path, **other):
+        (of_nova.locks / GPU).unlink()
+        (of_nova.locks / GPU).symlink_to(target)
+        return real(path, **other)
+
+    monkeypatch.setattr(fasteners, "InterProcessLock", slow)
+    with of_nova.locked(GPU):
         pass
     assert not target.exists()
 

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Handles to what a process with rights writes: no link of others decides where that is.
+
+A path is looked up again at each use, and whoever may write to one of its folders decides
+anew where it leads. So the way is gone step by step, each step from a handle of the one
+before; what is found is held by a handle that reads and writes nothing (``O_PATH``), is
+looked at, and only then opened by :func:`again`, which opens that and nothing else.
+
+Below ``/sys`` the kernel's own links are followed, and the way has to end there: on a
+machine that runs, in a file of sysfs itself and not of something mounted below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology.files import MOST_LINKS, FileError, Tree
+
+#: The number by which statfs(2) knows sysfs (linux/magic.h).
+SYSFS_MAGIC: Final = 0x62656572
+
+_SYS: Final = "/sys/"
+_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Longer than ``struct statfs``; its first field is the type.
+_STATFS: Final = 256
+
+
+def again(handle: int) -> str:
+    """A path that opens what *handle* is, as long as that is open, and nothing else."""
+    return f"/proc/self/fd/{handle}"
+
+
+# -- the kernel's files -----------------------------------------------------------------
+
+
+def kernel_file(root: Path, path: str) -> AbstractContextManager[int | None]:
+    """Hold a file below ``/sys``, and open nothing yet; None: there is no such file.
+
+    :param root: the directory that has ``sys``; ``/`` is this machine.
+    :param path: absolute, as on the machine itself.
+    :raises FileError: it leads out of ``/sys``, or to no file of the kernel's.
+    """
+    return _kernels(root, path, False)
+
+
+def kernel_folder(root: Path, path: str) -> AbstractContextManager[int | None]:
+    """The same for a directory."""
+    return _kernels(root, path, True)
+
+
+@contextlib.contextmanager
+def _kernels(root: Path, path: str, is_folder: bool) -> Iterator[int | None]:
+    found = Tree(root).resolve(path)
+    if found is None:
+        yield None
+        return
+    if not found.startswith(_SYS):
+        raise FileError(f"{path}: it leads to {found}, out of /sys")
+    with contextlib.ExitStack() as stack:
+        base = os.path.realpath(root)
+        here: int | None
+        try:
+            step = _open(stack, base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            for each in found.strip("/").split("/"):
+                step = _open(stack, each, _STEP, step)
+            _expect_kernels(step, path, base == "/", is_folder)
+            here = step
+        except (FileNotFoundError, NotADirectoryError):
+            here = None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path}: {_why(error)}") from error
+        yield here
+
+
+def _expect_kernels(handle: int, path: str, live: bool, is_folder: bool) -> None:
+    mode = os.fstat(handle).st_mode
+    if is_folder:
+        if not stat.S_ISDIR(mode):
+            raise FileError(f"{path}: not a directory")
+    # In the place of a file, tests put a pipe.
+    elif not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        raise FileError(f"{path}: not a file")
+    if live and _type_of(handle) != SYSFS_MAGIC:
+        raise FileError(f"{path}: it is no file of the kernel's sysfs")
+
+
+def _type_of(handle: int) -> int:
+    """The type of the file system that *handle* is on."""
+    buffer = ctypes.create_string_buffer(_STATFS)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fstatfs(handle, buffer) != 0:
+        number = ctypes.get_errno()
+        raise FileError(f"its file system is not known: {os.strerror(number).lower()}")
+    return int(ctypes.c_long.from_buffer(buffer).value) & 0xFFFFFFFF
+
+
+def read(handle: int, limit: int) -> bytes:
+    """The first *limit* bytes of a file that is held.
+
+    :raises OSError: it cannot be read.
+    """
+    opened = os.open(again(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        data = b""
+        while len(data) < limit and (piece := os.read(opened, limit - len(data))):
+            data += piece
+        return data
+    finally:
+        os.close(opened)
+
+
+# -- folders of the service -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def folder(path: Path, make: bool = False) -> Iterator[int]:
+    """Hold a directory of the service's, whose last part is no link.
+
+    A link above it is followed where it, and the directory that has it, are of root or of
+    this user, and nobody else may write there: so an operator may put the directory
+    elsewhere, and the service cannot have root go where it wants.
+
+    :param make: make it where it is not there, with the owner of the directory above.
+    :raises OSError: it is not there, is no directory, or a link leads to it.
+    """
+    with contextlib.ExitStack() as stack:
+        above, name = _walk(stack, os.path.abspath(path))  # noqa: PTH100
+        made = False
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o755, dir_fd=above)
+                made = True
+        here = _open(stack, name, _FOLDER, above)
+        if made:
+            own_like(here, above)
+        yield here
+
+
+def own_like(handle: int, above: int) -> None:
+    """Give what this process, as root, has just made to the owner of the directory above it.
+
+    What is another user's already, or has a second name, is left alone: somebody may have
+    put it there.
+
+    :raises OSError: it cannot be given.
+    """
+    owner, mine = os.fstat(above), os.fstat(handle)
+    single = stat.S_ISDIR(mine.st_mode) or mine.st_nlink == 1
+    if os.geteuid() == 0 and owner.st_uid != 0 and mine.st_uid == 0 and single:
+        os.fchown(handle, owner.st_uid, owner.st_gid)
+
+
+def _walk(stack: contextlib.ExitStack, path: str) -> tuple[int, str]:
+    """The directory that has *path*, and the name in it."""
+    left = [each for each in path.split("/") if each][::-1]
+    if not left:
+        raise ValueError("the root directory is no directory of the service's")
+    here = _open(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    links = 0
+    while len(left) > 1:
+        part = left.pop()
+        step = _open(stack, part, _STEP, here)
+        if not stat.S_ISLNK(os.fstat(step).st_mode):
+            here = step  # of what is no directory the next step fails
+            continue
+        links += 1
+        if links > MOST_LINKS or not _is_ours(here, step):
+            why = f"the link {part} in it is of somebody who may not lead this process elsewhere"
+            raise PermissionError(errno.EPERM, why, path)
+        target = os.readlink("", dir_fd=step)
+        if target.startswith("/"):
+            here = _open(stack, "/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        left.extend(each for each in target.split("/")[::-1] if each not in ("", "."))
+    return here, left[0]
+
+
+def _is_ours(above: int, link: int) -> bool:
+    trusted = {0, os.geteuid()}
+    folder, mine = os.fstat(above), os.fstat(link)
+    return (
+        folder.st_uid in trusted
+        and mine.st_uid in trusted
+        and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
+def _open(stack: contextlib.ExitStack, name: str, flags: int, above: int | None = None) -> int:
+    handle = os.open(name, flags, dir_fd=above)
+    stack.callback(os.close, handle)
+    return handle
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno).lower()
+    return "no possible path"
