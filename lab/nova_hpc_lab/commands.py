@@ -6,10 +6,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 from cliff.command import Command
+
+from nova_hpc.outside.text import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -236,7 +239,7 @@ class Logs(_LabCommand):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Become ``tail``."""
+        """Show what ``tail`` shows: guests and firmware write whatever they like."""
         cloud = self.existing()
         logs = cloud.logs()
         if parsed_args.name is None:
@@ -252,9 +255,16 @@ class Logs(_LabCommand):
             print(f"{parsed_args.name} has not written anything yet")
             return 0
         options = ["-F"] if parsed_args.follow else []
-        sys.stdout.flush()
         argv = ["tail", "-n", str(parsed_args.lines), *options, "--", *there]
-        return os.execvp(argv[0], argv)
+        tail = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, errors="replace")
+        try:
+            for line in tail.stdout or ():
+                print(printable_lines(line), end="", flush=True)
+            return tail.wait()
+        finally:
+            # It would wait for ever for what is added.
+            tail.terminate()
+            tail.wait()
 
 
 class Down(_LabCommand):

@@ -10,6 +10,7 @@ from nova_hpc.cli import effective, include_files, node_file
 from nova_hpc.cli.base import CommandError
 from nova_hpc.offer import layouts, settings
 from nova_hpc.offer.layouts import Override, Sections
+from nova_hpc.outside.names import quoted, wrong_host
 from nova_hpc.topology.model import Node
 
 
@@ -58,5 +59,12 @@ def _hostname(node: Node) -> str:
         raise CommandError(
             f"{node.source} does not say the node's host name, by which --layout names its files: "
             "read a capture of sys and proc (nova-hpc inventory --save FILE --keep-names)"
+        )
+    # Captures and lstopo's XML are files of others, and the name becomes one of a folder.
+    wrong = wrong_host(node.hostname.replace("_", "-"))
+    if wrong is not None:
+        raise CommandError(
+            f"{node.source} calls the node {quoted(node.hostname)}, which cannot name files: "
+            f"{wrong}"
         )
     return node.hostname

@@ -2,12 +2,16 @@
 """``configure --layout``: what Kolla-Ansible and OpenStack-Ansible make of it by their own code."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from nova_hpc.cli import layout_files
+from nova_hpc.cli.base import CommandError
 from nova_hpc.cli.configure import Configure
 from nova_hpc.offer import settings
+from tests.unit import hostile
 from tests.unit.cli.conftest import put
 from tests.unit.cli.merged import SEVERAL, kolla, osa, told
 
@@ -209,3 +213,24 @@ def test_a_node_without_a_name_is_refused(configure, cloud, machine):
     assert status == 2
     assert "host name" in err
     assert contents(cloud.folder) == {}
+
+
+@pytest.mark.parametrize("name", ["..", "-x", "10.0.0.1"])
+def test_a_node_of_a_capture_names_no_other_file(cloud, machine, configure, name):
+    put(machine, "/proc/sys/kernel/hostname", name)
+    status, out, err = configure()
+    assert (status, out) == (2, "")
+    assert "cannot name files" in err
+    assert contents(cloud.folder) == {}
+
+
+@pytest.mark.parametrize("what", hostile.TEXTS)
+def test_nor_does_what_lstopo_calls_the_node(what):
+    """The text of lstopo's XML is taken as it is where it can be printed."""
+    node = SimpleNamespace(hostname=hostile.TEXTS[what], source="node.xml")
+    if what == "underscore":
+        assert layout_files._hostname(node) == "n_1"
+        return
+    with pytest.raises(CommandError) as caught:
+        layout_files._hostname(node)
+    assert hostile.obeyed(str(caught.value)) == []
