@@ -15,7 +15,8 @@ from nova_hpc_lab.state import Paths, Settings, write
 
 #: Names of the schemas that are complete; kept in the database server itself,
 #: so that it can never disagree with what is there.
-_LEDGER: Final = "lab_ledger"
+_IS_MADE: Final = "SELECT 1 FROM lab_ledger WHERE name = %s"
+_MADE: Final = "REPLACE INTO lab_ledger (name) VALUES (%s)"
 
 #: Nova fills these in from its own options, so ports may change between starts.
 _CELL_TEMPLATE: Final = "{scheme}://{username}:{password}@{hostname}:{port}/%s?{query}"
@@ -31,7 +32,7 @@ def prepare_server(paths: Paths, settings: Settings, tools: Tools) -> None:
     password = settings.passwords["database"]
     statements = (
         "CREATE DATABASE IF NOT EXISTS lab;\n"
-        f"CREATE TABLE IF NOT EXISTS lab.{_LEDGER} (name VARCHAR(64) PRIMARY KEY);\n"
+        "CREATE TABLE IF NOT EXISTS lab.lab_ledger (name VARCHAR(64) PRIMARY KEY);\n"
         f"CREATE OR REPLACE USER lab@'{config.LOOPBACK}' IDENTIFIED BY '{password}';\n"
         f"GRANT ALL ON *.* TO lab@'{config.LOOPBACK}';\n"
     )
@@ -99,14 +100,14 @@ def make_schema(name: str, paths: Paths, settings: Settings, tools: Tools) -> No
     back changes of tables), so what is incomplete is dropped and made again.
     """
     with connect(settings, "lab") as connection, connection.cursor() as cursor:
-        if cursor.execute(f"SELECT 1 FROM {_LEDGER} WHERE name = %s", (name,)):
+        if cursor.execute(_IS_MADE, (name,)):
             return
         for database in config.DATABASES[name]:
             cursor.execute(f"DROP DATABASE IF EXISTS {database}")
             cursor.execute(f"CREATE DATABASE {database} CHARACTER SET utf8mb3")
     _MIGRATIONS[name](paths, settings, tools)
     with connect(settings, "lab") as connection, connection.cursor() as cursor:
-        cursor.execute(f"REPLACE INTO {_LEDGER} (name) VALUES (%s)", (name,))
+        cursor.execute(_MADE, (name,))
 
 
 def bootstrap_identity(paths: Paths, settings: Settings, tools: Tools) -> None:

@@ -160,7 +160,11 @@ def _document(text: object) -> dict[str, Any]:
     if not isinstance(text, str) or len(text) > longest:
         raise NODE_DECLARATION.broken(f"is no text of at most {longest} characters")
     try:
-        document = yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        try:
+            document = loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
         raise NODE_DECLARATION.broken(f"is not YAML: {why}") from error

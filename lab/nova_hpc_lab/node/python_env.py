@@ -209,7 +209,7 @@ def for_guest(root: Path, command: bytes) -> dict[str, bytes]:
     packed = root / "tmp" / "nova-hpc-guest"
     packed.write_bytes(command)
     try:
-        traced = _inside(root, INTERPRETER, "-I", "-c", _TRACE, "/tmp/nova-hpc-guest")
+        traced = _inside(root, INTERPRETER, "-I", "-c", _TRACE, f"/{packed.relative_to(root)}")
     finally:
         packed.unlink()
     files: dict[str, str] = json.loads(traced)
