@@ -252,7 +252,10 @@ class Work:
             left_out=self.left_out.addresses,
             whole=whole,
             sets=sets,
-            withheld=kept_back.reasons,
+            withheld={
+                **configure_entries.on_their_driver(before.device_spec, node),
+                **kept_back.reasons,
+            },
         )
         identity = configured.forms(before, node, table, mine.identity)
         # A name of the operator's own is an identity.

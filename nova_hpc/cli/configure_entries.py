@@ -57,11 +57,43 @@ def translated(found: Configured, node: Node) -> Configured:
     return attrs.evolve(found, device_spec=spec_entries.translated(found.device_spec, node))
 
 
+def on_their_driver(device_spec: Iterable[str], node: Node) -> dict[str, str]:
+    """Address -> why a function that others give on its vendor's driver stays as it is.
+
+    So are virtual functions of a GPU that the vendor's driver shares (Nova's help of
+    ``device_spec`` has them as its example of ``managed: no``). With tags they would be withheld
+    until they are on a VFIO driver, and bound to one at the next start of the host.
+    """
+    entries = [spec_entries.read(line) for line in device_spec]
+    found = {}
+    for function in node.functions:
+        entry = spec_entries.first(entries, function)
+        if entry is None or spec_entries.is_ours(entry) or "managed" not in entry:
+            continue
+        driver = function.driver
+        if driver is None or driver.replace("_", "-").endswith("vfio-pci"):
+            continue
+        if not nova_rules.is_true(entry["managed"]):
+            found[function.address] = (
+                f"an entry of yours gives it on the driver {driver} (managed: no), so it stays as "
+                "it is"
+            )
+            if function.physical_function is not None:
+                found[function.physical_function] = (
+                    f"an entry of yours gives its virtual functions on the driver {driver}"
+                )
+    return found
+
+
 def losses(plan: Plan, spec: DeviceSpec, node: Node) -> Iterator[Loss]:
     """What would be lost, and what Nova would not start with."""
     for each in plan.losses:
         yield Loss(_OPTION, each.address, each.text)
-    for refusal in nova_rules.refusals([*plan.others, *spec.lines()], node):
+    lines = [*plan.others, *spec.lines()]
+    refusals = nova_rules.refusals(lines, node)
+    known = {each.what for each in refusals}
+    mixed = nova_rules.driver_refusals(lines, node)
+    for refusal in [*refusals, *(each for each in mixed if each.what not in known)]:
         theirs = [line for line in refusal.entries if line in plan.others]
         yield Loss(_OPTION, refusal.what, refusal.text, _cure(theirs, node))
 

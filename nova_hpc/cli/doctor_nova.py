@@ -49,6 +49,10 @@ def read(
                 refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)
             if others or set(told.aliases) - set(our_aliases):
                 unasked = str(error)
+    if ours:
+        mixed = nova_rules.driver_refusals(spec_entries.lines(told.device_spec), node)
+        known = {each.what for each in refusals}
+        refusals = [*refusals, *(each for each in mixed if each.what not in known)]
     return Entries(
         node=node,
         others=others,

@@ -306,7 +306,7 @@ def _class_changed(
             continue  # not in Placement
         was = entry.get("resource_class")
         mine = identity.product_class(offer.vendor_id, offer.product_id)
-        if str(was or mine).upper() == (now or mine):
+        if identity.class_as_nova_has_it(was or mine) == (now or mine):
             continue
         after = "would be lost" if now is None else f"would be {now}"
         yield Loss(

@@ -55,6 +55,36 @@ def refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
     return [*_devnames(found), *_providers(found, node)]
 
 
+def driver_refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
+    """What of these entries this project's own driver does not start with.
+
+    Virtual functions of one adapter of which some have tags and some have none, or other ones
+    (virt_driver_patches/driver/contract.py): Nova reports them as one provider.
+    """
+    texts = list(lines)
+    entries = [spec_entries.read(spec_entries.translated([line], node)[0]) for line in texts]
+    families: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
+    for function in node.functions:
+        entry = spec_entries.first(entries, function)
+        if entry is None or function.physical_function is None or spec_entries.NETWORK in entry:
+            continue
+        said = {key: value for key, value in entry.items() if key.startswith("hpc_")}
+        line = next(text for text, each in zip(texts, entries, strict=True) if each is entry)
+        families.setdefault(function.physical_function, {})[function.address] = (line, said)
+    found = []
+    for provider, children in families.items():
+        first = next(iter(children.values()))[1]
+        if any(said != first for _, said in children.values()):
+            named = ", ".join(each for each, (_, said) in children.items() if not said)
+            text = (
+                f"virtual functions of {provider} have different hpc_* tags"
+                f"{f' ({named} none)' if named else ''}, with which nova-compute does not start"
+            )
+            used = tuple(dict.fromkeys(line for line, said in children.values() if not said))
+            found.append(Refusal("device_spec", text, used, provider))
+    return found
+
+
 def _devnames(lines: Iterable[str]) -> Iterator[Refusal]:
     for line in lines:
         name = spec_entries.read(line).get(spec_entries.DEVNAME)

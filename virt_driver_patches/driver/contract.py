@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nova import exception
+from nova.pci import request as pci_request
 from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
@@ -70,11 +71,16 @@ def check_devices(offers: _Offers, node: Node) -> None:
 
 
 def mixed_tags(offers: _Offers, node: Node) -> dict[str, str]:
-    """Address -> reason, for the VFs of a PF whose tags are not all the same."""
+    """Address -> reason, for the VFs of a PF whose tags are not all the same.
+
+    Those that are for ports are pools of their own, whoever offers them.
+    """
     families: dict[str, list[str]] = {}
     for address in offers:
         function = node.function(address)
-        if function is not None and function.physical_function is not None:
+        if function is None or pci_request.PCI_NET_TAG in offers[address][1]:
+            continue
+        if function.physical_function is not None:
             families.setdefault(function.physical_function, []).append(address)
     mixed = {}
     for parent, children in families.items():
