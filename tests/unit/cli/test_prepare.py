@@ -11,7 +11,7 @@ import pytest
 
 from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
-from nova_hpc.offer import configured, host_files
+from nova_hpc.offer import host_files, spec_entries
 from nova_hpc.topology import sysfs
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
@@ -438,11 +438,11 @@ def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path
     bond(root, *(each.address for each in virtual[:1]))
     words = [word for each in virtual[2:] for word in ("--leave-out", each.address)]
     host, _, said = both(root, debian, *words)
-    entries = [configured.read(text) for text in prepare.configure.told("device_spec")]
+    entries = [spec_entries.read(text) for text in prepare.configure.told("device_spec")]
     offered = {
         each.address
         for each in found.functions
-        if any(configured.matches(entry, each) for entry in entries)
+        if any(spec_entries.matches(entry, each) for entry in entries)
     }
     bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
     assert host.touched == host.on({"vfio-pci"}) == offered - bare
