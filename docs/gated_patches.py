@@ -43,7 +43,10 @@ def tables() -> str:
             "Overridden, or called",
             [*(each for each in patches.ALL if each.overridden), *overrides.DRIVER],
         ),
-        ("Wrapped in nova-scheduler", [*both.BOTH, *scheduler.ALL]),
+        (
+            "Wrapped in nova-scheduler",
+            [each for each in (*both.BOTH, *scheduler.ALL) if not each.overridden],
+        ),
         ("Overridden in nova-scheduler and nova-api", list(overrides.SCHEDULER)),
     ):
         parts.append("\n".join([title, "-" * len(title), "", *_table(found)]))

@@ -23,7 +23,7 @@ from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova import port_pools
 from nova_hpc.from_nova.cache import Cache
-from nova_hpc.from_nova.patches import numa_fit
+from nova_hpc.from_nova.patches import numa_cells, numa_fit
 from nova_hpc.from_nova.patches.serving import serving
 
 
@@ -253,10 +253,12 @@ def rooms(question: Question, host_state: Any) -> Iterator[Rooms]:
     networks = "network_metadata" in limits
     if networks and len(guest) > 1:
         # What Nova asks of networks, it asks of the nodes together.
+        plain = functools.partial(hardware.numa_fit_instance_to_host, provider_mapping=None)
+        placed = numa_cells.Fitter(plain, host, numa_cells.Values.of(guest), limits)
         choices = itertools.combinations([cell.id for cell in host.cells], len(guest))
         for choice in itertools.islice(choices, _CHOICES):
             nodes = frozenset(choice)
-            if _has_room(numa_fit.only(host, nodes, limits), guest, limits):
+            if placed.on(nodes):
                 yield tuple(nodes for _ in guest.cells)
         return
     found: list[set[int]] = [set() for _ in guest.cells]

@@ -35,7 +35,7 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
     ),
     "PciDeviceStats.support_requests": (
         getattr(stats.PciDeviceStats, "support_requests", None),
-        frozenset({"requests", "provider_mapping"}),
+        frozenset({"requests", "provider_mapping", "numa_cells"}),
     ),
     "hardware.numa_fit_instance_to_host": (
         getattr(hardware, "numa_fit_instance_to_host", None),

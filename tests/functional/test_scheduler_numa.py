@@ -137,3 +137,60 @@ class SpanningTest(NumaTest):
         self._resize_server(server, self.flavor("gpu:2", hpc__affinity="host"))
         self._confirm_resize(server)
         self.assertEqual(2, len(self.devices_of(server)))
+
+
+class UnequalCellsTest(NumaTest):
+    """Cells of unlike size; stock Nova mixes them up while it tries where they fit."""
+
+    SHAPE = Shape(
+        tuple(Switch(gpus=1, numa=node) for node in range(3)), nodes=3, cores=5, threads=1
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        # Four CPUs of the first NUMA node, one of each other.
+        self.flags(cpu_dedicated_set="0-3,5,10", group="compute")
+
+    def unequal(self, *cells: int, **specs: str) -> str:
+        """A flavor whose cells have so many CPUs."""
+        first, cpus = 0, {}
+        for index, count in enumerate(cells):
+            cpus[f"hw:numa_cpus.{index}"] = ",".join(map(str, range(first, first + count)))
+            cpus[f"hw:numa_mem.{index}"] = "64"
+            first += count
+        return self.flavor(
+            "gpu:3",
+            first,
+            **(cpus | {"hw:numa_nodes": str(len(cells)), "hpc:affinity": "numa"} | specs),
+            memory_mb=64 * len(cells),
+        )
+
+    def flavor(self, devices: str, vcpu: int = 2, memory_mb: int = 256, **specs: str) -> str:
+        aliases = {"pci_passthrough:alias": devices}
+        return self.make_flavor(self.SPECS | aliases | specs, vcpu=vcpu, memory_mb=memory_mb)
+
+    def pins(self, server: dict) -> dict[int, set[int]]:
+        """vCPU -> CPUs of the host, from the domain."""
+        pins = self.domain_of(server).findall("cputune/vcpupin")
+        return {
+            int(each.get("vcpu")): {int(cpu) for cpu in each.get("cpuset").split(",") if cpu}
+            for each in pins
+        }
+
+    def test_each_cpu_is_pinned(self) -> None:
+        self.idle(self.SHAPE)
+        server = self.boot(self.unequal(1, 1, 3))
+        pins = self.pins(server)
+        self.assertEqual(list(range(5)), sorted(pins))
+        self.assertEqual([1] * 5, [len(each) for each in pins.values()])
+        self.assertEqual(5, len(set().union(*pins.values())))
+        # The large cell is where the CPUs are.
+        self.assertEqual(0, self.domain_nodes(server)[2])
+        self.assertLessEqual(pins[2] | pins[3] | pins[4], set(range(4)))
+        self.assert_given_once()
+
+    def test_what_fits_nowhere_is_refused(self) -> None:
+        self.flags(cpu_dedicated_set="0-1,5-6,10-11", group="compute")
+        self.idle(self.SHAPE)
+        server = self.boot(self.unequal(1, 1, 3), state="ERROR")
+        self.assertIn("beside free CPUs", self.fault(server))

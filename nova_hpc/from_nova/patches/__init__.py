@@ -14,10 +14,10 @@ from typing import Final
 
 from nova_hpc.from_nova import gate
 from nova_hpc.from_nova.gate import Patch
-from nova_hpc.from_nova.patches import numa_fit, pci_pools
+from nova_hpc.from_nova.patches import numa_cells, numa_fit, pci_pools
 
 #: Those of both services.
-BOTH: Final[tuple[Patch, ...]] = (numa_fit.FIT, pci_pools.POOLS)
+BOTH: Final[tuple[Patch, ...]] = (numa_fit.FIT, numa_cells.NETWORKS, pci_pools.POOLS)
 
 _LOCK: Final = threading.Lock()
 

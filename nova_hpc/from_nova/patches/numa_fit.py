@@ -6,12 +6,13 @@ have, also those that nobody asked for, and takes the first order that fits: wit
 ``hw:pci_numa_affinity_policy=preferred`` that may be any. Here it is asked for one
 choice of nodes after the other, the best first
 (:func:`nova_hpc.placement.nodes.tiers`). Whether CPUs, pages, devices and networks fit
-is Nova's to say, as ever.
+is Nova's to say, as ever; of several cells it is asked as
+:mod:`~nova_hpc.from_nova.patches.numa_cells` does.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -24,6 +25,7 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.cache import Cache, Once
 from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova.patches.numa_cells import Fitter, Values
 from nova_hpc.from_nova.patches.serving import Served, served
 from nova_hpc.placement import nodes
 from nova_hpc.placement import roles as hpc_roles
@@ -46,8 +48,10 @@ FIT: Final = Patch(
     ),
     lines={32: (2495, 2684), 33: (2509, 2698), 34: (2705, 2894)},
     why="Nova orders the host's NUMA nodes by all free devices and takes the first that fits: "
-    "under preferred the guest's cells may be far from the devices that were chosen for it.",
-    until="Nova orders the nodes by the devices that the server gets",
+    "under preferred the guest's cells may be far from the devices that were chosen for it. And "
+    "it remembers of each cell where it fits under an id that it overwrites: a dedicated cell may "
+    "have no pins, or those of another node.",
+    until="Nova orders the nodes by the devices that the server gets, and tells cells apart",
 )
 
 _MARK: Final = "hpc_nodes"
@@ -80,52 +84,60 @@ def _beside(call: Call) -> Any:
     host, guest = call.given["host_topology"], call.given["instance_topology"]
     if asked is None or not host or not guest or len(host) < len(guest):
         return call()
+    if len(guest) > 1:
+        return _cells(call)
     choices = _choices(asked, call.given)
     if choices is None:
         return call()
-    # Nova writes into the guest's cells, also where they do not fit.
+    # Nova writes into the guest's cell, also where it does not fit.
     pristine = Values.of(guest)
-    for number, choice in enumerate(choices):
+    for choice in choices:
         part = only(host, choice, call.given["limits"])
-        fresh = pristine.guest() if number else guest
-        fitted = call(host_topology=part, instance_topology=fresh)
+        fitted = call(host_topology=part, instance_topology=pristine.guest())
         if fitted:
             return fitted
     return None
 
 
-@attrs.frozen
-class Values:
-    """A guest's topology as it was; a clone of Nova's costs ten times as much."""
-
-    own: Mapping[str, Any]
-    cells: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def of(cls, guest: objects.InstanceNUMATopology) -> Values:
-        """The values of Nova's object at this moment."""
-        own = _values(guest)
-        del own["cells"]
-        return cls(own, tuple(_values(cell) for cell in guest.cells))
-
-    def guest(self) -> objects.InstanceNUMATopology:
-        """The same once more."""
-        cells = [objects.InstanceNUMACell(**_copied(each)) for each in self.cells]
-        return objects.InstanceNUMATopology(cells=cells, **_copied(self.own))
-
-
-def _values(thing: Any) -> dict[str, Any]:
-    return _copied({name: getattr(thing, name) for name in thing.fields if name in thing})
+def _cells(call: Call) -> Any:
+    """The same for a guest of several cells, each of which needs room of its own."""
+    given = dict(call.given)
+    host, guest = given["host_topology"], Values.of(given["instance_topology"])
+    choices = _choices(served(), given)
+    fitter = Fitter(
+        functools.partial(call, provider_mapping=given["provider_mapping"]),
+        host,
+        guest,
+        given["limits"],
+        given["pci_requests"],
+        given["pci_stats"],
+        given["provider_mapping"],
+    )
+    for choice in _any(call, given, fitter) if choices is None else choices:
+        fitted = fitter.on(choice)
+        if fitted:
+            return fitted
+    return None
 
 
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values; those that Nova changes in place (pinned CPUs) are copied."""
-    return {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in values.items()}
+def _any(call: Call, given: Mapping[str, Any], fitter: Fitter) -> Iterator[frozenset[int]]:
+    """Sets of host nodes where nothing is known of the devices: Nova's own, then all others."""
+    ids = [cell.id for cell in fitter.host.cells]
+    count = len(fitter.guest.cells)
+    if len(ids) > count:
+        found = call(**{**given, "instance_topology": fitter.guest.guest()})
+        if found:
+            yield frozenset(cell.id for cell in found.cells)
+        elif fitter.guest.alike:
+            return  # then Nova has forgotten nothing
+    yield from map(frozenset, itertools.islice(itertools.combinations(ids, count), nodes.MOST))
 
 
-def _choices(asked: Served, given: Mapping[str, Any]) -> Iterator[frozenset[int]] | None:
+def _choices(asked: Served | None, given: Mapping[str, Any]) -> Iterator[frozenset[int]] | None:
     """Sets of host nodes, the best first; None: it is Nova's choice."""
     host, guest = given["host_topology"], given["instance_topology"]
+    if asked is None:
+        return None
     try:
         found = order(
             asked,

@@ -14,7 +14,7 @@ from nova.scheduler.filters import numa_topology_filter
 from nova_hpc.from_nova import patches, placement_answer
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches import alternates, answers, claims, forced
-from nova_hpc.from_nova.patches.numa_fit import Values
+from nova_hpc.from_nova.patches.numa_cells import Values
 from nova_hpc.from_nova.patches.serving import served, serving
 
 FILTER: Final = Patch(

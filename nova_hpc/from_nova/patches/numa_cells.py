@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a guest's cells on given NUMA nodes, so that each has room and its own pins.
+
+``numa_fit_instance_to_host`` remembers which cell fits which node under the cell's id, which
+it overwrites with the node's as soon as the cell fits. From the second permutation on one
+cell's answer is another's: a cell is taken without pins, with those of another node, or where
+it has no room, and cells that would fit are refused (``docs/source/contributor/upstream/
+numa-fit-cache.rst`` has the numbers). Its *first* permutation asks about each pair anew. So
+Nova is asked about one cell on one node at a time, the permutation is chosen from these
+answers, and Nova's function gets the nodes in that order: what it makes of any other is not
+taken.
+
+Whether devices and networks are near enough depends on which nodes they are, not on their
+order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from nova import objects
+from nova.objects import fields
+from nova.virt import hardware
+
+from nova_hpc.from_nova.gate import Patch
+
+NETWORKS: Final = Patch(
+    "nova.virt.hardware:_numa_cells_support_network_metadata",
+    parameters=("host_topology", "chosen_host_cells", "network_metadata"),
+    lines={32: (2393, 2492), 33: (2407, 2506), 34: (2603, 2702)},
+    why="Called: whether the networks are near enough to the nodes that were chosen for a "
+    "guest's cells, which Nova asks together with its permutations.",
+    until="numa_fit_instance_to_host is not wrapped any more",
+    overridden=True,
+)
+
+#: Of so many cells Nova's permutations cost more than asking for the devices before.
+_MANY: Final = 3
+
+#: Nova's function: the same arguments with those that are named changed.
+Fit = Callable[..., Any]
+
+
+@attrs.frozen
+class Values:
+    """A guest's topology as it was; a clone of Nova's costs ten times as much."""
+
+    own: Mapping[str, Any]
+    cells: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def of(cls, guest: objects.InstanceNUMATopology) -> Values:
+        """The values of Nova's object at this moment."""
+        own = _values(guest)
+        del own["cells"]
+        return cls(own, tuple(_values(cell) for cell in guest.cells))
+
+    def guest(self) -> objects.InstanceNUMATopology:
+        """The same once more."""
+        return self._guest(self.cells)
+
+    def alone(self, index: int) -> objects.InstanceNUMATopology:
+        """One cell of the guest as a guest of its own."""
+        own = self._guest(self.cells[index : index + 1])
+        if index and "emulator_threads_policy" in self.own:
+            # Nova counts their CPU with the first cell.
+            own.emulator_threads_policy = None
+        return own
+
+    def _guest(self, cells: Sequence[Mapping[str, Any]]) -> objects.InstanceNUMATopology:
+        made = [objects.InstanceNUMACell(**_copied(each)) for each in cells]
+        return objects.InstanceNUMATopology(cells=made, **_copied(self.own))
+
+    @property
+    def alike(self) -> bool:
+        """Whether it makes no difference to Nova which of the cells goes where."""
+        first, *others = [_needs(cell) for cell in self.cells]
+        isolated = self.own.get("emulator_threads_policy") is not None
+        return not isolated and all(each == first for each in others)
+
+
+def _values(thing: Any) -> dict[str, Any]:
+    return _copied({name: getattr(thing, name) for name in thing.fields if name in thing})
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values; those that Nova changes in place (pinned CPUs) are copied."""
+    return {k: copy.copy(v) if isinstance(v, dict | set) else v for k, v in values.items()}
+
+
+def _needs(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell asks of a node: its CPUs count, not which of the guest's they are."""
+    known = {key: value for key, value in cell.items() if key != "id"}
+    for key in ("cpuset", "pcpuset"):
+        known[key] = len(known.get(key) or ())
+    return known
+
+
+@attrs.define
+class Fitter:
+    """One guest on one host, whatever the nodes that its cells are to be on."""
+
+    #: Nova's function, bound to all else that it is asked.
+    fit: Fit
+    host: objects.NUMATopology
+    guest: Values
+    limits: Any = None
+    requests: Any = None
+    stats: Any = None
+    mapping: Any = None
+    #: Node, cell (by position) -> whether it has room for that cell alone.
+    _known: dict[tuple[int, int], bool] = attrs.field(factory=dict, init=False)
+
+    def on(self, choice: frozenset[int]) -> objects.InstanceNUMATopology | None:
+        """The guest with one cell on each of these nodes, pins and all; None: it does not fit."""
+        part = [cell for cell in self.host.cells if cell.id in choice]
+        if not self._networks(part) or (len(part) >= _MANY and not self._devices(part)):
+            return None
+        if self.guest.alike:
+            return self._in_order(part)
+        order = _first(len(part), lambda node, cell: self._fits(part[node], cell))
+        return None if order is None else self._in_order([part[node] for node in order])
+
+    def _in_order(self, part: Sequence[objects.NUMACell]) -> objects.InstanceNUMATopology | None:
+        found = self.fit(
+            host_topology=objects.NUMATopology(cells=list(part)),
+            instance_topology=self.guest.guest(),
+            limits=self._quiet(),
+            pci_requests=self.requests,
+            pci_stats=self.stats,
+        )
+        if not found or [cell.id for cell in found.cells] != [node.id for node in part]:
+            return None
+        pinned = all(map(_is_pinned, found.cells, part))
+        return found if pinned else None
+
+    def _fits(self, node: objects.NUMACell, cell: int) -> bool:
+        key = (node.id, cell)
+        if key not in self._known:
+            self._known[key] = bool(
+                self.fit(
+                    host_topology=objects.NUMATopology(cells=[node]),
+                    instance_topology=self.guest.alone(cell),
+                    limits=self._quiet(),
+                    pci_requests=None,
+                    pci_stats=None,
+                )
+            )
+        return self._known[key]
+
+    def _quiet(self) -> Any:
+        """The limits without networks, which are asked for the nodes together."""
+        if not self._network_metadata():
+            return self.limits
+        quiet = self.limits.obj_clone()
+        quiet.network_metadata = objects.NetworkMetadata(physnets=set(), tunneled=False)
+        return quiet
+
+    def _network_metadata(self) -> Any:
+        limits = self.limits
+        return limits.network_metadata if limits and "network_metadata" in limits else None
+
+    def _networks(self, part: Sequence[objects.NUMACell]) -> bool:
+        wanted = self._network_metadata()
+        if not wanted:
+            return True
+        return bool(hardware._numa_cells_support_network_metadata(self.host, list(part), wanted))
+
+    def _devices(self, part: Sequence[objects.NUMACell]) -> bool:
+        if not self.requests or not self.stats:
+            return True
+        return bool(self.stats.support_requests(self.requests, self.mapping, list(part)))
+
+
+def _is_pinned(cell: objects.InstanceNUMACell, node: objects.NUMACell) -> bool:
+    """Whether each dedicated CPU of a cell has one of its node's free CPUs to itself."""
+    if cell.cpu_policy not in (
+        fields.CPUAllocationPolicy.DEDICATED,
+        fields.CPUAllocationPolicy.MIXED,
+    ):
+        return True
+    pins = cell.cpu_pinning or {}
+    mine = [*pins.values(), *(cell.cpuset_reserved or ())]
+    return (
+        pins.keys() == cell.pcpuset and len(set(mine)) == len(mine) and node.free_pcpus >= set(mine)
+    )
+
+
+def _first(count: int, fits: Callable[[int, int], bool]) -> tuple[int, ...] | None:
+    """Node of each cell, in the first permutation in which each fits; None: there is none.
+
+    :param fits: whether a node (the first argument) takes a cell.
+    """
+    dead: set[frozenset[int]] = set()
+
+    def rest(taken: tuple[int, ...]) -> tuple[int, ...] | None:
+        if len(taken) == count:
+            return taken
+        used = frozenset(taken)
+        if used in dead:
+            return None
+        for node in range(count):
+            if node not in used and fits(node, len(taken)):
+                found = rest((*taken, node))
+                if found is not None:
+                    return found
+        dead.add(used)
+        return None
+
+    return rest(())
