@@ -162,9 +162,9 @@ def raw(root: Root, name: str) -> bytes | None:
     """
     copy = f"{STATE}/{name[len(PREFIX) :]}"
     denied = None
-    for path in (f"{FW_CFG}/by_name/{name}/raw", copy):
+    for read, path in ((root.read, f"{FW_CFG}/by_name/{name}/raw"), (root.read_own, copy)):
         try:
-            data = root.read(path)
+            data = read(path)
         except FileError as error:
             denied = error
             continue

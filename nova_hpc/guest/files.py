@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
+from collections.abc import Iterator
 
 #: Longer than any file that is read here.
 LONGEST = 1 << 20
@@ -83,39 +83,127 @@ class Root:
         except (OSError, ValueError):
             return []
 
+    def read_own(self, path: str) -> bytes | None:
+        """The same of what :meth:`write` left, which nobody else can have put there.
+
+        :raises FileError: it is there, and is a link, or others may write it or its directory.
+        """
+        try:
+            with self._folder(path, False) as (folder, name):
+                return _read(folder, name, path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path}: {reason(error)}") from error
+
     def write(self, path: str, data: bytes) -> bool:
         """Write a file whole, beside and renamed, readable by all.
 
         :returns: whether anything changed.
-        :raises FileError: it cannot be written, or is a link.
+        :raises FileError: it cannot be written, is a link, or lies where others may write.
         """
-        real = self.place(path)
-        folder = os.path.dirname(real)  # noqa: PTH120
         try:
-            if os.path.islink(real):  # noqa: PTH114
-                raise FileError(f"{path}: a symbolic link; it is not overwritten")
-            if self.read(path) == data:
-                return False
-            os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
-            handle, beside = tempfile.mkstemp(dir=folder, prefix=".nova-hpc-")
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(data)
-                    stream.flush()
-                    os.fchmod(handle, 0o644)
-                    os.fsync(handle)
-                os.replace(beside, real)  # noqa: PTH105
-            except BaseException:
-                os.unlink(beside)  # noqa: PTH108
-                raise
+            with self._folder(path, True) as (folder, name):
+                if _is_same(folder, name, path, data):
+                    return False
+                beside = f".nova-hpc-{os.urandom(8).hex()}"
+                handle = os.open(beside, _NEW, 0o600, dir_fd=folder)
+                try:
+                    with os.fdopen(handle, "wb") as stream:
+                        stream.write(data)
+                        stream.flush()
+                        os.fchmod(handle, 0o644)
+                        os.fsync(handle)
+                    os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+                except BaseException:
+                    os.unlink(beside, dir_fd=folder)
+                    raise
         except (OSError, ValueError) as error:
             raise FileError(f"{path}: cannot be written: {reason(error)}") from error
         return True
 
     def remove(self, path: str) -> None:
         """Remove a file, if it is there and can be."""
-        with contextlib.suppress(OSError, ValueError):
-            os.unlink(self.place(path))  # noqa: PTH108
+        gone = contextlib.suppress(OSError, ValueError, FileError)
+        with gone, self._folder(path, False) as (folder, name):
+            os.unlink(name, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def _folder(self, path: str, make: bool) -> Iterator[tuple[int, str]]:
+        """The directory of *path*, held, and the name in it; no link leads there.
+
+        :param make: make what is not there.
+        :raises OSError: it is not there, or cannot be used.
+        :raises FileError: a link leads there, or others may write there.
+        """
+        *parts, name = [each for each in path.split("/") if each]
+        with contextlib.ExitStack() as stack:
+            here = os.open(self.folder or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, here)
+            place = ""
+            for part in parts:
+                place = f"{place}/{part}"
+                made = False
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, 0o755, dir_fd=here)
+                        made = True
+                if stat.S_ISLNK(os.stat(part, dir_fd=here, follow_symlinks=False).st_mode):
+                    raise FileError(f"{place}: a symbolic link; it is not followed")
+                here = os.open(part, _DIRECTORY, dir_fd=here)
+                stack.callback(os.close, here)
+                if made:
+                    os.fchmod(here, 0o755)  # whatever the umask
+                _expect_own(here, place)
+            yield here, name
+
+
+#: A link that has just taken its place is refused by the kernel.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _read(folder: int, name: str, path: str) -> bytes:
+    handle = os.open(name, _FILE, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise FileError(f"{path}: not a file")
+        _expect_own(handle, path)
+        data = b""
+        while len(data) < LONGEST:
+            piece = os.read(handle, LONGEST - len(data))
+            if not piece:
+                break
+            data += piece
+        return data
+    finally:
+        os.close(handle)
+
+
+def _is_same(folder: int, name: str, path: str, data: bytes) -> bool:
+    try:
+        if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise FileError(f"{path}: a symbolic link; it is not overwritten")
+    except FileNotFoundError:
+        return False
+    try:
+        return _read(folder, name, path) == data
+    except FileError:
+        return False  # what others may write is replaced, whatever it says
+
+
+def _expect_own(handle: int, path: str) -> None:
+    """Nobody but root and this user may write what is held.
+
+    :raises FileError: somebody may.
+    """
+    found = os.fstat(handle)
+    if found.st_uid not in (0, os.geteuid()):
+        raise FileError(f"{path}: of user {found.st_uid}, and neither of root nor of this one")
+    ours = found.st_gid in (0, os.getegid())
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not ours):
+        raise FileError(f"{path}: others may write it")
 
 
 def reason(error: Exception) -> str:

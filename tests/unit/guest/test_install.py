@@ -7,7 +7,9 @@ import ast
 import base64
 import gzip
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -179,3 +181,156 @@ def test_a_file_has_to_be_named(capsys):
     with pytest.raises(SystemExit):
         build.main([])
     assert "FILE is missing" in capsys.readouterr().err
+
+
+# -- where others could write --------------------------------------------------------
+
+
+@pytest.mark.parametrize("link", ["run/nova-hpc", "run", "etc"])
+def test_install_follows_no_link_to_a_directory(guest, tmp_path, link):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "guest.json").write_text("mine\n")
+    place = guest.root / link
+    if place.exists():
+        place.rename(tmp_path / "before")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(other)
+    status, _, err = run(guest, "install")
+    assert status == 2
+    assert err == f"nova-hpc-guest: /{link}: a symbolic link; it is not followed\n"
+    assert {each.name for each in other.iterdir()} == {"guest.json"}
+    assert (other / "guest.json").read_text() == "mine\n"
+    # Nor is anything removed there, when the machine was given no document.
+    fw_cfg_of(guest).unlink()
+    run(guest, "install", "--if-present")
+    assert (other / "guest.json").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("what", ["link", "writable", "folder", "fifo"])
+def test_a_copy_that_others_could_have_written_is_not_believed(guest, what):
+    """For those who cannot read fw_cfg."""
+    assert run(guest, "install")[0] == 0
+    folder = guest.root / "run/nova-hpc"
+    copy = folder / "guest.json"
+    (guest.root / "sys/firmware/qemu_fw_cfg").rename(guest.root / "elsewhere")
+    assert run(guest, "check")[0] == 0
+    if what == "link":
+        copy.rename(folder / "other.json")
+        copy.symlink_to("other.json")
+    elif what == "writable":
+        copy.chmod(0o666)
+    elif what == "folder":
+        folder.chmod(0o777)
+    else:
+        copy.unlink()
+        os.mkfifo(copy)
+    status, _, err = run(guest, "check")
+    assert status == 2
+    words = {"link": "symbolic link", "fifo": "not a file"}.get(what, "others may write it")
+    assert words in err
+
+
+def test_what_others_could_have_written_is_replaced(guest):
+    assert run(guest, "install")[0] == 0
+    copy = guest.root / "run/nova-hpc/guest.json"
+    copy.chmod(0o666)
+    status, out, _ = run(guest, "install")
+    assert (status, out) == (0, "wrote /run/nova-hpc/guest.json\n")
+    assert copy.stat().st_mode & 0o777 == 0o644
+    (guest.root / "run/nova-hpc").chmod(0o777)
+    status, _, err = run(guest, "install")
+    assert (status, err) == (2, "nova-hpc-guest: /run/nova-hpc: others may write it\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user, too")
+@pytest.mark.parametrize("what", ["run/nova-hpc", "run/nova-hpc/guest.json"])
+def test_what_is_of_another_user_is_not_used(guest, what):
+    assert run(guest, "install")[0] == 0
+    os.chown(guest.root / what, 65534, 65534)
+    (guest.root / "sys/firmware/qemu_fw_cfg").rename(guest.root / "elsewhere")
+    status, _, err = run(guest, "check")
+    assert status == 2
+    assert "of user 65534" in err
+
+
+def test_a_umask_hides_nothing_from_users(guest):
+    before = os.umask(0o077)
+    try:
+        assert run(guest, "install", "--profile")[0] == 0
+    finally:
+        os.umask(before)
+    for name in ("run/nova-hpc", "etc/profile.d"):
+        assert (guest.root / name).stat().st_mode & 0o777 == 0o755
+
+
+def test_a_write_that_fails_leaves_nothing(guest, monkeypatch):
+    assert run(guest, "install")[0] == 0
+    copy = guest.root / "run/nova-hpc/guest.json"
+    before = copy.read_bytes()
+    copy.write_text("older\n")
+
+    def full(*arguments, **names):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "replace", full)
+    status, _, err = run(guest, "install")
+    assert status == 2
+    assert "cannot be written: no space left on device" in err
+    assert copy.read_text() == "older\n"
+    assert not list(copy.parent.glob(".nova-hpc-*"))
+    monkeypatch.undo()
+    assert run(guest, "install")[0] == 0
+    assert copy.read_bytes() == before
+
+
+# -- the unit ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_the_unit_is_confined(tmp_path):
+    text = (Path(build.__file__).parent / "data/nova-hpc-guest.service").read_text()
+    unit = tmp_path / "nova-hpc-guest.service"
+    unit.write_text(text.replace(f"{build.COMMAND} ", "/bin/true ").replace("slurmd", "basic"))
+    seen = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False
+    )
+    assert (seen.returncode, seen.stderr) == (0, "")
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", "--json=short", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unrecognized option" in judged.stderr:
+        pytest.skip("this systemd cannot judge a unit that is not loaded")
+    # Others do not apply to root.
+    bad = {each["name"] for each in json.loads(judged.stdout) if float(each["exposure"] or 0) > 0}
+    # It is root, in the machine's own directory, and what it writes is for all to read.
+    assert bad <= {
+        "RootDirectory=/RootImage=",
+        "User=/DynamicUser=",
+        "PrivateMounts=",
+        "RestrictAddressFamilies=~AF_UNIX",
+        "ProcSubset=",
+        "PrivateUsers=",
+        "DeviceAllow=",
+        "UMask=",
+    }
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its capabilities")
+def test_the_command_needs_no_capability(guest, tmp_path):
+    """As its unit lets it run: root, and nothing of what root may."""
+    target = tmp_path / "nova-hpc-guest"
+    build.main([str(target)])
+    argv = ["setpriv", "--bounding-set=-all", "--no-new-privs", "--reset-env"]
+    done = subprocess.run(
+        [*argv, sys.executable, "-I", "-S", target, "install", "--root", guest.root],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (guest.root / "run/nova-hpc/guest.json").exists()
