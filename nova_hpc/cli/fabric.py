@@ -37,13 +37,13 @@ class Show(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument("map", metavar="MAP", help="a file; - is standard input")
+        fabric_source.add_maps(parser)
         fabric_source.add_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Read the map; status 1 if something in it is wrong."""
-        reading = fabric_source.read(parsed_args.map, parsed_args)
+        reading = fabric_source.read_all(parsed_args.maps, parsed_args)
         fabric_source.tell(reading, parsed_args)
         return Answer(
             columns=tuple(_COLUMNS),
@@ -164,7 +164,7 @@ class Export(List):
             ("-c", argparse.SUPPRESS),
         ):
             parser._option_string_actions[option].help = said
-        parser.add_argument("map", metavar="MAP", help="a file; - is standard input")
+        fabric_source.add_maps(parser)
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="where to (default: standard output)"
         )
@@ -192,7 +192,7 @@ class Export(List):
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Write it."""
         args = parsed_args
-        reading = fabric_source.read(args.map, args)
+        reading = fabric_source.read_all(args.maps, args)
         fabric_source.tell(reading, args)
         refuse_problems(len(reading.problems), args)
         content = _WRITERS[args.formatter](reading.fabric, args)

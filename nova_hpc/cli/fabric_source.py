@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+from nova_hpc.fabric.exclusions import Exclusions, exclude_places
+from nova_hpc.fabric.merge import merge_readings
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Problem
-from nova_hpc.fabric.problems import FabricError, Reading
+from nova_hpc.fabric.problems import FabricError, Found, Reading
 from nova_hpc.fabric.readers import any as readers
 from nova_hpc.outside.text import printable
 from nova_hpc.wire import fabric_map
@@ -55,11 +57,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ignore",
         type=_pattern,
         metavar="REGEX",
-        help="output of ibnetdiscover: hosts that are no compute nodes (managers, storage)",
+        help="hosts that are no compute nodes (managers, storage)",
+    )
+    group.add_argument(
+        "--ignore-switches",
+        type=_pattern,
+        metavar="REGEX",
+        help="switches of other networks (storage, management), with all of their ports",
+    )
+    group.add_argument(
+        "--ignore-rails",
+        type=_pattern,
+        metavar="REGEX",
+        help="ports of hosts on other networks, by their names, e.g. '^mlx5_[89]$'",
+    )
+    group.add_argument(
+        "--unknown",
+        type=_pattern,
+        metavar="REGEX",
+        help='whole names that stand for "not known" and are no domain, beside those that every '
+        "source has (no-topology, unknown, none)",
     )
     group.add_argument(
         "--all-notes", action="store_true", help=f"show all notes, not the first {_MOST_NOTES}"
     )
+
+
+def add_maps(parser: argparse.ArgumentParser) -> None:
+    """Declare the maps of a command that reads several as one."""
+    parser.add_argument(
+        "maps",
+        metavar="MAP",
+        nargs="+",
+        help="a file; - is standard input. Several are read as one: the cables from one source, "
+        "NVLink domains from another",
+    )
+
+
+def exclusions_of(args: argparse.Namespace) -> Exclusions:
+    """What the options leave out."""
+    return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
 
 
 def read(path: str, args: argparse.Namespace) -> Reading:
@@ -83,6 +120,14 @@ def read(path: str, args: argparse.Namespace) -> Reading:
         raise FabricError(f"{where}: {printable(str(error))}") from error
 
 
+def read_all(paths: Sequence[str], args: argparse.Namespace) -> Reading:
+    """The maps in several files as one.
+
+    :raises FabricError: one of them has no map; the text names it.
+    """
+    return merge_readings([read(path, args) for path in paths], args.name)
+
+
 def tell(reading: Reading, args: argparse.Namespace) -> None:
     """Say on standard error what is wrong with a map, and what else is worth a word."""
     _say(reading.problems, "problem: ")
@@ -104,14 +149,17 @@ def _read(text: str, where: str, args: argparse.Namespace) -> Reading:
         fabric = fabric_map.loads(text)
         if args.name is not None:
             fabric = _renamed(fabric, args.name)
-        return Reading(fabric, notes=tuple(Problem(each) for each in fabric.crossings()))
+        found = Found()
+        for text in fabric.crossings():
+            found.note(text)
+        return found.reading(exclude_places(fabric, exclusions_of(args), found))
     try:
         options = readers.Options(
             name=None if args.name is None else FabricMap(name=args.name).name,
             form=args.form,
             topology=args.topology,
             block_level=FabricLevel.from_word(args.slurm_blocks),
-            ignore=args.ignore,
+            exclusions=exclusions_of(args),
         )
     except ValueError as error:
         raise FabricError(f"--name: {error}") from error

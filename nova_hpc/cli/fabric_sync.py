@@ -16,18 +16,21 @@ from nova_hpc.cli.fabric_cloud import Cloud, CloudError
 from nova_hpc.fabric import aggregates, difference, sync
 from nova_hpc.fabric.hostlist import compress
 from nova_hpc.fabric.model import FabricMap
-from nova_hpc.fabric.problems import FabricError
+from nova_hpc.fabric.problems import NO_HOST, FabricError
 from nova_hpc.fabric.sync import Plan, Step
 from nova_hpc.outside.text import printable
 
 _TO_DO: Final = 1
+#: Percent of the hosts of a map that may lose their place in silence.
+_REMOVAL_LIMIT: Final = 20
 
 
 class Sync(List):
     """Make Nova's host aggregates say what a map says.
 
     One aggregate a leaf and one an NVLink domain, marked with metadata of the prefix
-    hpc_fabric:, which nothing else in Nova reads. First shows what differs, and does it only
+    hpc_fabric:, which nothing else in Nova reads. A map without hosts, and one by which many
+    hosts would lose their place, are refused. First shows what differs, and does it only
     with --yes. Aggregates, metadata and hosts of others are not touched. It can be repeated:
     a run that was cut short is finished by the next one. The exit status is 0 when the
     aggregates say what the map says, 1 when they do not (yet), 2 when it cannot be done.
@@ -38,13 +41,27 @@ class Sync(List):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
-        parser.add_argument("map", metavar="MAP", help="a file; - is standard input")
+        fabric_source.add_maps(parser)
         parser.add_argument("--yes", action="store_true", help="do what is shown")
         parser.add_argument(
             "--accept-problems",
             action="store_true",
             help="take the map although something in it is wrong: hosts that it concerns are in no "
             "aggregate of the map any more",
+        )
+        parser.add_argument(
+            "--removal-limit",
+            type=_percent,
+            default=_REMOVAL_LIMIT,
+            metavar="PERCENT",
+            help="the most hosts, as a part of those in Nova's aggregates, that may lose a domain "
+            f"by the new map without a word (default: {_REMOVAL_LIMIT})",
+        )
+        parser.add_argument(
+            "--accept-removals",
+            type=int,
+            metavar="N",
+            help="exactly so many hosts are meant to lose a domain, however large a part they are",
         )
         fabric_source.add_arguments(parser)
         fabric_cloud.add_arguments(parser)
@@ -53,8 +70,13 @@ class Sync(List):
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Compare, and with --yes do it."""
         args = parsed_args
-        reading = fabric_source.read(args.map, args)
+        reading = fabric_source.read_all(args.maps, args)
         fabric_source.tell(reading, args)
+        if not reading.fabric.places:
+            raise FabricError(
+                f"{NO_HOST}, and is not taken for one: what Nova has stays (to take a map out of "
+                "Nova, delete its aggregates)"
+            )
         refuse_problems(len(reading.problems), args)
         cloud = self.cloud(args)
         found_there, hosts = cloud.aggregates(), cloud.hosts()
@@ -65,6 +87,9 @@ class Sync(List):
             print(f"note: {printable(text)}", file=sys.stderr)
         if plan.refusals:
             raise FabricError("\n".join(map(printable, plan.refusals)))
+        refusal = sync.check_removals(old, new, args.removal_limit / 100, args.accept_removals)
+        if refusal is not None:
+            raise FabricError(printable(refusal))
         found = difference.compare(old, new, cables=False)
         spreads: tuple[difference.Spread, ...] = ()
         if found and not args.no_clusters:
@@ -140,6 +165,16 @@ class Sync(List):
             print(f"{len(plan.steps)} steps; nothing was changed, --yes does them")
         elif done == len(plan.steps):
             print(f"{done} steps done")
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 100")
+    return value
 
 
 def _look_again(cloud: Cloud, fabric: FabricMap) -> str | None:

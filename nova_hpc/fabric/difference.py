@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
+from nova_hpc.fabric.model import FabricLevel, FabricMap
 
 #: Kinds of differences, in the order in which they are told.
 NEW_HOST: Final = "new host"
@@ -42,7 +42,7 @@ class Spread:
     now: int
 
     def __str__(self) -> str:
-        word = _in_words(self.level, self.now)
+        word = self.level.noun(self.now)
         return f"cluster {self.cluster} now spans {self.now} {word} (before: {self.before})"
 
 
@@ -133,10 +133,3 @@ def _said(fabric: FabricMap, host: str) -> str:
     if place is not None and place.nvlink_domain:
         words.append(f"nvlink_domain {place.nvlink_domain}")
     return ", ".join(words) or "nobody knows where"
-
-
-def _in_words(level: FabricLevel, count: int) -> str:
-    one = "NVLink domain" if level not in TREE else level.word
-    if count == 1:
-        return one
-    return "leaves" if one == "leaf" else f"{one}s"

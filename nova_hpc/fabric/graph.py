@@ -4,12 +4,13 @@
 All readers whose source has switches deliver a :class:`Graph`; what a domain is, is worked
 out here for all of them alike.
 
-*Which switches are one domain.* Hosts with several rails are on as many leaf switches, and
-a pod has several spine switches over the same leaves. Two switches belong together when
-more than half of what hangs on the one that has less hangs on the other, too. So a lost or
-a wrong cable changes nothing for the others: the host goes where most of its ports are, and
-the port that is elsewhere is named. What has no majority is unknown. A domain is called
-like the first of its switches in the order of the names.
+*Which switches are one domain.* See :mod:`nova_hpc.fabric.switch_groups`: those that serve the
+same hosts. What spans several of them (storage, management) is none, and so neither a lost nor
+a wrong cable changes anything for the others. What nothing decides is unknown, and a problem.
+
+*The core.* Whatever cables connect is one fabric: hosts below the same switches of the highest
+tier where there are three or more, and otherwise all that are connected in any way, also by
+cables between switches of one tier (two switches back to back, the groups of a Dragonfly+).
 
 *Which level.* By the height above the hosts: two tiers of switches are leaf and spine,
 three are leaf, spine and core, four have blocks between leaf and spine.
@@ -20,13 +21,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 import attrs
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions, note_placeholders
+from nova_hpc.fabric.hostlist import shorten
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch, wrong_name
 from nova_hpc.fabric.problems import Found, Reading
+from nova_hpc.fabric.switch_groups import SwitchGroups, group_switches, separate_switches
 
 _L = FabricLevel
 #: Number of tiers -> the level of each, from the hosts on.
@@ -85,9 +89,40 @@ class Graph:
     nvlink: Mapping[str, str] = attrs.field(factory=dict)
     #: Hosts that are known, on whatever switch.
     hosts: tuple[str, ...] = ()
+    #: Pairs of switches of one tier that are cabled to each other.
+    beside: tuple[tuple[str, str], ...] = ()
+    #: Whether a host can have ports on several leaf switches of one domain, its rails. Where it
+    #: cannot, a host on two contradicts itself.
+    has_rails: bool = False
     #: Whether a cable that its like have and that is missing is a dead one: true for what
     #: was discovered, not for what somebody wrote.
     discovered: bool = False
+
+    def without(self, exclusions: Exclusions) -> Graph:
+        """The same without the switches, ports and domains that *exclusions* names."""
+
+        def keeps(*switches: str) -> bool:
+            return not any(map(exclusions.leaves_out_switch, switches))
+
+        return attrs.evolve(
+            self,
+            ports=tuple(
+                port
+                for port in self.ports
+                if keeps(port.switch)
+                and not exclusions.leaves_out_rail(port.rail)
+                and not exclusions.leaves_out_host(port.host)
+            ),
+            cables=tuple(each for each in self.cables if keeps(each.lower, each.upper)),
+            switches={name: guid for name, guid in self.switches.items() if keeps(name)},
+            nvlink={
+                host: name
+                for host, name in self.nvlink.items()
+                if not exclusions.is_placeholder(name) and not exclusions.leaves_out_host(host)
+            },
+            hosts=tuple(host for host in self.hosts if not exclusions.leaves_out_host(host)),
+            beside=tuple(pair for pair in self.beside if keeps(*pair)),
+        )
 
 
 def speed(rate: str | None) -> float | None:
@@ -98,8 +133,12 @@ def speed(rate: str | None) -> float | None:
     return int(match[1]) * _LANE[match[2]]
 
 
-def build(graph: Graph, found: Found, name: str, source: str) -> Reading:
+def build(
+    graph: Graph, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
+) -> Reading:
     """The map that *graph* means; what contradicts itself is added to *found*."""
+    note_placeholders(_hosts_by_domain(graph), exclusions, found)
+    graph = graph.without(exclusions)
     tiers = _tiers(graph, found)
     levels = _LEVELS[max(1, min(len(tiers), max(_LEVELS)))]
     if len(tiers) > len(levels):
@@ -108,7 +147,7 @@ def build(graph: Graph, found: Found, name: str, source: str) -> Reading:
         )
     # Per tier: switch -> domain, then domain or host below -> domain.
     above: list[dict[str, str]] = []
-    serves: list[dict[str, str]] = []
+    serves: list[Mapping[str, str]] = []
     below: dict[str, list[str]] = {}
     ports: dict[tuple[str, str], Port] = {}
     for port in graph.ports:
@@ -122,9 +161,11 @@ def build(graph: Graph, found: Found, name: str, source: str) -> Reading:
             user: [switch for switch in switches if switch in tier]
             for user, switches in below.items()
         }
-        domain_of = _together(users)
+        together = number > 0 or graph.has_rails
+        groups = group_switches(users) if together else separate_switches(users)
+        domain_of = groups.domain_of
         serves.append(domain_of)
-        above.append(_settle(users, domain_of, level, ports, found))
+        above.append(_settle(users, groups, level, ports, found))
         # Who asks on the next tier: the domains of this one, and who found none here.
         following = {
             user: [
@@ -141,7 +182,7 @@ def build(graph: Graph, found: Found, name: str, source: str) -> Reading:
             key = _key(number, domain)
             following.setdefault(key, []).extend(parents.get(switch, ()))
         below = {user: switches for user, switches in following.items() if switches}
-    places = _places(graph, levels, above)
+    places = _name_cores(_places(graph, levels, above), graph, rank)
     switches = [
         Switch(switch, level, serves[number].get(switch), graph.switches.get(switch))
         for number, level in enumerate(levels)
@@ -149,7 +190,9 @@ def build(graph: Graph, found: Found, name: str, source: str) -> Reading:
         for switch in tiers[number]
     ]
     kept = {switch.name for switch in switches}
-    links = [link for link in _links(graph, tiers) if {link.lower, link.upper} <= kept]
+    leaves = frozenset(above[0].values()) if above else frozenset()
+    no_leaves = {each for each, domain in serves[0].items() if domain not in leaves}
+    links = [link for link in _links(graph, tiers, no_leaves) if {link.lower, link.upper} <= kept]
     fabric = FabricMap(places, switches, links, name, source)
     for text in fabric.contradictions():
         found.wrong(text)
@@ -211,78 +254,53 @@ def _tiers(graph: Graph, found: Found) -> list[frozenset[str]]:
     ]
 
 
-def _together(users: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Switch -> the domain that it is part of, by who uses which switches.
-
-    :param users: host, or domain of the tier below -> its switches.
-    """
-    used: dict[str, set[str]] = {}
-    for user, switches in users.items():
-        for switch in switches:
-            used.setdefault(switch, set()).add(user)
-    # Switches with the very same users are one; few kinds are left to compare.
-    kinds: dict[frozenset[str], list[str]] = {}
-    for switch, those in used.items():
-        kinds.setdefault(frozenset(those), []).append(switch)
-    sets = list(kinds)
-    of_user: dict[str, list[int]] = {}
-    for number, kind in enumerate(sets):
-        for user in kind:
-            of_user.setdefault(user, []).append(number)
-    shared: Counter[tuple[int, int]] = Counter()
-    for numbers in of_user.values():
-        shared.update(itertools.combinations(numbers, 2))
-    leader = list(range(len(sets)))
-
-    def lead(number: int) -> int:
-        while leader[number] != number:
-            leader[number] = leader[leader[number]]
-            number = leader[number]
-        return number
-
-    for (one, other), count in shared.items():
-        if 2 * count > min(len(sets[one]), len(sets[other])):
-            leader[lead(one)] = lead(other)
-    names: dict[int, str] = {}
-    for number, kind in enumerate(sets):
-        top = lead(number)
-        names[top] = min(*kinds[kind], names.get(top, kinds[kind][0]))
-    return {
-        switch: names[lead(number)] for number, kind in enumerate(sets) for switch in kinds[kind]
-    }
-
-
 def _settle(
     users: Mapping[str, list[str]],
-    domain_of: Mapping[str, str],
+    groups: SwitchGroups,
     level: FabricLevel,
     ports: Mapping[tuple[str, str], Port],
     found: Found,
 ) -> dict[str, str]:
-    """User -> the domain where most of its ports are."""
+    """User -> the domain that it belongs to; those without one are missing."""
+    for switches in groups.disagreeing:
+        found.wrong(
+            f"some of the switches {shorten(switches)} serve nearly the same, others do not: none "
+            f"of them are taken for one {level.word}"
+        )
     settled: dict[str, str] = {}
+    gave_way: dict[str, set[str]] = {}
     for user, switches in users.items():
-        votes = Counter(domain_of[switch] for switch in switches)
-        if not votes:
+        choice = groups.choose_domain(switches)
+        if choice is None:
             continue
-        (best, most), *others = votes.most_common()
+        for wider, narrower in choice.gave_way.items():
+            gave_way.setdefault(wider, set()).add(narrower)
         used = [ports[user, switch] for switch in switches if (user, switch) in ports]
-        if others and others[0][1] == most:
+        if choice.domain is None:
             who = f"host {user!r}" if used else f"the domain {_name(user)!r}"
             found.wrong(
-                f"{who} is as much in one {level.word} as in another: {', '.join(sorted(votes))}",
+                f"{who} is as much in one {level.word} as in another: {', '.join(choice.tied)}",
                 min((port.line for port in used if port.line), default=None),
             )
             continue
-        settled[user] = best
+        settled[user] = choice.domain
         for port in used:
-            if domain_of[port.switch] != best:
+            if groups.domain_of[port.switch] in choice.outvoted:
                 rail = f"port {port.rail}" if port.rail else "a port"
                 found.note(
                     f"{rail} of host {user!r} goes to {port.switch}, most others to the "
-                    f"{level.word} {best}: is the cable in the wrong place?",
+                    f"{level.word} {choice.domain}: is the cable in the wrong place?",
                     port.line,
                 )
+    for wider, narrower in sorted(gave_way.items()):
+        switches = sorted(each for each, domain in groups.domain_of.items() if domain == wider)
+        one = len(switches) == 1
+        found.note(
+            f"switch{'' if one else 'es'} {shorten(switches)} serve{'s' if one else ''} all of the "
+            f"{level.noun(len(narrower))} {shorten(sorted(narrower))} and more: there "
+            f"{'it counts' if one else 'they count'} for nothing; --ignore-switches leaves "
+            f"{'it' if one else 'them'} out (a network for storage or management?)"
+        )
     return settled
 
 
@@ -314,8 +332,11 @@ def _places(
     return places
 
 
-def _links(graph: Graph, tiers: list[frozenset[str]]) -> list[Link]:
-    """What connects the switches, and what is missing there."""
+def _links(graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]) -> list[Link]:
+    """What connects the switches, and what is missing there.
+
+    :param no_leaves: switches beside the leaves, which are cabled in another way.
+    """
     pairs: dict[tuple[str, str], list[Cables]] = {}
     for cables in graph.cables:
         pairs.setdefault((cables.lower, cables.upper), []).append(cables)
@@ -325,7 +346,7 @@ def _links(graph: Graph, tiers: list[frozenset[str]]) -> list[Link]:
             counts = {
                 pair: sum(each.count for each in those)
                 for pair, those in pairs.items()
-                if pair[0] in lower_tier and pair[1] in upper_tier
+                if pair[0] in lower_tier and pair[1] in upper_tier and pair[0] not in no_leaves
             }
             if not counts:
                 continue
@@ -334,7 +355,7 @@ def _links(graph: Graph, tiers: list[frozenset[str]]) -> list[Link]:
             users: dict[str, list[str]] = {}
             for lower, upper in counts:
                 users.setdefault(lower, []).append(upper)
-            plane_of = _together(users)
+            plane_of = group_switches(users).domain_of
             planes: dict[str, list[str]] = {}
             for switch, plane in plane_of.items():
                 planes.setdefault(plane, []).append(switch)
@@ -352,6 +373,67 @@ def _links(graph: Graph, tiers: list[frozenset[str]]) -> list[Link]:
         missing = max(0, expected.get((lower, upper), 0) - count)
         links.append(Link(lower, upper, count, missing, rates[0] if rates else None))
     return links
+
+
+def _name_cores(places: list[Place], graph: Graph, rank: Mapping[str, int]) -> list[Place]:
+    """Give each host that has no core the name of the fabric that its switches are connected to.
+
+    :param rank: switch -> its tier, from 0.
+    """
+    fabrics = _connected_switches(graph)
+    tier_cores = {place.core for place in places if place.core is not None}
+    core_of: dict[str, str] = {}
+    for switches in fabrics:
+        inside = tier_cores & switches
+        if len(inside) > 1 or (len(switches) == 1 and len(fabrics) > 1):
+            continue  # a switch without any cable: what it is connected to nobody has said
+        top = max(rank.get(each, 0) for each in switches)
+        name = min(inside or {each for each in switches if rank.get(each, 0) == top})
+        core_of.update(dict.fromkeys(switches, name))
+    ports: dict[str, set[str]] = {}
+    for port in graph.ports:
+        ports.setdefault(port.host, set()).add(port.switch)
+    found = []
+    for place in places:
+        known = next((name for name in (place.leaf, place.block, place.spine) if name), None)
+        at = {known} if known else ports.get(place.host, set())
+        cores = {core_of.get(switch) for switch in at}
+        core = cores.pop() if place.core is None and len(cores) == 1 else place.core
+        found.append(attrs.evolve(place, core=core))
+    return found
+
+
+def _connected_switches(graph: Graph) -> list[frozenset[str]]:
+    """The sets of switches that cables connect, in the order of their first names."""
+    beside: dict[str, set[str]] = {name: set() for name in graph.switches}
+    for port in graph.ports:
+        beside.setdefault(port.switch, set())
+    pairs = [(each.lower, each.upper) for each in graph.cables if each.count]
+    for one, other in (*pairs, *graph.beside):
+        beside.setdefault(one, set()).add(other)
+        beside.setdefault(other, set()).add(one)
+    found = []
+    left = dict.fromkeys(sorted(beside))
+    while left:
+        switches = [next(iter(left))]
+        del left[switches[0]]
+        for switch in switches:  # grows while it is walked
+            for other in beside[switch]:
+                if other in left:
+                    del left[other]
+                    switches.append(other)
+        found.append(frozenset(switches))
+    return found
+
+
+def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
+    """Names of leaf switches and NVLink domains -> the hosts that say them."""
+    found: dict[str, set[str]] = {}
+    for port in graph.ports:
+        found.setdefault(port.switch, set()).add(port.host)
+    for host, domain in graph.nvlink.items():
+        found.setdefault(domain, set()).add(host)
+    return found
 
 
 def good_name(name: object, what: str, found: Found, line: int | None) -> bool:

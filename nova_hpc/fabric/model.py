@@ -39,6 +39,13 @@ class FabricLevel(enum.IntEnum):
         """The word of ``hpc:fabric`` for this level, e.g. ``leaf``."""
         return self.name.lower()
 
+    def noun(self, count: int) -> str:
+        """What people call *count* domains of this level, e.g. ``leaves`` for 2."""
+        one = "NVLink domain" if self is FabricLevel.NVLINK_DOMAIN else self.word
+        if count == 1:
+            return one
+        return "leaves" if self is FabricLevel.LEAF else f"{one}s"
+
     @classmethod
     def from_word(cls, word: str) -> FabricLevel:
         """Parse the word of a level; ValueError names the legal ones."""
@@ -234,6 +241,23 @@ class FabricMap:
         """The known domains of the tree above *host*, widest first; () for a stranger."""
         place = self.place(host)
         return () if place is None else place.path
+
+    def outline(self) -> Mapping[str, tuple[tuple[FabricLevel, str], ...]]:
+        """Host -> its :meth:`path` as drawings and other programs need it, in the hosts' order.
+
+        A core that was named after the only domain below it says nothing more and is left out.
+        """
+        below: dict[str, set[tuple[FabricLevel, str] | None]] = {}
+        for place in self.places:
+            if place.core is not None:
+                path = place.path
+                below.setdefault(place.core, set()).add(path[1] if len(path) > 1 else None)
+        only = {core: parts.copy().pop() for core, parts in below.items() if len(parts) == 1}
+        again = {core for core, part in only.items() if part is not None and part[1] == core}
+        return {
+            place.host: place.path[1:] if place.core in again else place.path
+            for place in self.places
+        }
 
     def contradictions(self) -> tuple[str, ...]:
         """Where domains do not nest, in words: no domain of the tree lies in two others."""

@@ -14,6 +14,10 @@ from nova_hpc.fabric.model import FabricMap, Problem
 MOST: Final = 200
 
 
+#: What is wrong with a map that names no host.
+NO_HOST: Final = "the map names no host"
+
+
 class FabricError(Exception):
     """Something that is no fabric map at all, or that cannot be done; one line each."""
 
@@ -45,7 +49,12 @@ class Found:
         self.notes.append(Problem(text, line))
 
     def reading(self, fabric: FabricMap) -> Reading:
-        """All of it, in the order of the lines, with a bound on how much."""
+        """All of it, in the order of the lines, with a bound on how much.
+
+        A map without any host is a problem: taken for good, it would undo the last one.
+        """
+        if not fabric.places:
+            self.wrong(NO_HOST)
         return Reading(fabric, tuple(_bounded(self.problems)), tuple(_bounded(self.notes)))
 
 

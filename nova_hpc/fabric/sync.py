@@ -15,7 +15,8 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric import aggregates as ours
-from nova_hpc.fabric.model import FabricMap, wrong_name
+from nova_hpc.fabric.hostlist import shorten
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, wrong_name
 
 #: How a step is called in the output.
 CREATE: Final = "create"
@@ -206,6 +207,37 @@ def plan(
     )
 
 
+def check_removals(
+    old: FabricMap, new: FabricMap, share: float, accepted: int | None = None
+) -> str | None:
+    """Why *new* may not take the place of *old*, of which it would lose too much; None: it may.
+
+    A host is lost when the cloud knew a domain of it, of any level, and the new map knows none
+    of that level: a map that was cut short, or that was read while switches did not answer,
+    looks like that.
+
+    :param old: what the cloud's aggregates say now.
+    :param new: what they would say.
+    :param share: of the hosts of *old*, from 0 to 1: so much may be lost without a word.
+    :param accepted: how many lost hosts somebody has agreed to; None: nobody was asked.
+    """
+    lost = [place.host for place in old.places if _loses(place, new.place(place.host))]
+    if len(lost) <= share * len(old.places) or len(lost) == accepted:
+        return None
+    said = "" if accepted is None else f" (--accept-removals says {accepted})"
+    return (
+        f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova has "
+        f"now{said}: {shorten(lost)}; if that is meant, say --accept-removals {len(lost)}"
+    )
+
+
+def _loses(was: Place, will_be: Place | None) -> bool:
+    return any(
+        was.domain(level) is not None and (will_be is None or will_be.domain(level) is None)
+        for level in FabricLevel
+    )
+
+
 @attrs.frozen
 class _Found:
     """The aggregates, sorted by whose they are."""
@@ -265,11 +297,10 @@ def _two_maps(
         other = each.metadata[ours.MAP_KEY]
         both = sorted(mapped & set(each.hosts))
         if both:
-            shown = ", ".join(both[:5]) + (f" and {len(both) - 5} more" if len(both) > 5 else "")
             yield (
-                f"two maps at once: {shown} are in aggregate {each.name!r} of the map {other!r}, "
-                f"and in this map, {name!r}; take them out of one, or give this one the name "
-                f"{other!r} with --name to replace it"
+                f"two maps at once: {shorten(both)} are in aggregate {each.name!r} of the map "
+                f"{other!r}, and in this map, {name!r}; take them out of one, or give this one the "
+                f"name {other!r} with --name to replace it"
             )
         elif each.name in wanted:
             yield (

@@ -10,6 +10,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.fabric import marked
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.marked import Value
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.fabric.problems import FabricError, Found, Reading
@@ -18,7 +19,9 @@ from nova_hpc.fabric.readers import ibnetdiscover, plain, slurm, topograph
 #: The forms that are read, as the command calls them.
 FORMS: Final = ("topograph", "slurm", "ibnetdiscover", "plain")
 _LONGEST: Final = 256 * 1024 * 1024
-_SLURM: Final = re.compile(r"^\s*(?:switchname|blockname|blocksizes)\s*=", re.I | re.M)
+_SLURM: Final = re.compile(
+    r"^\s*(?:switchname|blockname|blocksizes|aggregatedblock)\s*=", re.I | re.M
+)
 _IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
 
 
@@ -34,8 +37,7 @@ class Options:
     topology: str | None = None
     #: What a block of Slurm is.
     block_level: FabricLevel = FabricLevel.BLOCK
-    #: Hosts in ibnetdiscover's output that are no compute nodes.
-    ignore: re.Pattern[str] | None = None
+    exclusions: Exclusions = NOTHING
 
 
 def read(text: str, source: str, options: Options) -> Reading:
@@ -50,9 +52,9 @@ def read(text: str, source: str, options: Options) -> Reading:
     name = options.name or "fabric"
     form = options.form
     if form == "ibnetdiscover" or (form is None and _IB.search(text)):
-        return ibnetdiscover.read(text, name, source, options.ignore)
+        return ibnetdiscover.read(text, name, source, options.exclusions)
     if form in (None, "slurm") and _SLURM.search(text):
-        return slurm.read_conf(text, name, source, options.block_level)
+        return slurm.read_conf(text, name, source, options.block_level, options.exclusions)
     if form == "slurm" and not text.lstrip().startswith("-"):
         raise FabricError("it names neither a switch nor a block")
     found = Found()
@@ -67,17 +69,23 @@ def read(text: str, source: str, options: Options) -> Reading:
 def _structured(
     document: Value, found: Found, source: str, options: Options
 ) -> tuple[str, Callable[[], Reading]] | None:
-    name = options.name or "fabric"
+    name, exclusions = options.name or "fabric", options.exclusions
     if isinstance(document.value, list):
         if any(each.get("topology") for each in document.each()):
             return "slurm", lambda: slurm.read_yaml(
-                document, found, name, source, options.topology, options.block_level
+                document,
+                found,
+                name,
+                source,
+                options.topology,
+                options.block_level,
+                options.exclusions,
             )
         return None
     if document.get(plain.KEY) is not None:
-        return "plain", lambda: plain.read(document, found, options.name, source)
+        return "plain", lambda: plain.read(document, found, options.name, source, exclusions)
     if document.get("instances") is not None:
-        return "topograph", lambda: topograph.read_graph(document, found, name, source)
+        return "topograph", lambda: topograph.read_graph(document, found, name, source, exclusions)
     if any(document.get(key) is not None for key in ("switches", "blocks", "capacity_blocks")):
-        return "topograph", lambda: topograph.read_model(document, found, name, source)
+        return "topograph", lambda: topograph.read_model(document, found, name, source, exclusions)
     return None

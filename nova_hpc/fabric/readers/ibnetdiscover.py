@@ -7,8 +7,8 @@ A section for each switch and channel adapter, a line for each port that is conn
     Switch  65 "S-..."   # "MF0;LEAF-01:MQM9701/U1" enhanced port 0 lid 73 lmc 0
     [1] "H-..."[1](guid)   # "node7 mlx5_0" lid 647 4xNDR
 
-An adapter is known by its node description, "HOST RAIL". Ports that are down are not in
-the output at all: what all others of a tier have and one lacks is counted as dead.
+An adapter is known by its node description, "HOST RAIL" or the host alone. Ports that are down
+are not in the output at all: what all others of a tier have and one lacks is counted as dead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.graph import Cables, Graph, Port, build, speed
 from nova_hpc.fabric.model import wrong_name
 from nova_hpc.fabric.problems import FabricError, Found, Reading
@@ -31,13 +32,18 @@ _LINE: Final = re.compile(
     r"(?:\[ext \d+\])?(?:\(([0-9a-f]+)\))?\s*#(.*)"
 )
 _RATE: Final = re.compile(r"\b(\d+x[A-Z]+\d*)\b(?:\s*\((FDR10)\))?")
+#: Headings of ``ibnetdiscover -g``.
+_GROUPING: Final = re.compile(r"Chassis \d+(?: \(guid 0x[0-9a-f]+\))?\s*$|Non-Chassis Nodes\s*$")
 _KEY: Final = re.compile(r"(?:vendid|devid|sysimgguid|switchguid|caguid|rtguid)=")
 #: "MF0;NAME:MODEL/CHIP" is what switches with a management unit say of themselves.
 _SWITCH: Final = re.compile(r"[^;:]*;([^;:]+):[^;:/]*(/.*)?")
-_ADAPTER: Final = re.compile(r"(\S+)\s+(\S+)")
-#: What adapters are called that nobody has named (the second is the switches' own).
+#: "HOST RAIL", or the host's name alone.
+_ADAPTER: Final = re.compile(r"(\S+)(?:\s+(\S+))?")
+#: What adapters and switches are called that nobody has named.
 _NAMELESS: Final = re.compile(
-    r"MT\d+ |.*\bMellanox Technologies\b|localhost\b|.*\bInfiniband HCA\b", re.I
+    r"MT\d+\b|.*\b(?:Mellanox Technologies|Infiniband HCA|Voltaire|QLogic)\b|localhost\b|\(none\)"
+    r"|(?:0x)?[0-9a-f]{16}$",
+    re.I,
 )
 _AGGREGATION: Final = re.compile(r".*\bAggregation Node\b", re.I)
 #: A switch with fewer than this part of the usual number of hosts, among others that have
@@ -67,10 +73,8 @@ class _Section:
     ends: dict[int, _End | None] = attrs.Factory(dict)
 
 
-def read(text: str, name: str, source: str, ignore: re.Pattern[str] | None = None) -> Reading:
+def read(text: str, name: str, source: str, exclusions: Exclusions = NOTHING) -> Reading:
     """Read the output of ibnetdiscover.
-
-    :param ignore: hosts whose name it matches are no compute nodes (managers, storage).
     :raises FabricError: there is no switch in it.
     """
     found = Found()
@@ -78,10 +82,10 @@ def read(text: str, name: str, source: str, ignore: re.Pattern[str] | None = Non
     if not any(section.kind == "Switch" for section in sections.values()):
         raise FabricError("there is no switch in it: this is no output of ibnetdiscover")
     _compare_ends(sections, found)
-    names = _switch_names(sections)
-    hosts = _hosts(sections, ignore, found)
-    graph = _graph(sections, names, hosts, found)
-    return build(graph, found, name, source)
+    names = _switch_names(sections, exclusions)
+    hosts = _hosts(sections, exclusions, found)
+    graph = _graph(sections, names, hosts, exclusions, found)
+    return build(graph, found, name, source, exclusions)
 
 
 def _sections(text: str, found: Found) -> dict[str, _Section]:
@@ -95,6 +99,8 @@ def _sections(text: str, found: Found) -> dict[str, _Section]:
                 _port(line, number, current, found)
             else:
                 found.wrong("a port that belongs to no switch and no adapter", number)
+        elif _GROUPING.match(line):
+            current = None
         elif not line.startswith("#") and _KEY.match(line) is None:
             head = _HEAD.match(line)
             current = None
@@ -172,8 +178,8 @@ def _compare_ends(sections: dict[str, _Section], found: Found) -> None:
                 section.ends[own] = attrs.evolve(end, rate=back.rate)
 
 
-def _switch_names(sections: dict[str, _Section]) -> dict[str, str]:
-    """GUID -> the name, which no other has."""
+def _switch_names(sections: dict[str, _Section], exclusions: Exclusions) -> dict[str, str]:
+    """GUID -> the name, which no other has; the GUID where nobody has named the switch."""
     short: dict[str, str] = {}
     long: dict[str, str] = {}
     for guid, section in sections.items():
@@ -183,8 +189,9 @@ def _switch_names(sections: dict[str, _Section]) -> dict[str, str]:
         if match is not None:
             short[guid] = match[1].strip()
             long[guid] = match[1].strip() + (match[2] or "")
-        elif " " not in section.said:
-            short[guid] = long[guid] = section.said
+        elif not _NAMELESS.match(section.said):
+            short[guid] = long[guid] = section.said.strip()
+    short = {guid: one for guid, one in short.items() if not exclusions.is_placeholder(one)}
     names = {}
     shorts, longs = Counter(short.values()), Counter(long.values())
     for guid, section in sections.items():
@@ -201,9 +208,9 @@ def _switch_names(sections: dict[str, _Section]) -> dict[str, str]:
 
 
 def _hosts(
-    sections: dict[str, _Section], ignore: re.Pattern[str] | None, found: Found
-) -> dict[str, tuple[str, str]]:
-    """GUID of an adapter -> host and rail."""
+    sections: dict[str, _Section], exclusions: Exclusions, found: Found
+) -> dict[str, tuple[str, str | None]]:
+    """GUID of an adapter -> host and rail; None: the description has the host alone."""
     adapters: dict[str, tuple[str, int]] = {}
     for section in sections.values():
         if section.kind == "Ca":
@@ -213,18 +220,24 @@ def _hosts(
             # Without a section of its own an adapter is still named by the switch.
             if end is not None and end.guid.startswith("H"):
                 adapters.setdefault(end.guid, (end.said, end.line))
-    hosts: dict[str, tuple[str, str]] = {}
+    hosts: dict[str, tuple[str, str | None]] = {}
     first: dict[tuple[str, str], int] = {}
     twice: set[str] = set()
+    named = nameless = 0
     for guid, (said, line) in adapters.items():
         if _AGGREGATION.match(said):
             continue
         match = _ADAPTER.fullmatch(said.strip())
-        if match is None or _NAMELESS.match(said) or any(map(wrong_name, match.groups())):
+        if match is None or _is_nameless(said, match[1], match[2], exclusions):
             found.note(f"adapter {guid} says no host: {said[:60]!r}", line)
+            nameless += 1
             continue
         host, rail = match.groups()
-        if ignore is not None and ignore.search(host):
+        named += 1
+        if exclusions.leaves_out_host(host):
+            continue
+        if rail is None:
+            hosts[guid] = (host, None)
             continue
         before = first.setdefault((host, rail), line)
         if before != line:
@@ -235,11 +248,28 @@ def _hosts(
             )
             twice.add(host)
         hosts[guid] = (host, rail)
+    if nameless and nameless >= named:
+        found.wrong(
+            f"{nameless} of {named + nameless} adapters say no host, so where most ports are is "
+            "not known: rdma-ndd sets the description of a host's adapters (has it failed?)"
+        )
     return {guid: where for guid, where in hosts.items() if where[0] not in twice}
 
 
+def _is_nameless(said: str, host: str, rail: str | None, exclusions: Exclusions) -> bool:
+    """Whether a node description names no host."""
+    return (
+        _NAMELESS.match(said.strip()) is not None
+        or wrong_name(host) is not None
+        or (rail is not None and wrong_name(rail) is not None)
+        or exclusions.is_placeholder(host)
+    )
+
+
 def _ports(
-    sections: dict[str, _Section], names: dict[str, str], hosts: dict[str, tuple[str, str]]
+    sections: dict[str, _Section],
+    names: dict[str, str],
+    hosts: dict[str, tuple[str, str | None]],
 ) -> list[Port]:
     """The adapters' cables, from their own lines and from those of the switches."""
     found: dict[tuple[str, int], tuple[str, _End]] = {}
@@ -258,7 +288,7 @@ def _ports(
     ports = []
     for (guid, own), (switch, end) in found.items():
         host, rail = hosts[guid]
-        called = rail if several[guid] == 1 else f"{rail}/{own}"
+        called = rail if rail is None or several[guid] == 1 else f"{rail}/{own}"
         ports.append(Port(host, names[switch], called, end.rate, end.line))
     return ports
 
@@ -266,11 +296,18 @@ def _ports(
 def _graph(
     sections: dict[str, _Section],
     names: dict[str, str],
-    hosts: dict[str, tuple[str, str]],
+    hosts: dict[str, tuple[str, str | None]],
+    exclusions: Exclusions,
     found: Found,
 ) -> Graph:
     ports = _ports(sections, names, hosts)
-    attached = Counter(port.switch for port in ports)
+    # What is left out does not decide which switches are leaves, either.
+    attached = Counter(
+        port.switch
+        for port in ports
+        if not exclusions.leaves_out_switch(port.switch)
+        and not exclusions.leaves_out_rail(port.rail)
+    )
     cables: dict[tuple[str, str], list[tuple[str | None, int]]] = {}
     for guid in names:
         for own, end in sections[guid].ends.items():
@@ -281,10 +318,13 @@ def _graph(
                 continue  # of the two lines of a cable only one counts
             pair = (names[guid], names[end.guid])
             cables.setdefault((min(pair), max(pair)), []).append((end.rate, end.line))
-    heights = _heights(attached, cables.keys(), found)
+    counted = [pair for pair in cables if not any(map(exclusions.leaves_out_switch, pair))]
+    heights = _heights(attached, counted, found)
     merged = []
+    beside = []
     for (one, other), each in cables.items():
         if heights.get(one) == heights.get(other):
+            beside.append((one, other))
             continue
         lower, upper = sorted((one, other), key=lambda switch: heights.get(switch, 99))
         rates = sorted({rate for rate, _ in each if rate}, key=lambda rate: speed(rate) or 0)
@@ -294,8 +334,10 @@ def _graph(
     return Graph(
         ports=tuple(ports),
         cables=tuple(merged),
+        beside=tuple(beside),
         switches={name: guid[2:] for guid, name in names.items()},
         hosts=tuple({host for host, _ in hosts.values()}),
+        has_rails=True,
         discovered=True,
     )
 

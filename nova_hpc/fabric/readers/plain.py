@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.graph import good_name
 from nova_hpc.fabric.hostlist import HostListError, expand
 from nova_hpc.fabric.marked import Value, text_of
@@ -31,7 +32,13 @@ _LEVELS: Final = {level.word: level for level in FabricLevel}
 _MOST_CABLES: Final = 1_000_000
 
 
-def read(document: Value, found: Found, name: str | None, source: str) -> Reading:
+def read(
+    document: Value,
+    found: Found,
+    name: str | None,
+    source: str,
+    exclusions: Exclusions = NOTHING,
+) -> Reading:
     """Read the plain form.
 
     :param name: of the map; None: what the document says, or "fabric".
@@ -50,7 +57,7 @@ def read(document: Value, found: Found, name: str | None, source: str) -> Readin
         name = text_of(document.get("name")) or "fabric"
         if not good_name(name, "the name of the map", found, document.line):
             name = "fabric"
-    spoken = Spoken(found)
+    spoken = Spoken(found, exclusions)
     names: dict[str, FabricLevel] = {}
     for entry in domains.each():
         _entry(entry, spoken, names, found)

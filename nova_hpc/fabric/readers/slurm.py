@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.graph import Cables, Graph, Port, build, good_name
 from nova_hpc.fabric.hostlist import HostListError, expand
 from nova_hpc.fabric.marked import Value, text_of
@@ -20,6 +21,9 @@ _WORD: Final = re.compile(r'([A-Za-z]+)\s*=\s*(?:"([^"]*)"|(\S+))')
 _KEYS: Final = frozenset(
     {"switchname", "switches", "nodes", "linkspeed", "blockname", "blocksizes"}
 )
+#: What ``scontrol show topology`` says beyond these; a line of an aggregated block says nothing
+#: that its blocks do not.
+_SHOWN_KEYS: Final = frozenset({"level", "blockindex", "blocksize", "aggregatedblock"})
 
 
 @attrs.frozen
@@ -39,9 +43,13 @@ class _Said:
 
 
 def read_conf(
-    text: str, name: str, source: str, block_level: FabricLevel = FabricLevel.BLOCK
+    text: str,
+    name: str,
+    source: str,
+    block_level: FabricLevel = FabricLevel.BLOCK,
+    exclusions: Exclusions = NOTHING,
 ) -> Reading:
-    """Read ``topology.conf``.
+    """Read ``topology.conf``, or what ``scontrol show topology`` prints.
 
     :param block_level: what a block of Slurm is here; on machines like NVL72 it is an
         NVLink domain.
@@ -52,17 +60,18 @@ def read_conf(
     for number, line in _lines(text):
         words = {key.lower(): one or other for key, one, other in _WORD.findall(line)}
         rest = _WORD.sub("", line).strip()
-        unknown = sorted(words.keys() - _KEYS)
+        unknown = sorted(words.keys() - _KEYS - _SHOWN_KEYS)
         if rest or unknown:
             found.wrong(f"this makes no sense: {(rest or unknown[0])[:60]!r}", number)
         if "switchname" in words:
-            entry = _Entry(words["switchname"], number, words.get("nodes"), words.get("switches"))
-            said.switches.append(entry)
+            # scontrol names all nodes below a switch, at whatever level.
+            nodes = None if "level" in words and "switches" in words else words.get("nodes")
+            said.switches.append(_Entry(words["switchname"], number, nodes, words.get("switches")))
         elif "blockname" in words:
             said.blocks.append(_Entry(words["blockname"], number, words.get("nodes")))
-        elif "blocksizes" not in words and not rest and not unknown:
+        elif not words.keys() & {"blocksizes", "aggregatedblock"} and not rest and not unknown:
             found.wrong("the line names neither a switch nor a block", number)
-    return _read(said, found, name, source, block_level)
+    return _read(said, found, name, source, block_level, exclusions)
 
 
 def read_yaml(
@@ -72,6 +81,7 @@ def read_yaml(
     source: str,
     topology: str | None = None,
     block_level: FabricLevel = FabricLevel.BLOCK,
+    exclusions: Exclusions = NOTHING,
 ) -> Reading:
     """Read ``topology.yaml``.
 
@@ -105,9 +115,24 @@ def read_yaml(
         said.switches += _entries(tree.get("switches"), "switch", found)
     if block is not None:
         said.blocks += _entries(block.get("blocks"), "block", found)
+    if tree is None and block is None and chosen.get("flat") is not None:
+        others = sorted(
+            name
+            for name, each in entries.items()
+            if name and (each.get("tree") is not None or each.get("block") is not None)
+        )
+        raise FabricError(
+            f"line {chosen.line}: the topology {text_of(chosen.get('topology'))!r}, the cluster's "
+            "default, is flat and says nothing of switches; "
+            + (
+                f"name another with --topology: {', '.join(others)}"
+                if others
+                else "it is the only one"
+            )
+        )
     if tree is None and block is None:
         raise FabricError(f"line {chosen.line}: the topology is neither a tree nor of blocks")
-    return _read(said, found, name, source, block_level)
+    return _read(said, found, name, source, block_level, exclusions)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
@@ -135,7 +160,14 @@ def _entries(values: Value | None, key: str, found: Found) -> Iterator[_Entry]:
         yield _Entry(name, each.line, text_of(each.get("nodes")), text_of(each.get("children")))
 
 
-def _read(said: _Said, found: Found, name: str, source: str, block_level: FabricLevel) -> Reading:
+def _read(
+    said: _Said,
+    found: Found,
+    name: str,
+    source: str,
+    block_level: FabricLevel,
+    exclusions: Exclusions,
+) -> Reading:
     if not said.switches and not said.blocks:
         raise FabricError("it names neither a switch nor a block")
     said.switches = list(_first(said.switches, "switch", found))
@@ -143,7 +175,7 @@ def _read(said: _Said, found: Found, name: str, source: str, block_level: Fabric
     if said.switches and said.blocks:
         found.wrong("it has switches and blocks; the switches are read", said.blocks[0].line)
     if not said.switches:
-        spoken = Spoken(found)
+        spoken = Spoken(found, exclusions)
         for block in said.blocks:
             for host in _names(block.nodes, "a node", block.line, found):
                 spoken.put(host, block_level, block.name, block.line)
@@ -162,7 +194,8 @@ def _read(said: _Said, found: Found, name: str, source: str, block_level: Fabric
             else:
                 cables.append(Cables(lower, entry.name, line=entry.line))
     switches: dict[str, str | None] = dict.fromkeys(sorted(defined))
-    return build(Graph(tuple(ports.values()), tuple(cables), switches), found, name, source)
+    graph = Graph(tuple(ports.values()), tuple(cables), switches)
+    return build(graph, found, name, source, exclusions)
 
 
 def _first(entries: list[_Entry], kind: str, found: Found) -> Iterator[_Entry]:

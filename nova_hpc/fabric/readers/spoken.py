@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions, note_placeholders
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch
 from nova_hpc.fabric.problems import Found, Reading
 
@@ -16,9 +17,12 @@ class Spoken:
     """Collects what is said of each host; what is said in two ways is unknown."""
 
     found: Found
+    exclusions: Exclusions = NOTHING
     #: Host -> level -> domain and line; None: it was said in two ways.
     _said: dict[str, dict[FabricLevel, tuple[str | None, int]]] = attrs.Factory(dict)
     _rails: dict[str, set[str]] = attrs.Factory(dict)
+    #: Names that stand for "not known" -> the hosts that have them.
+    _nowhere: dict[str, set[str]] = attrs.Factory(dict)
 
     def host(self, host: str) -> None:
         """There is such a host."""
@@ -27,6 +31,10 @@ class Spoken:
     def put(self, host: str, level: FabricLevel, domain: str, line: int) -> None:
         """*host* is in *domain*."""
         said = self._said.setdefault(host, {})
+        if self.exclusions.leaves_out_switch(domain):
+            if self.exclusions.is_placeholder(domain):
+                self._nowhere.setdefault(domain, set()).add(host)
+            return
         before = said.get(level)
         if before is None:
             said[level] = (domain, line)
@@ -46,7 +54,8 @@ class Spoken:
 
     def rails(self, host: str, names: Iterable[str]) -> None:
         """*host* has ports of these names."""
-        self._rails.setdefault(host, set()).update(names)
+        kept = {name for name in names if not self.exclusions.leaves_out_rail(name)}
+        self._rails.setdefault(host, set()).update(kept)
 
     def reading(
         self,
@@ -56,6 +65,7 @@ class Spoken:
         links: Iterable[Link] = (),
     ) -> Reading:
         """All of it as a map."""
+        note_placeholders(self._nowhere, self.exclusions, self.found)
         places = [
             Place(
                 host,
@@ -63,6 +73,7 @@ class Spoken:
                 **{level.word: domain for level, (domain, _) in said.items()},
             )
             for host, said in self._said.items()
+            if not self.exclusions.leaves_out_host(host)
         ]
         fabric = FabricMap(places, switches, links, name, source)
         for text in fabric.contradictions():

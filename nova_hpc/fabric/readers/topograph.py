@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
+from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.graph import Cables, Graph, Port, build, good_name
 from nova_hpc.fabric.hostlist import HostListError, expand
 from nova_hpc.fabric.marked import Value, text_of
@@ -27,7 +28,9 @@ _DOMAINS: Final = (
 )
 
 
-def read_graph(document: Value, found: Found, name: str, source: str) -> Reading:
+def read_graph(
+    document: Value, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
+) -> Reading:
     """Read the JSON of the engine ``graph``.
 
     :raises FabricError: it has no list of instances.
@@ -71,10 +74,12 @@ def read_graph(document: Value, found: Found, name: str, source: str) -> Reading
         if domain is not None:
             nvlink[host] = domain
     graph = Graph(tuple(ports), tuple(cables.values()), nvlink=nvlink, hosts=tuple(first))
-    return build(graph, found, name, source)
+    return build(graph, found, name, source, exclusions)
 
 
-def read_model(document: Value, found: Found, name: str, source: str) -> Reading:
+def read_model(
+    document: Value, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
+) -> Reading:
     """Read a model.
 
     :raises FabricError: it has neither switches nor blocks.
@@ -121,7 +126,7 @@ def read_model(document: Value, found: Found, name: str, source: str) -> Reading
             if domain is not None:
                 nvlink.setdefault(host, {}).setdefault(domain, line)
     graph = Graph(_once(ports), tuple(cables), nvlink=_one_each(nvlink, found), hosts=tuple(hosts))
-    return build(graph, found, name, source)
+    return build(graph, found, name, source, exclusions)
 
 
 def _layers(instance: Value, host: str, found: Found) -> Iterator[str]:

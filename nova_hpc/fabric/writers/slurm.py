@@ -144,12 +144,12 @@ def entries(fabric: FabricMap) -> list[Entry]:
     """
     hosts: dict[tuple[FabricLevel, str], list[str]] = {}
     below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
-    for place in fabric.places:
-        _check(place.host)
-        path = place.path[::-1]
+    for host, outline in fabric.outline().items():
+        _check(host)
+        path = outline[::-1]
         if not path:
             continue
-        hosts.setdefault(path[0], []).append(place.host)
+        hosts.setdefault(path[0], []).append(host)
         for lower, upper in itertools.pairwise(path):
             below.setdefault(upper, set()).add(lower)
     names = _names([*hosts, *below])

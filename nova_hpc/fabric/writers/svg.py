@@ -104,8 +104,7 @@ def _boxes(fabric: FabricMap) -> list[_Box]:
         if switch.domain is not None:
             switches.setdefault((switch.level, switch.domain), []).append(switch)
     top: list[_Box] = []
-    for place in fabric.places:
-        path = place.path
+    for place, path in zip(fabric.places, fabric.outline().values(), strict=True):
         for depth in range(1, len(path) + 1):
             if path[:depth] not in found:
                 level, name = path[depth - 1]

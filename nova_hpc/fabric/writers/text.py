@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
 from nova_hpc.fabric.graph import speed
 from nova_hpc.fabric.hostlist import compress
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
 
 
 @attrs.define
@@ -32,8 +32,8 @@ def lines(fabric: FabricMap) -> Iterator[str]:
             key = (switch.level, switch.domain)
             switches[key] = switches.get(key, 0) + 1
     top: dict[tuple[FabricLevel, str], _Branch] = {}
-    for place in fabric.places:
-        _put(top, place)
+    for host, path in fabric.outline().items():
+        _put(top, host, path)
     for branch in _in_order(top):
         yield from _draw(branch, switches, "", "")
     nvlink = fabric.domains(FabricLevel.NVLINK_DOMAIN)
@@ -58,7 +58,7 @@ def summary(fabric: FabricMap) -> list[str]:
     for level in FabricLevel:
         count = len(fabric.domains(level))
         if count:
-            found.append(f"{count} {_word(level, count)}")
+            found.append(f"{count} {level.noun(count)}")
     if fabric.switches:
         found.append(f"{len(fabric.switches)} switches")
     if fabric.links:
@@ -69,22 +69,18 @@ def summary(fabric: FabricMap) -> list[str]:
     return found
 
 
-def _word(level: FabricLevel, count: int) -> str:
-    if level is FabricLevel.NVLINK_DOMAIN:
-        return "NVLink domain" if count == 1 else "NVLink domains"
-    if count == 1:
-        return level.word
-    return "leaves" if level is FabricLevel.LEAF else f"{level.word}s"
-
-
-def _put(top: dict[tuple[FabricLevel, str], _Branch], place: Place) -> None:
+def _put(
+    top: dict[tuple[FabricLevel, str], _Branch],
+    host: str,
+    path: Iterable[tuple[FabricLevel, str]],
+) -> None:
     at = top
     branch = None
-    for level, name in place.path:
+    for level, name in path:
         branch = at.setdefault((level, name), _Branch(level, name))
         at = branch.below
     if branch is not None:
-        branch.hosts.append(place.host)
+        branch.hosts.append(host)
 
 
 def _in_order(branches: dict[tuple[FabricLevel, str], _Branch]) -> list[_Branch]:

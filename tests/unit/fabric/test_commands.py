@@ -104,12 +104,18 @@ def test_differences_are_a_list_and_a_status(ask, tree, tmp_path):
     other = tmp_path / "new.conf"
     other.write_text(TREE.replace("n[5-8]", "n[5-7]"))
     status, out, _ = ask("diff", tree, other)
-    assert (status, out) == (1, "gone host n8: spine s1, leaf l2 -> nothing\n")
+    assert (status, out) == (1, "gone host n8: core s1, spine s1, leaf l2 -> nothing\n")
     status, out, _ = ask("diff", tree, tree)
     assert (status, out) == (0, "nothing differs\n")
     _, out, _ = ask("diff", tree, other, "-f", "json")
     assert json.loads(out) == [
-        {"Change": "gone host", "Name": "n8", "Level": "", "Old": "spine s1, leaf l2", "New": ""}
+        {
+            "Change": "gone host",
+            "Name": "n8",
+            "Level": "",
+            "Old": "core s1, spine s1, leaf l2",
+            "New": "",
+        }
     ]
 
 

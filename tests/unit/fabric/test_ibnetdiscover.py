@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nova_hpc.fabric.exclusions import Exclusions
 from nova_hpc.fabric.model import FabricLevel, Link
 from nova_hpc.fabric.problems import FabricError, Reading
 from nova_hpc.fabric.readers import ibnetdiscover
@@ -16,7 +17,8 @@ LEAF, SPINE, CORE = FabricLevel.LEAF, FabricLevel.SPINE, FabricLevel.CORE
 
 
 def read(text: str, ignore: str | None = None) -> Reading:
-    return ibnetdiscover.read(text, "fabric", "test", re.compile(ignore) if ignore else None)
+    exclusions = Exclusions(hosts=re.compile(ignore) if ignore else None)
+    return ibnetdiscover.read(text, "fabric", "test", exclusions)
 
 
 def said(reading: Reading) -> list[str]:
@@ -141,7 +143,7 @@ def test_a_manager_on_a_spine_makes_it_no_leaf():
     cabling.connect(cabling.adapter("ufm mlx5_0"), spine)
     reading = read(cabling.text())
     assert set(reading.fabric.domains(LEAF).values()) == groups(truth)
-    assert reading.fabric.path("ufm") == ((SPINE, "SPINE-00"),)
+    assert reading.fabric.path("ufm") == ((CORE, "SPINE-00"), (SPINE, "SPINE-00"))
     assert any("taken for no leaf" in note.text for note in reading.notes)
     ignored = read(cabling.text(), ignore="^ufm$")
     assert ignored.fabric.place("ufm") is None

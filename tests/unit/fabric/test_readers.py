@@ -113,7 +113,7 @@ def test_a_graph_of_topograph_with_the_labels_of_all_its_releases():
     new = instance("b", "l1", "s1", domain="v1")
     fabric = read(graph(old, new)).fabric
     assert dict(fabric.domains(NVLINK)) == {"v1": ("a", "b")}
-    assert fabric.path("a") == fabric.path("b") == ((SPINE, "s1"), (LEAF, "l1"))
+    assert fabric.path("a") == fabric.path("b") == ((CORE, "s1"), (SPINE, "s1"), (LEAF, "l1"))
 
 
 def test_four_tiers_have_blocks():
@@ -235,8 +235,8 @@ def test_what_is_wrong_is_said_with_its_line(text, problems):
 
 def test_what_contradicts_itself_is_unknown_and_the_rest_is_known():
     fabric = read(TREE.replace("n[5-8]", "n[4-8]")).fabric
-    assert fabric.path("n4") == ((SPINE, "spine1"),)
-    assert fabric.path("n3") == ((SPINE, "spine1"), (LEAF, "leaf1"))
+    assert fabric.path("n4") == ((CORE, "spine1"), (SPINE, "spine1"))
+    assert fabric.path("n3") == ((CORE, "spine1"), (SPINE, "spine1"), (LEAF, "leaf1"))
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def check(fabric: FabricMap, folder) -> None:
         for name, members in fabric.domains(level).items():
             assert found[name][1] == frozenset(members)
     # The levels rise with the tree, from the switches that have hosts.
-    for place in fabric.places:
-        heights = [found[name][0] for _, name in reversed(place.path)]
+    for path in fabric.outline().values():
+        heights = [found[name][0] for _, name in reversed(path)]
         assert heights == sorted(set(heights))
 
 
