@@ -324,7 +324,7 @@ class _Task:
 
 
 def _in_words(level: str) -> str:
-    return "NVLink domain" if level == "nvlink_domain" else level
+    return FabricLevel.from_word(level).noun(1)
 
 
 def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:

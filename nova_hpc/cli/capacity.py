@@ -14,12 +14,13 @@ import attrs
 from nova_hpc.cli import fabric_source, snapshot
 from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cli.explain import direct_ports
-from nova_hpc.cli.fabric_plan import read_map, some
+from nova_hpc.cli.fabric_plan import read_map
 from nova_hpc.cloud.capacity import Capacity, measure
 from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
 from nova_hpc.cluster.capacity import AtLevel, at_levels
 from nova_hpc.cluster.plan.tree import natural
 from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.hostlist import shorten
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.fabric.problems import FabricError
 
@@ -194,7 +195,7 @@ def _show(report: _Report) -> None:
         by_fit.setdefault(room.fit, []).append(room.node.name)
     for fit in sorted(by_fit, reverse=True):
         each = "each of " if len(by_fit[fit]) > 1 else ""
-        print(f"  {fit} on {each}{some(sorted(by_fit[fit], key=natural))}")
+        print(f"  {fit} on {each}{shorten(sorted(by_fit[fit], key=natural))}")
     reasons = Counter(room.reason for room in capacity.rooms if not room.fit)
     if reasons:
         print("\nWhere none fits:")

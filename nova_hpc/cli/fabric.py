@@ -59,6 +59,7 @@ class Show(List):
 #: Column -> what it says of a host.
 _COLUMNS: Final[Mapping[str, Callable[[Place], str]]] = {
     "Host": lambda place: place.host,
+    "Sub-domain": lambda place: place.sub_domain or "",
     "NVLink Domain": lambda place: place.nvlink_domain or "",
     "Leaf": lambda place: place.leaf or "",
     "Block": lambda place: place.block or "",

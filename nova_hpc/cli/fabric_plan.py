@@ -13,6 +13,7 @@ from nova_hpc.cli.base import Answer, CommandError, Count, List
 from nova_hpc.cluster.plan import Gang, Order, Plan, Policy, Refusal, capacity_file, document, plan
 from nova_hpc.cluster.plan.capacity_file import CapacityError
 from nova_hpc.cluster.plan.svg import draw
+from nova_hpc.fabric.hostlist import shorten
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 from nova_hpc.fabric.problems import FabricError
 
@@ -101,7 +102,7 @@ class FabricPlan(List):
         capacity = read_capacity(args.capacity)
         strangers = [host for host in capacity if fabric.place(host) is None]
         if strangers:
-            _warn(f"{args.fabric} does not know {some(strangers)}: without a domain")
+            _warn(f"{args.fabric} does not know {shorten(strangers, _SHOWN)}: without a domain")
         gang = Gang(
             members=args.members,
             level=FabricLevel.from_word(args.level),
@@ -164,21 +165,18 @@ def read_capacity(path: Path) -> dict[str, int]:
 
 def _show(fabric: FabricMap, answer: Plan) -> None:
     print(answer.why)
-    hosts: dict[str, list[str]] = {}
+    hosts: dict[str | None, list[str]] = {}
     for host, members in answer.hosts.items():
         leaf = (fabric.place(host) or Place(host=host)).leaf
         times = f" x{members}" if members > 1 else ""
-        hosts.setdefault(host if leaf is None else leaf, []).append(f"{host}{times}")
+        hosts.setdefault(leaf, []).append(f"{host}{times}")
     for leaf, members in answer.leaves.items():
-        print(f"  {leaf}: {members} on {some(hosts[leaf])}")
+        print(f"  {leaf}: {members} on {shorten(hosts[leaf], _SHOWN)}")
+    if None in hosts:
+        rest = sum(answer.hosts.values()) - sum(answer.leaves.values())
+        print(f"  leaf unknown: {rest} on {shorten(hosts[None], _SHOWN)}")
     if not answer.proven:
         print("The search was cut short: leaves of blocks that are equally good may be smaller.")
-
-
-def some(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _warn(text: str) -> None:

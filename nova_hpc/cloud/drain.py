@@ -125,12 +125,14 @@ def _domain(
         return "", (everywhere,)
     required = mover.extra_specs.get(FABRIC_POLICY, Policy.REQUIRED.value) == Policy.REQUIRED.value
     level = FabricLevel.from_word(word)
-    name = places[host].domain(level) if host in places else None
-    inside = frozenset(each for each in everywhere if name and places[each].domain(level) == name)
-    said = f"{level.word} {name}" if name else ""
+    home = places[host].enclosing(level) if host in places else None
+    inside = frozenset(
+        each for each in everywhere if home and places[each].enclosing(level) == home
+    )
+    said = f"{home[0].word} {home[1]}" if home else ""
     if not required:
         return said, (inside, everywhere - inside)
-    if name is None:
+    if home is None:
         raise SnapshotError(
             f"its flavor asks for {FABRIC}={word}, and nobody knows the {word} of {host}: write a "
             "map into Nova with nova-hpc fabric sync"

@@ -37,11 +37,11 @@ def at_levels(fabric: FabricMap, fit: Mapping[str, int], members: int) -> tuple[
     """
     found = []
     for level in FabricLevel:
-        free: dict[str, int] = {}
+        free: dict[tuple[FabricLevel, str], int] = {}
         for host, number in fit.items():
-            name = (fabric.place(host) or Place(host=host)).domain(level)
-            if name is not None and number > 0:
-                free[name] = free.get(name, 0) + number
+            enclosing = (fabric.place(host) or Place(host=host)).enclosing(level)
+            if enclosing is not None and number > 0:
+                free[enclosing] = free.get(enclosing, 0) + number
         if fabric.domains(level):
             found.append(_counted(level.word, list(free.values()), members))
     total = sum(number for number in fit.values() if number > 0)

@@ -104,8 +104,9 @@ def look(
         within=ground.named(decided) if decided is not None else None,
     )
     rooms = []
-    for domain, fit in ground.free(level).items():
-        if decided is not None and decided.level == level.word and domain != decided:
+    free = ground.free(level)
+    for domain, fit in free.items():
+        if decided in free and domain != decided:
             continue
         left = max(0, fit - kept[domain])
         rooms.append(

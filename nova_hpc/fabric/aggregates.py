@@ -2,8 +2,8 @@
 """A fabric map as Nova's host aggregates, and back.
 
 One aggregate a leaf says where the leaf is; hosts whose leaf nobody knows are in one of the
-tightest domain that is known. Each NVLink domain has one more. So the domains of the tree
-nest by construction: a leaf's place is said once, for all of its hosts.
+tightest domain that is known. Each NVLink domain and each part of one has one more. So the
+domains of the tree nest by construction: a leaf's place is said once, for all of its hosts.
 
 All keys have a prefix of our own, with a colon. It has to be so that nothing else in Nova
 decides otherwise because of them (nova/scheduler/filters, request_filter.py): the filter
@@ -24,7 +24,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, Rail, wrong_name
+from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap, Place, Rail, wrong_name
 
 #: Of every metadata key that is ours.
 PREFIX: Final = "hpc_fabric:"
@@ -103,9 +103,9 @@ def aggregates_of(fabric: FabricMap) -> tuple[Aggregate, ...]:
         if rails:
             said[RAILS_KEY] = rails
         found.append(_aggregate(fabric, level, name, said, [place.host for place in places]))
-    level = FabricLevel.NVLINK_DOMAIN
-    for name, hosts in fabric.domains(level).items():
-        found.append(_aggregate(fabric, level, name, {key_of(level): name}, hosts))
+    for level in OF_NVLINK:
+        for name, hosts in fabric.domains(level).items():
+            found.append(_aggregate(fabric, level, name, {key_of(level): name}, hosts))
     return tuple(sorted(found, key=lambda each: each.name))
 
 
@@ -206,7 +206,7 @@ def _edited(metadata: Mapping[str, str]) -> str:
 
 
 def _belongs(level: FabricLevel, kind: FabricLevel) -> bool:
-    if kind is FabricLevel.NVLINK_DOMAIN:
+    if kind in OF_NVLINK:
         return level is kind
     return level >= kind
 

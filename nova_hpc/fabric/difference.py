@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap
 
 #: Kinds of differences, in the order in which they are told.
 NEW_HOST: Final = "new host"
@@ -130,6 +130,8 @@ def _link(count: int, rate: str | None) -> str:
 def _said(fabric: FabricMap, host: str) -> str:
     words = [f"{level.word} {name}" for level, name in fabric.path(host)]
     place = fabric.place(host)
-    if place is not None and place.nvlink_domain:
-        words.append(f"nvlink_domain {place.nvlink_domain}")
+    for level in reversed(OF_NVLINK):
+        domain = None if place is None else place.domain(level)
+        if domain is not None:
+            words.append(f"{level.word} {domain}")
     return ", ".join(words) or "nobody knows where"

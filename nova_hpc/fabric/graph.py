@@ -87,6 +87,8 @@ class Graph:
     switches: Mapping[str, str | None] = attrs.field(factory=dict)
     #: Host -> its NVLink domain.
     nvlink: Mapping[str, str] = attrs.field(factory=dict)
+    #: Host -> its part of the NVLink domain.
+    sub_domains: Mapping[str, str] = attrs.field(factory=dict)
     #: Hosts that are known, on whatever switch.
     hosts: tuple[str, ...] = ()
     #: Pairs of switches of one tier that are cabled to each other.
@@ -104,6 +106,13 @@ class Graph:
         def keeps(*switches: str) -> bool:
             return not any(map(exclusions.leaves_out_switch, switches))
 
+        def keep_domains(domain_of: Mapping[str, str]) -> dict[str, str]:
+            return {
+                host: name
+                for host, name in domain_of.items()
+                if not exclusions.is_placeholder(name) and not exclusions.leaves_out_host(host)
+            }
+
         return attrs.evolve(
             self,
             ports=tuple(
@@ -115,11 +124,8 @@ class Graph:
             ),
             cables=tuple(each for each in self.cables if keeps(each.lower, each.upper)),
             switches={name: guid for name, guid in self.switches.items() if keeps(name)},
-            nvlink={
-                host: name
-                for host, name in self.nvlink.items()
-                if not exclusions.is_placeholder(name) and not exclusions.leaves_out_host(host)
-            },
+            nvlink=keep_domains(self.nvlink),
+            sub_domains=keep_domains(self.sub_domains),
             hosts=tuple(host for host in self.hosts if not exclusions.leaves_out_host(host)),
             beside=tuple(pair for pair in self.beside if keeps(*pair)),
         )
@@ -325,6 +331,7 @@ def _places(
             Place(
                 host,
                 nvlink_domain=graph.nvlink.get(host),
+                sub_domain=graph.sub_domains.get(host),
                 rails=tuple(sorted(rails.get(host, ()), key=lambda rail: rail.name)),
                 **domains,
             )

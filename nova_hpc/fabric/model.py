@@ -5,7 +5,7 @@ A fabric is a tree of *domains*: the hosts of a leaf are in one block, those of 
 below one spine, and so on. Where a host has several rails, its "leaf" is the set of leaf
 switches that it shares with its neighbours, and where several spine switches serve the same
 leaves, they are one "spine". An NVLink domain is the one exception: it lies where the
-cables of the GPUs run, and may cross a leaf.
+cables of the GPUs run, and may cross a leaf. A sub-domain is a part of it.
 
 What is not known is ``None``, and an unknown is never equal to anything, not even to
 another unknown: a host without a leaf shares no leaf with anybody.
@@ -14,6 +14,7 @@ another unknown: a host without a leaf shares no leaf with anybody.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,11 +29,13 @@ LONGEST_NAME: Final = 128
 class FabricLevel(enum.IntEnum):
     """How near hosts are to each other; smaller is tighter."""
 
-    NVLINK_DOMAIN = 0
-    LEAF = 1
-    BLOCK = 2
-    SPINE = 3
-    CORE = 4
+    #: A part of an NVLink domain, e.g. a rack of several.
+    SUB_DOMAIN = 0
+    NVLINK_DOMAIN = 1
+    LEAF = 2
+    BLOCK = 3
+    SPINE = 4
+    CORE = 5
 
     @property
     def word(self) -> str:
@@ -41,7 +44,7 @@ class FabricLevel(enum.IntEnum):
 
     def noun(self, count: int) -> str:
         """What people call *count* domains of this level, e.g. ``leaves`` for 2."""
-        one = "NVLink domain" if self is FabricLevel.NVLINK_DOMAIN else self.word
+        one = _NOUNS.get(self.word, self.word)
         if count == 1:
             return one
         return "leaves" if self is FabricLevel.LEAF else f"{one}s"
@@ -56,8 +59,12 @@ class FabricLevel(enum.IntEnum):
             raise ValueError(f"{word!r} is not one of: {legal}") from None
 
 
+#: Word of a level -> what people call it, where that is something else.
+_NOUNS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
 _BY_WORD: Final = {level.word: level for level in FabricLevel}
 
+#: The levels that lie where the cables of the GPUs run, tightest first.
+OF_NVLINK: Final = (FabricLevel.SUB_DOMAIN, FabricLevel.NVLINK_DOMAIN)
 #: The levels of the tree, tightest first: each domain lies in one of the next.
 TREE: Final = (FabricLevel.LEAF, FabricLevel.BLOCK, FabricLevel.SPINE, FabricLevel.CORE)
 
@@ -100,6 +107,8 @@ class Place:
     #: As Nova calls the host.
     host: str = attrs.field(validator=_named)
     nvlink_domain: str | None = attrs.field(default=None, validator=_named)
+    #: The part of the NVLink domain, e.g. a rack.
+    sub_domain: str | None = attrs.field(default=None, validator=_named)
     leaf: str | None = attrs.field(default=None, validator=_named)
     block: str | None = attrs.field(default=None, validator=_named)
     spine: str | None = attrs.field(default=None, validator=_named)
@@ -111,6 +120,22 @@ class Place:
         """The domain of *level* that the host is in; None: nobody knows, or in none."""
         name: str | None = getattr(self, level.word)
         return name
+
+    def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
+        """The domain within which hosts are sure to share one of *level*; None: nobody knows.
+
+        That is the domain of *level*, or, where it is unknown, the next narrower one of the tree
+        that is known: hosts of one leaf are below one spine, whatever it is called.
+
+        Example: leaf l1 and core c1 are known. Of a wish for a spine the answer is l1, of one for
+        the core it is c1, and of one for an NVLink domain there is none.
+        """
+        levels = [each for each in reversed(TREE) if each <= level] if level in TREE else [level]
+        for each in levels:
+            name = self.domain(each)
+            if name is not None:
+                return each, name
+        return None
 
     @property
     def path(self) -> tuple[tuple[FabricLevel, str], ...]:
@@ -262,15 +287,15 @@ class FabricMap:
     def contradictions(self) -> tuple[str, ...]:
         """Where domains do not nest, in words: no domain of the tree lies in two others."""
         found = []
-        for number, level in enumerate(TREE):
-            for name, hosts in self.domains(level).items():
-                places = [self._of_host[host] for host in hosts]
-                for above in TREE[number + 1 :]:
-                    names = {place.domain(above) for place in places}
+        for levels in (OF_NVLINK, TREE):
+            for level, above in itertools.combinations(levels, 2):
+                for name, hosts in self.domains(level).items():
+                    names = {self._of_host[host].domain(above) for host in hosts}
                     if len(names) > 1:
                         said = ", ".join(sorted(repr(each) if each else "none" for each in names))
                         found.append(
-                            f"{level.word} {name!r} lies in more than one {above.word}: {said}"
+                            f"{level.noun(1)} {name!r} lies in more than one {above.noun(1)}: "
+                            f"{said}"
                         )
         return tuple(found)
 

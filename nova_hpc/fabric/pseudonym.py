@@ -22,13 +22,17 @@ import attrs
 
 from nova_hpc.fabric.model import FabricLevel, Place
 
-#: Levels that owners are told about, the widest first. All of a fabric is one core.
+#: Levels that owners are told about, the widest first.
 LEVELS: Final = (
+    FabricLevel.CORE,
     FabricLevel.SPINE,
     FabricLevel.BLOCK,
     FabricLevel.LEAF,
     FabricLevel.NVLINK_DOMAIN,
+    FabricLevel.SUB_DOMAIN,
 )
+#: How names begin that would not say what they are by their first letter.
+_LETTERS: Final = {FabricLevel.SUB_DOMAIN.word: "d"}
 _RAIL: Final = "rail"
 #: Digits of a name: 40 bits.
 _DIGITS: Final = 10
@@ -60,4 +64,4 @@ class Names:
         # Names are printable, so that nobody can move a letter from one part to the next.
         text = "\0".join((self.project, self.map, kind, name))
         digest = hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
-        return f"{kind[0]}-{digest[:_DIGITS]}"
+        return f"{_LETTERS.get(kind, kind[0])}-{digest[:_DIGITS]}"

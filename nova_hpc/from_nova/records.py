@@ -22,6 +22,7 @@ from nova.scheduler.client import report
 
 from nova_hpc.cloud.snapshot import SnapshotError, printable
 from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import leftovers, node_health, snapshot
 from nova_hpc.from_nova.leftovers import Suspect
 from nova_hpc.offer.doctor_records import Alias, Device, Host, Leftover, Provider, Records
@@ -218,7 +219,7 @@ def _host(compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, 
         ours=word.document is not None or word.unread is not None,
         stock=word.stock,
         leaf=reading.place.leaf,
-        placed=bool(reading.place.path or reading.place.nvlink_domain),
+        placed=any(reading.place.domain(level) for level in FabricLevel),
         contradictions=tuple(map(printable, reading.problems)),
         unread=word.unread,
     )

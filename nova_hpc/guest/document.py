@@ -49,7 +49,7 @@ _CLASS: Final = re.compile(r"[0-9a-f]{4}(?:[0-9a-f]{2})?", re.ASCII)
 MAC: Final = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5}", re.ASCII)
 ROLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 #: Kinds of domains of the fabric, the widest first.
-LEVELS: Final = ("spine", "block", "leaf", "nvlink_domain")
+LEVELS: Final = ("core", "spine", "block", "leaf", "nvlink_domain", "sub_domain")
 #: The name of one, or of a rail. It is written into files of Slurm's.
 DOMAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", re.ASCII)
 

@@ -15,9 +15,9 @@ from .machine import Function
 
 #: What Slurm calls the topology that is not named otherwise.
 DEFAULT: Final = "default"
-_WORDS: Final = {"nvlink_domain": "NVLink domain"}
+_WORDS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
 #: Levels of which each lies in one of the level before.
-_TREE: Final = ("spine", "block", "leaf")
+_TREE: Final = ("core", "spine", "block", "leaf")
 
 
 def check(document: Document) -> None:

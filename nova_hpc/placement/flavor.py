@@ -42,7 +42,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     AFFINITY_POLICY: tuple(policy.value for policy in Policy),
     NVLINK: tuple(need.value for need in Nvlink),
     GUEST_TOPOLOGY: ("mirror", "numa", "flat"),
-    FABRIC: ("nvlink_domain", "leaf", "block", "spine"),
+    FABRIC: ("sub_domain", "nvlink_domain", "leaf", "block", "spine"),
     FABRIC_POLICY: tuple(policy.value for policy in Policy),
 }
 

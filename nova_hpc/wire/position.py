@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -21,7 +21,7 @@ from nova_hpc.wire.version import WireError, shown
 #: The item of the server's metadata.
 KEY: Final = "hpc_position"
 #: Kinds of domains, the widest first; flavors name them in ``hpc:fabric``.
-LEVELS: Final = ("spine", "block", "leaf", "nvlink_domain")
+LEVELS: Final = ("core", "spine", "block", "leaf", "nvlink_domain", "sub_domain")
 #: Nodes write ``l-93c2e41b07``. The owner may write anything, and it goes into host files.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?", re.ASCII)
 _MOST_RAILS: Final = 64
@@ -38,15 +38,23 @@ class Position:
     rails: tuple[str, ...] = ()
 
     def dumps(self) -> str:
-        """The text of the item; rails that do not fit are left out, all of them."""
+        """The text of the item.
+
+        Where rails do not fit, a core above three other tiers goes first, then all rails.
+        """
         named = {level: self.domains[level] for level in LEVELS if level in self.domains}
-        body = {**POSITION.head(), **named}
-        text = json.dumps(body, separators=(",", ":"))
-        if self.rails:
-            longer = json.dumps({**body, "rails": list(self.rails)}, separators=(",", ":"))
-            if POSITION.limit is None or len(longer) <= POSITION.limit:
-                return longer
-        return text
+        rails = {"rails": list(self.rails)} if self.rails else {}
+        texts = [_compact({**named, **rails})]
+        if rails and named.keys() >= {"spine", "block", "leaf"}:
+            texts.append(_compact({**named, **rails}, without="core"))
+        texts.append(_compact(named))
+        fitting = (text for text in texts if POSITION.limit is None or len(text) <= POSITION.limit)
+        return next(fitting, texts[-1])
+
+
+def _compact(said: Mapping[str, Any], without: str = "") -> str:
+    body = {**POSITION.head(), **{key: said[key] for key in said if key != without}}
+    return json.dumps(body, separators=(",", ":"))
 
 
 def loads(text: object) -> Position:

@@ -34,13 +34,19 @@ class Seat:
     #: The name of the fabric map that knows it; "" where none does.
     map: str = ""
     fit: int = 0
-    #: Level -> its domain, the tightest first.
+    #: Level -> its domain, the tightest first; where that is unknown, the narrower one that is
+    #: sure to lie in it.
     domains: Mapping[FabricLevel, Domain] = attrs.field(init=False, eq=False, repr=False)
 
     @domains.default
     def _domains(self) -> Mapping[FabricLevel, Domain]:
-        named = ((level, self.place.domain(level)) for level in FabricLevel)
-        return {level: Domain(level.word, f"{self.map}/{name}") for level, name in named if name}
+        found = {}
+        for level in FabricLevel:
+            enclosing = self.place.enclosing(level)
+            if enclosing is not None:
+                known, name = enclosing
+                found[level] = Domain(known.word, f"{self.map}/{name}")
+        return found
 
     def is_in(self, domain: str) -> bool:
         """Whether the host is in the domain with this UUID, of any level."""
@@ -91,7 +97,11 @@ class Ground:
         for seat in self.seats:
             place = seat.place
             if several:
-                uuids = {level.word: domain.uuid for level, domain in seat.domains.items()}
+                uuids = {
+                    level.word: domain.uuid
+                    for level, domain in seat.domains.items()
+                    if place.domain(level) is not None
+                }
                 place = Place(place.host, rails=place.rails, **uuids)
             # A host of Nova may be there once for each of its nodes.
             found[place.host] = place
@@ -103,7 +113,9 @@ class Ground:
         for seat in self.seats:
             place = self.fabric.place(seat.place.host) or seat.place
             for level, domain in seat.domains.items():
-                found[level, place.domain(level) or ""] = domain
+                name = place.domain(level)
+                if name is not None:
+                    found[level, name] = domain
         return found
 
     def named(self, domain: Domain) -> tuple[FabricLevel, str] | None:
@@ -166,9 +178,9 @@ class Ground:
         answer = plan(self.fabric, self.capacity(cut), gang)
         if isinstance(answer, Plan):
             for step, each in enumerate(levels):
-                name = answer.domain_at(each)
-                if name is not None:
-                    return step, self._named[each, name]
+                enclosing = answer.enclosing(each)
+                if enclosing is not None:
+                    return step, self._named[enclosing]
         if flexible and EVERYWHERE.uuid not in cut:
             # Members for whom there is no place now may still find one later.
             return len(levels), EVERYWHERE

@@ -23,16 +23,20 @@ PATH: Final = (*LEVELS, "host")
 #: How a matrix names what two members share; what is not there, nobody has told.
 SHORT: Final = {
     "host": "HOST",
+    "sub_domain": "SUB",
     "nvlink_domain": "NVL",
     "leaf": "LEAF",
     "block": "BLK",
     "spine": "SPN",
+    "core": "CORE",
 }
 _MANY: Final = {
+    "core": ("core", "cores"),
     "spine": ("spine", "spines"),
     "block": ("block", "blocks"),
     "leaf": ("leaf", "leaves"),
     "nvlink_domain": ("NVLink domain", "NVLink domains"),
+    "sub_domain": ("sub-domain", "sub-domains"),
     "host": ("host", "hosts"),
 }
 APART: Final = "-"

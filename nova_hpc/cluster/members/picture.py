@@ -17,10 +17,12 @@ _SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
 #: Width at which a row of domains goes on in the next line.
 _ROW: Final = 1100
 _FILLS: Final = {
+    "core": "#ffffff",
     "spine": "#ffffff",
     "block": "#f3f5f8",
     "leaf": "#e2ebf5",
     "nvlink_domain": "#cfe6d8",
+    "sub_domain": "#dff0e4",
     "host": "#fdf6e3",
 }
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.fabric.model import FabricLevel, Place
 
 #: The word for a gang that shares no domain, in place of a level.
 ANYWHERE: Final = "anywhere"
@@ -88,8 +88,8 @@ class Plan:
     domain: str
     #: All domains that hold the whole gang, the tightest first.
     around: tuple[tuple[FabricLevel, str], ...]
-    #: Leaf -> how many members, in the order of the names. A host without a leaf stands
-    #: for one, by its own name.
+    #: Leaf -> how many members, in the order of the names. Hosts whose leaf is unknown are in
+    #: none: a host may be called like a leaf.
     leaves: Mapping[str, int] = attrs.field(hash=False)
     #: Whether the gang got the level that it asked for.
     reached: bool
@@ -102,6 +102,11 @@ class Plan:
     def domain_at(self, level: FabricLevel) -> str | None:
         """The domain of *level* that holds the whole gang; None: there is none."""
         return dict(self.around).get(level)
+
+    def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
+        """As :meth:`nova_hpc.fabric.model.Place.enclosing`, of the whole gang."""
+        shared = {each.word: name for each, name in self.around}
+        return Place(host="?", **shared).enclosing(level)
 
 
 @attrs.frozen

@@ -25,7 +25,7 @@ from nova_hpc.cluster.plan.tree import (
     sizes,
     spots,
 )
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, Place
 
 #: The levels above the leaves, the widest first.
 _ABOVE: Final = (FabricLevel.CORE, FabricLevel.SPINE, FabricLevel.BLOCK)
@@ -71,7 +71,7 @@ def domains(
 
     :param home: where members of the gang are already: only domains with all of them count.
     """
-    members: dict[tuple[str, str | None], list[Spot]] = {}
+    members: dict[tuple[str, tuple[FabricLevel, str] | None], list[Spot]] = {}
     for spot in found:
         key = _key(spot.name, spot, level, gang)
         if key is not None:
@@ -86,7 +86,7 @@ def domains(
 
 def _key(
     host: str, where: Spot | Place, level: FabricLevel | str, gang: Gang
-) -> tuple[str, str | None] | None:
+) -> tuple[str, tuple[FabricLevel, str] | None] | None:
     """Which domain a host belongs to.
 
     An NVLink domain may cross the domain that the gang has to be in: then it is one for
@@ -97,7 +97,9 @@ def _key(
     name = where.domain(level) if isinstance(level, FabricLevel) else host
     if name is None:
         return None
-    return name, where.domain(gang.level) if gang.policy is Policy.REQUIRED else None
+    if gang.policy is not Policy.REQUIRED:
+        return name, None
+    return name, where.enclosing if isinstance(where, Spot) else where.enclosing(gang.level)
 
 
 def _ordered(some: Iterable[Domain], group: str) -> list[Domain]:
@@ -213,7 +215,7 @@ class _Search:
     def _levels(self, domain: Domain) -> list[FabricLevel]:
         levels = [*self._above(domain), FabricLevel.LEAF]
         nvlink = FabricLevel.NVLINK_DOMAIN
-        if self.level not in (HOST, nvlink) and self.gang.order is Order.PACK:
+        if self.level not in (HOST, *OF_NVLINK) and self.gang.order is Order.PACK:
             levels += [nvlink] if any(spot.domain(nvlink) for spot in domain.spots) else []
         return levels
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
@@ -40,8 +40,9 @@ def draw(fabric: FabricMap, capacity: Mapping[str, int], plan: Plan) -> str:
         leaves.setdefault(leaf_of(fabric.place(host) or Place(host=host)), []).append(host)
     # Hosts without a leaf are drawn together.
     lost = [host for (known, _), members in leaves.items() if not known for host in members]
+    outline = fabric.outline()
     boxes = [
-        (_above(fabric, members[0]), name, members)
+        (_above(outline[members[0]]), name, members)
         for (known, name), members in leaves.items()
         if known
     ]
@@ -76,9 +77,9 @@ def draw(fabric: FabricMap, capacity: Mapping[str, int], plan: Plan) -> str:
     )
 
 
-def _above(fabric: FabricMap, host: str) -> tuple[str, ...]:
-    """The domains above a host's leaf, the widest first."""
-    return tuple(name for level, name in fabric.path(host) if level is not FabricLevel.LEAF)
+def _above(path: Iterable[tuple[FabricLevel, str]]) -> tuple[str, ...]:
+    """The domains of a host's path above its leaf, the widest first."""
+    return tuple(name for level, name in path if level is not FabricLevel.LEAF)
 
 
 def _leaf(

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.cluster.plan.model import Gang, Policy
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc.fabric.model import OF_NVLINK, FabricLevel, FabricMap, Place
 
 _DIGITS: Final = re.compile(r"(\d+)")
 
@@ -51,6 +51,8 @@ class Spot:
     place: Place
     #: The domain of each level; None: nobody knows. There are many hosts, and many questions.
     domains: tuple[str | None, ...]
+    #: The domain that encloses it at the gang's level; see ``Place.enclosing``.
+    enclosing: tuple[FabricLevel, str] | None
 
     def domain(self, level: FabricLevel) -> str | None:
         """The domain of *level* that it is in; None: nobody knows."""
@@ -83,7 +85,8 @@ class Domain:
 def spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[Spot]:
     """The hosts that count for *gang*, in the order of their names.
 
-    With the policy ``required`` these are the hosts whose domain of the gang's level is known.
+    With the policy ``required`` these are the hosts of which a domain of the gang's level is
+    known, or a narrower one.
     """
     found = []
     for host in sorted(capacity, key=natural):
@@ -94,7 +97,7 @@ def spots(fabric: FabricMap, capacity: Mapping[str, int], gang: Gang) -> list[Sp
             continue
         place = fabric.place(host) or Place(host=host)
         if counts(place, gang) and len(place.rails) >= gang.rails:
-            found.append(Spot(host, free, place, _ALL(place)))
+            found.append(Spot(host, free, place, _ALL(place), place.enclosing(gang.level)))
     return found
 
 
@@ -102,7 +105,7 @@ def counts(place: Place, gang: Gang) -> bool:
     """Whether a host at *place* may belong to the gang."""
     if gang.within is not None and place.domain(gang.within[0]) != gang.within[1]:
         return False
-    return gang.policy is not Policy.REQUIRED or place.domain(gang.level) is not None
+    return gang.policy is not Policy.REQUIRED or place.enclosing(gang.level) is not None
 
 
 def leaf_of(place: Place) -> tuple[bool, str]:
@@ -148,7 +151,7 @@ def _key(spot: Spot, levels: Sequence[FabricLevel]) -> tuple[int, str]:
     for number, level in enumerate(levels):
         name = spot.domain(level)
         # An NVLink domain is no part of the tree: it stands for nothing but itself.
-        if name is not None and (number == 0 or level is not FabricLevel.NVLINK_DOMAIN):
+        if name is not None and (number == 0 or level not in OF_NVLINK):
             return number, name
     return len(levels), spot.name
 

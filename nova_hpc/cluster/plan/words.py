@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nova_hpc.cluster.plan.model import ANYWHERE, HOST, Gang, Miss, Plan, Policy, Refusal
-from nova_hpc.cluster.plan.tree import Spot, counts, leaf_of, natural
+from nova_hpc.cluster.plan.tree import Spot, counts, natural
 from nova_hpc.fabric.model import FabricLevel, Place
 
 
@@ -24,8 +24,9 @@ def plan(
     places = [*(spot.place for spot in used), *home]
     leaves: dict[str, int] = {}
     for spot in used:
-        leaf = leaf_of(spot.place)[1]
-        leaves[leaf] = leaves.get(leaf, 0) + hosts[spot.name]
+        if spot.place.leaf is not None:
+            leaves[spot.place.leaf] = leaves.get(spot.place.leaf, 0) + hosts[spot.name]
+    leafless = sum(spot.place.leaf is None for spot in used)
     word = level if isinstance(level, str) else level.word
     reached = isinstance(level, FabricLevel) and level <= gang.level
     return Plan(
@@ -38,7 +39,9 @@ def plan(
         leaves={leaf: leaves[leaf] for leaf in sorted(leaves, key=natural)},
         reached=reached or word == HOST,
         proven=proven,
-        why=_why(gang, found, word, domain, len(used), len(leaves), reached or word == HOST),
+        why=_why(
+            gang, found, word, domain, (len(used), len(leaves), leafless), reached or word == HOST
+        ),
     )
 
 
@@ -47,16 +50,23 @@ def _why(
     found: Sequence[Spot],
     word: str,
     domain: str,
-    hosts: int,
-    leaves: int,
+    counted: tuple[int, int, int],
     reached: bool,
 ) -> str:
+    """The sentence.
+
+    :param counted: the hosts, the leaves that they are in, and the hosts whose leaf is unknown.
+    """
+    hosts, leaves, leafless = counted
     if word == HOST:
         return f"{_many(gang.members, 'member')} on host {domain}"
     where = "which share no domain" if word == ANYWHERE else f"in {shown(word, domain)}"
     text = f"{_many(gang.members, 'member')} on {_many(hosts, 'host')}"
     if word != FabricLevel.LEAF.word:
-        text += f" of {_many(leaves, 'leaf')}"
+        parts = [_many(leaves, "leaf")] if leaves else []
+        if leafless:
+            parts.append(f"{_many(leafless, 'host')} whose leaf is unknown")
+        text += f" of {' and '.join(parts)}"
     text += f" {where}"
     if reached:
         return text
@@ -78,11 +88,11 @@ def refusal(found: Sequence[Spot], gang: Gang, home: Sequence[Place]) -> Refusal
         nearest = Miss(ANYWHERE, "", total)
         reason = f"all hosts together hold {total} of {_many(gang.members, 'member')}"
     elif not all(counts(place, gang) for place in home) or len(_names(home, gang)) > 1:
-        names = sorted(str(name) for name in _names(home, gang) if name is not None)
+        names = sorted(each[1] for each in _names(home, gang) if each is not None)
         where = f"in {', '.join(names)}" if len(names) > 1 else f"outside any known {asked}"
         reason = f"members of the gang are already {where}, not all in one {asked}"
     else:
-        inside = [spot for spot in found if {spot.domain(gang.level)} >= _names(home, gang)]
+        inside = [spot for spot in found if {spot.enclosing} >= _names(home, gang)]
         nearest = _largest(inside, gang.level)
         reason = (
             f"no host with free places has a known {asked}"
@@ -97,31 +107,34 @@ def refusal(found: Sequence[Spot], gang: Gang, home: Sequence[Place]) -> Refusal
     return Refusal(gang.members, nearest, instead, total, reason)
 
 
-def _names(home: Sequence[Place], gang: Gang) -> set[str | None]:
-    return {place.domain(gang.level) for place in home}
+def _names(home: Sequence[Place], gang: Gang) -> set[tuple[FabricLevel, str] | None]:
+    return {place.enclosing(gang.level) for place in home}
 
 
 def _larger(found: Sequence[Spot], gang: Gang, home: Sequence[Place]) -> Miss | None:
     """The tightest domain above the asked level that holds the gang."""
     for level in (each for each in FabricLevel if each > gang.level):
-        homes = {place.domain(level) for place in home}
-        miss = _largest([spot for spot in found if homes <= {spot.domain(level)}], level)
+        homes = {place.enclosing(level) for place in home}
+        miss = _largest([spot for spot in found if homes <= {spot.place.enclosing(level)}], level)
         if miss is not None and miss.holds >= gang.members:
             return miss
     return None
 
 
 def _largest(found: Sequence[Spot], level: FabricLevel) -> Miss | None:
-    """The domain of a level with most free places; the first by name of several."""
-    free: dict[str, int] = {}
+    """The domain of a level, or a narrower one whose own is unknown, with most free places.
+
+    The first by name of several.
+    """
+    free: dict[tuple[FabricLevel, str], int] = {}
     for spot in found:
-        name = spot.domain(level)
-        if name is not None:
-            free[name] = free.get(name, 0) + spot.free
+        enclosing = spot.place.enclosing(level)
+        if enclosing is not None:
+            free[enclosing] = free.get(enclosing, 0) + spot.free
     if not free:
         return None
-    name = min(free, key=lambda each: (-free[each], natural(each)))
-    return Miss(level.word, name, free[name])
+    most = min(free, key=lambda each: (-free[each], natural(each[1]), -each[0]))
+    return Miss(most[0].word, most[1], free[most])
 
 
 def _holds(miss: Miss, members: int) -> str:
@@ -136,8 +149,10 @@ def _shared(places: Sequence[Place], level: FabricLevel) -> str | None:
 
 def shown(level: str, domain: str) -> str:
     """A domain, as people read it."""
-    words = {"nvlink_domain": "NVLink domain", ANYWHERE: "all hosts together"}
-    return f"{words.get(level, level)} {domain}".rstrip()
+    if level == ANYWHERE:
+        return "all hosts together"
+    noun = level if level == HOST else FabricLevel.from_word(level).noun(1)
+    return f"{noun} {domain}"
 
 
 def _many(number: int, word: str) -> str:

@@ -10,13 +10,14 @@ the attribute ``nvlink``). A model is the YAML of its simulation providers
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from nova_hpc.fabric.exclusions import NOTHING, Exclusions
 from nova_hpc.fabric.graph import Cables, Graph, Port, build, good_name
 from nova_hpc.fabric.hostlist import HostListError, expand
 from nova_hpc.fabric.marked import Value, text_of
+from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.fabric.problems import FabricError, Found, Reading
 
 #: Keys of the label, attribute or annotation that is the NVLink domain.
@@ -26,6 +27,8 @@ _DOMAINS: Final = (
     "network.topology.nvidia.com/accelerator",
     "nvlink",
 )
+#: The same of the part of an NVLink domain (since 1.0).
+_SUB_DOMAINS: Final = ("accelerator.topograph.run/sub-domain",)
 
 
 def read_graph(
@@ -38,7 +41,7 @@ def read_graph(
     instances = document.get("instances")
     if instances is None or not isinstance(instances.value, list):
         raise FabricError("it has no list 'instances'")
-    first: dict[str, tuple[int, tuple[str, ...], str | None]] = {}
+    first: dict[str, tuple[int, tuple[str, ...], str | None, str | None]] = {}
     apart: set[str] = set()
     for instance in instances.each():
         host = text_of(instance.get("id"))
@@ -47,10 +50,9 @@ def read_graph(
             continue
         if not good_name(host, "the id of an instance", found, instance.line):
             continue
-        domain = _domain(instance)
-        if domain is not None and not good_name(domain, "a domain", found, instance.line):
-            domain = None
-        said = (instance.line, tuple(_layers(instance, host, found)), domain)
+        domain = _domain(instance, _DOMAINS, "a domain", found)
+        part = _domain(instance, _SUB_DOMAINS, "a sub-domain", found)
+        said = (instance.line, tuple(_layers(instance, host, found)), domain, part)
         before = first.setdefault(host, said)
         if before != said:
             same = before[1:] == said[1:]
@@ -64,7 +66,8 @@ def read_graph(
     ports: list[Port] = []
     cables: dict[tuple[str, str], Cables] = {}
     nvlink: dict[str, str] = {}
-    for host, (line, layers, domain) in first.items():
+    sub_domains: dict[str, str] = {}
+    for host, (line, layers, domain, part) in first.items():
         if host in apart:
             continue
         if layers:
@@ -73,7 +76,17 @@ def read_graph(
             cables.setdefault((lower, upper), Cables(lower, upper, line=line))
         if domain is not None:
             nvlink[host] = domain
-    graph = Graph(tuple(ports), tuple(cables.values()), nvlink=nvlink, hosts=tuple(first))
+            if part is not None:
+                sub_domains[host] = part
+        elif part is not None:
+            found.wrong(f"instance {host!r} has a sub-domain and no domain", line)
+    graph = Graph(
+        tuple(ports),
+        tuple(cables.values()),
+        nvlink=nvlink,
+        sub_domains=sub_domains,
+        hosts=tuple(first),
+    )
     return build(graph, found, name, source, exclusions)
 
 
@@ -106,9 +119,12 @@ def read_model(
     known = {each.lower for each in cables} | {each.upper for each in cables}
     ports: list[Port] = []
     nvlink: dict[str, dict[str, int]] = {}
+    sub_domains: dict[str, dict[str, int]] = {}
     hosts: list[str] = []
     for block in blocks.each() if blocks else ():
-        switch, domain = text_of(block.get("switch")), _domain(block)
+        switch = text_of(block.get("switch"))
+        domain = _domain(block, _DOMAINS, "an NVLink domain", found)
+        part = _domain(block, _SUB_DOMAINS, "a sub-domain", found)
         if switch is not None and not good_name(switch, "the switch of a block", found, block.line):
             switch = None
         if (
@@ -117,15 +133,21 @@ def read_model(
             and switch not in known | set(switches.value)
         ):
             found.wrong(f"no switch {switch!r} is defined", block.line)
-        if domain is not None and not good_name(domain, "an NVLink domain", found, block.line):
-            domain = None
         for host, line in _nodes(block, found):
             hosts.append(host)
             if switch is not None:
                 ports.append(Port(host, switch, line=line))
             if domain is not None:
                 nvlink.setdefault(host, {}).setdefault(domain, line)
-    graph = Graph(_once(ports), tuple(cables), nvlink=_one_each(nvlink, found), hosts=tuple(hosts))
+            if part is not None:
+                sub_domains.setdefault(host, {}).setdefault(part, line)
+    graph = Graph(
+        _once(ports),
+        tuple(cables),
+        nvlink=_one_each(nvlink, FabricLevel.NVLINK_DOMAIN, found),
+        sub_domains=_one_each(sub_domains, FabricLevel.SUB_DOMAIN, found),
+        hosts=tuple(hosts),
+    )
     return build(graph, found, name, source, exclusions)
 
 
@@ -169,25 +191,29 @@ def _nodes(block: Value, found: Found) -> Iterator[tuple[str, int]]:
                 yield host, each.line
 
 
-def _domain(entry: Value) -> str | None:
-    for group in ("labels", "annotations", "attributes"):
-        values = entry.get(group)
-        for key in _DOMAINS:
-            domain = text_of(values.get(key)) if values is not None else None
-            if domain:
-                return domain
-    return text_of(entry.get("nvlink"))
+def _domain(entry: Value, keys: Iterable[str], what: str, found: Found) -> str | None:
+    """The first of the labels *keys* that an entry has; None: it has none, or no good name."""
+    groups = [entry.get(name) for name in ("labels", "annotations", "attributes")]
+    said = [text_of(values.get(key)) for values in groups if values for key in keys]
+    # Old models have it beside the labels.
+    said += [text_of(entry.get(key)) for key in keys if key == _DOMAINS[-1]]
+    domain = next(filter(None, said), None)
+    if domain is not None and not good_name(domain, what, found, entry.line):
+        return None
+    return domain
 
 
-def _one_each(nvlink: dict[str, dict[str, int]], found: Found) -> dict[str, str]:
-    """Host -> its NVLink domain; of whom two are said, it is unknown."""
-    for host, said in nvlink.items():
+def _one_each(
+    domains: dict[str, dict[str, int]], level: FabricLevel, found: Found
+) -> dict[str, str]:
+    """Host -> its domain; of whom two are said, it is unknown."""
+    for host, said in domains.items():
         if len(said) > 1:
             names = ", ".join(sorted(said))
             found.wrong(
-                f"host {host!r} is in more than one NVLink domain: {names}", max(said.values())
+                f"host {host!r} is in more than one {level.noun(1)}: {names}", max(said.values())
             )
-    return {host: next(iter(said)) for host, said in nvlink.items() if len(said) == 1}
+    return {host: next(iter(said)) for host, said in domains.items() if len(said) == 1}
 
 
 def _once(ports: list[Port]) -> tuple[Port, ...]:

@@ -9,7 +9,7 @@ import attrs
 
 from nova_hpc.fabric.graph import speed
 from nova_hpc.fabric.hostlist import compress
-from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
+from nova_hpc.fabric.model import OF_NVLINK, TREE, FabricLevel, FabricMap
 
 
 @attrs.define
@@ -36,9 +36,9 @@ def lines(fabric: FabricMap) -> Iterator[str]:
         _put(top, host, path)
     for branch in _in_order(top):
         yield from _draw(branch, switches, "", "")
-    nvlink = fabric.domains(FabricLevel.NVLINK_DOMAIN)
-    for name, hosts in nvlink.items():
-        yield f"NVLink domain {name}: {_hosts(len(hosts))}: {compress(hosts)}"
+    for level in reversed(OF_NVLINK):
+        for name, hosts in fabric.domains(level).items():
+            yield f"{level.noun(1)} {name}: {_hosts(len(hosts))}: {compress(hosts)}"
     strangers = [place.host for place in fabric.places if not place.path]
     if strangers:
         yield f"in no known domain: {_hosts(len(strangers))}: {compress(strangers)}"

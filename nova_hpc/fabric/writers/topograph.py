@@ -8,6 +8,7 @@ import json
 from nova_hpc.fabric.model import FabricMap, Place
 
 _DOMAIN = "accelerator.topograph.run/domain"
+_SUB_DOMAIN = "accelerator.topograph.run/sub-domain"
 
 
 def graph(fabric: FabricMap) -> str:
@@ -18,4 +19,6 @@ def graph(fabric: FabricMap) -> str:
 def _instance(place: Place) -> dict[str, object]:
     layers = [] if place.leaf is None else [name for _, name in reversed(place.path)]
     labels = {} if place.nvlink_domain is None else {_DOMAIN: place.nvlink_domain}
+    if place.sub_domain is not None and labels:
+        labels[_SUB_DOMAIN] = place.sub_domain
     return {"id": place.host, "network_layers": layers, "labels": labels}

@@ -61,13 +61,16 @@ def test_the_domain_is_that_of_fabric_plan(case: Case, group: str, flexible: boo
     said = planned(fabric, capacity, *words, "--policy", "preferred" if flexible else "required")
     chosen = offer.ground.choose(gang.level, gang.members, group, flexible=flexible)
     if not said["fits"]:
-        assert chosen == ((5 - gang.level, EVERYWHERE) if flexible else None)
+        assert chosen == ((len(FabricLevel) - gang.level, EVERYWHERE) if flexible else None)
         return
     assert chosen is not None
     step, domain = chosen
-    wide = [each.word for each in FabricLevel if each >= gang.level]
+    shared = Place("?", **said["around"])
+    levels = [each for each in FabricLevel if each >= gang.level]
     around = [
-        Domain(word, f"fabric/{said['around'][word]}") for word in wide if word in said["around"]
+        Domain(enclosing[0].word, f"fabric/{enclosing[1]}")
+        for each in levels
+        if (enclosing := shared.enclosing(each)) is not None
     ]
     assert domain == (around[0] if around else EVERYWHERE)
     assert flexible or step == 0

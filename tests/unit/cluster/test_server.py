@@ -48,10 +48,12 @@ def test_what_it_asked_for_and_what_it_got() -> None:
         "level_reached": "numa",
         "devices": {"gpu": 4, "vf": 4},
         "groups": ["4 x gpu:1,vf:1"],
+        "core": "",
         "spine": "",
         "block": "b-1",
         "leaf": "l-1",
         "nvlink_domain": "",
+        "sub_domain": "",
         "rails": ["r-1", "r-2"],
         "beside": {},
     }

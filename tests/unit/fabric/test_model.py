@@ -21,6 +21,7 @@ TWO_LEAVES = FabricMap(
 
 def test_a_level_is_known_by_its_word_and_nothing_else():
     assert [level.word for level in FabricLevel] == [
+        "sub_domain",
         "nvlink_domain",
         "leaf",
         "block",
@@ -28,7 +29,7 @@ def test_a_level_is_known_by_its_word_and_nothing_else():
         "core",
     ]
     assert [FabricLevel.from_word(level.word) for level in FabricLevel] == list(FabricLevel)
-    with pytest.raises(ValueError, match="'rack' is not one of: nvlink_domain, leaf"):
+    with pytest.raises(ValueError, match="'rack' is not one of: sub_domain, nvlink_domain, leaf"):
         FabricLevel.from_word("rack")
 
 

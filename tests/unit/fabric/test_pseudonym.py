@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ SALT = "00112233445566778899aabbccddeeff"
 OTHER_SALT = "ff112233445566778899aabbccddeeff"
 PLACE = Place(
     "node1",
-    nvlink_domain="rack1",
+    nvlink_domain="nvl1",
+    sub_domain="rack1",
     leaf="leaf1",
     block="block1",
     spine="spine1",
@@ -39,22 +41,31 @@ def test_a_name_is_what_the_docs_say() -> None:
 
 def test_each_level_that_is_known_has_a_name() -> None:
     found = names().domains(PLACE)
-    assert list(found) == ["spine", "block", "leaf", "nvlink_domain"]
-    assert [name[:2] for name in found.values()] == ["s-", "b-", "l-", "n-"]
+    assert list(found) == [
+        "core",
+        "spine",
+        "block",
+        "leaf",
+        "nvlink_domain",
+        "sub_domain",
+    ]
+    assert [name[:2] for name in found.values()] == ["c-", "s-", "b-", "l-", "n-", "d-"]
     assert names().domains(Place("node2", spine="spine1")) == {"spine": found["spine"]}
     assert names().domains(Place("node2")) == {}
 
 
 def test_who_asks_and_what_for_makes_the_name() -> None:
     """Another project, map, secret, level or domain: another name."""
-    same = Place("node1", spine="x", block="x", leaf="x", nvlink_domain="x")
+    same = Place(
+        "node1", spine="x", block="x", leaf="x", core="x", nvlink_domain="x", sub_domain="x"
+    )
     found = [
         name.partition("-")[2]
         for each in (names(), names(project="p2"), names(map_name="roce"), names(OTHER_SALT))
         for place in (PLACE, same)
         for name in each.domains(place).values()
     ]
-    assert len(found) == len(set(found)) == 32
+    assert len(found) == len(set(found)) == 48
 
 
 def test_a_rail_has_one_name_on_all_leaves() -> None:
@@ -77,7 +88,8 @@ def test_the_secret_is_in_no_text_of_it() -> None:
 
 
 def test_aggregates_say_map_and_secret() -> None:
-    (leaf, nvlink) = (dict(each.metadata) for each in aggregates_of(FabricMap([PLACE], name="ib")))
+    place = attrs.evolve(PLACE, sub_domain=None)
+    (leaf, nvlink) = (dict(each.metadata) for each in aggregates_of(FabricMap([place], name="ib")))
     reading = read_place("node1", [leaf, nvlink])
     assert (reading.map, reading.salt) == ("ib", "")
     # Two first runs at once; a hand.

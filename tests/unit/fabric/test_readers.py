@@ -15,7 +15,7 @@ from nova_hpc.fabric.problems import FabricError, Reading
 from nova_hpc.fabric.readers import any as readers
 from nova_hpc.fabric.readers.any import Options
 
-NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
+SUB_DOMAIN, NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
 
 
 def read(text: str, **options: object) -> Reading:

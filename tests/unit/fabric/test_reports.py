@@ -13,9 +13,12 @@ from nova_hpc.fabric.exclusions import Exclusions
 from nova_hpc.fabric.merge import merge_readings
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 from nova_hpc.fabric.problems import NO_HOST, FabricError, Reading
+from nova_hpc.fabric.pseudonym import Names
 from nova_hpc.fabric.readers import any as readers
 from nova_hpc.fabric.readers.any import Options
 from nova_hpc.fabric.sync import check_removals
+from nova_hpc.fabric.writers import topograph
+from nova_hpc.fabric.writers.text import lines
 from tests.unit.fabric.cabling import Cabling
 
 LEAF, BLOCK, SPINE, CORE = (
@@ -261,3 +264,58 @@ def test_hosts_that_move_are_not_lost_and_unknown_ones_are():
 def test_a_host_that_is_called_like_a_leaf_is_counted_once():
     reading = read("SwitchName=n1 Nodes=n[1-4]\nSwitchName=n2 Nodes=n[5-8]\n")
     assert sizes(reading, LEAF) == {"n1": 4, "n2": 4}
+
+
+# --- parts of NVLink domains ----------------------------------------------------------------------
+
+
+def test_racks_of_one_nvlink_domain_are_a_level_of_their_own():
+    def instance(host: str, rack: int) -> dict[str, object]:
+        key = "accelerator.topograph.run"
+        labels = {f"{key}/domain": "nvl-1", f"{key}/sub-domain": f"nvl-1.rack-{rack}"}
+        return {"id": host, "network_layers": ["leaf-a", "spine-a"], "labels": labels}
+
+    text = json.dumps({"instances": [instance("n1", 1), instance("n2", 2), instance("n3", 2)]})
+    reading = read(text)
+    assert reading.problems == ()
+    assert sizes(reading, FabricLevel.SUB_DOMAIN) == {"nvl-1.rack-1": 1, "nvl-1.rack-2": 2}
+    assert sizes(reading, FabricLevel.NVLINK_DOMAIN) == {"nvl-1": 3}
+    assert "sub-domain nvl-1.rack-2: 2 hosts: n[2-3]" in [*lines(reading.fabric)]
+    assert read(topograph.graph(reading.fabric)).fabric == reading.fabric
+    alone = text.replace('"accelerator.topograph.run/domain": "nvl-1", ', "")
+    assert said(read(alone))[0] == "instance 'n1' has a sub-domain and no domain"
+
+
+def test_a_part_of_two_nvlink_domains_contradicts_itself():
+    fabric = FabricMap(
+        [
+            Place("a", nvlink_domain="v1", sub_domain="r"),
+            Place("b", nvlink_domain="v2", sub_domain="r"),
+        ]
+    )
+    assert fabric.contradictions() == (
+        "sub-domain 'r' lies in more than one NVLink domain: 'v1', 'v2'",
+    )
+
+
+# --- what NVIDIA's requirements ask of what owners are told ---------------------------------------
+
+
+@pytest.mark.parametrize("model", ["large", "medium", "nvl72"])
+def test_owners_are_told_three_tiers_of_every_model_of_topograph(captures, model):
+    """NET01-01 asks for the path of each node over three tiers, NET02-02 for its NVLink domain."""
+    text = (captures / f"fabric/topograph-{model}.yaml").read_text(encoding="utf-8")
+    fabric = read(text).fabric
+    names = Names("00112233445566778899aabbccddeeff", fabric.name, "project")
+    for place in fabric.places:
+        assert {level for level, _ in place.path} == {LEAF, SPINE, CORE}
+        told = names.domains(place)
+        assert {"core", "spine", "leaf", "nvlink_domain"} <= told.keys()
+        # What two nodes share by name they share by position, and nothing else.
+        for other in fabric.places:
+            theirs = names.domains(other)
+            for word, name in told.items():
+                same = place.domain(FabricLevel.from_word(word)) == other.domain(
+                    FabricLevel.from_word(word)
+                )
+                assert (theirs[word] == name) == same

@@ -244,9 +244,11 @@ class ShowTopology(_WithTexts):
 
 
 _TITLES: Final = {
+    "core": "Core",
     "spine": "Spine",
     "block": "Block",
     "leaf": "Leaf",
     "nvlink_domain": "NVLink domain",
+    "sub_domain": "Sub-domain",
     "host": "Host",
 }

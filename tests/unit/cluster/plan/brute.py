@@ -13,7 +13,9 @@ from typing import Any
 from nova_hpc.cluster.plan import Gang, Order, Policy
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 
-NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
+SUB_DOMAIN, NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
+#: The rank of all hosts together: 0 is a host, then the levels.
+_ANYWHERE = len(FabricLevel) + 1
 ABOVE = (CORE, SPINE, BLOCK)
 Dealt = dict[str, int]
 
@@ -37,7 +39,7 @@ class Question:
         place = self.place[host]
         if self.gang.within and place.domain(self.gang.within[0]) != self.gang.within[1]:
             return 0
-        if self.gang.policy is Policy.REQUIRED and place.domain(self.gang.level) is None:
+        if self.gang.policy is Policy.REQUIRED and place.enclosing(self.gang.level) is None:
             return 0
         if len(place.rails) < self.gang.rails:
             return 0
@@ -46,7 +48,7 @@ class Question:
     def ways(self) -> Iterator[Dealt]:
         """Every way to deal the members that the policy allows."""
         for way in self._deal(list(self.free), self.gang.members):
-            asked = {self.place[host].domain(self.gang.level) for host in way}
+            asked = {self.place[host].enclosing(self.gang.level) for host in way}
             if self.gang.policy is Policy.PREFERRED or len(asked) == 1:
                 yield way
 
@@ -73,7 +75,7 @@ class Question:
         parts.append((len(leaves), self._sizes(leaves, path, inside)))
         if self.gang.order is Order.PACK:
             parts.append(self._partly(way, leaves, path, inside))
-            if rank > 1 and any(self.place[host].domain(NVLINK) for host in inside):
+            if rank > NVLINK + 1 and any(self.place[host].domain(NVLINK) for host in inside):
                 path.append(NVLINK)
                 sets = self._groups(way, path)
                 parts.append((len(sets), self._sizes(sets, path, inside)))
@@ -96,21 +98,23 @@ class Question:
                 if self.gang.policy is Policy.REQUIRED and level > self.gang.level:
                     continue
                 return level + 1, [each for each in self.free if self._with(each, way, level)]
-        return 6, list(self.free)
+        return _ANYWHERE, list(self.free)
 
     def _with(self, host: str, way: Dealt, level: FabricLevel) -> bool:
-        levels = [level]
-        if self.gang.policy is Policy.REQUIRED:
-            levels.append(self.gang.level)
-        one = self.place[next(iter(way))]
-        return all(self.place[host].domain(each) == one.domain(each) for each in levels)
+        one, other = self.place[next(iter(way))], self.place[host]
+        if one.domain(level) != other.domain(level):
+            return False
+        wanted = self.gang.level
+        return self.gang.policy is not Policy.REQUIRED or (
+            one.enclosing(wanted) == other.enclosing(wanted)
+        )
 
     def _room(self, rank: int, inside: list[str]) -> Iterator[int]:
         """Free places of the domain, and of those around it."""
         room = sum(self.free[host] for host in inside)
         yield room
         for level in FabricLevel:
-            if level + 1 > rank and rank < 6:
+            if level + 1 > rank and rank < _ANYWHERE:
                 names = {self.place[host].domain(level) for host in inside}
                 if len(names) == 1 and None not in names:
                     around = [host for host in self.free if self.place[host].domain(level) in names]

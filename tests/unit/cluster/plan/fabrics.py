@@ -23,7 +23,8 @@ def fabrics(draw: st.DrawFn, most: int = 10) -> FabricMap:
     spines = draw(st.integers(1, 2))
     blocks = [draw(st.integers(0, spines - 1)) for _ in range(draw(st.integers(1, 3)))]
     leaves = [draw(st.integers(0, len(blocks) - 1)) for _ in range(draw(st.integers(1, 5)))]
-    has_spines, has_blocks, has_sets = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    has_spines, has_blocks = draw(st.booleans()), draw(st.booleans())
+    has_sets, has_parts = draw(st.booleans()), draw(st.booleans())
     places = []
     for number in range(draw(st.integers(1, most))):
         leaf = draw(st.integers(0, len(leaves) - 1))
@@ -33,6 +34,7 @@ def fabrics(draw: st.DrawFn, most: int = 10) -> FabricMap:
             Place(
                 host=f"host{number}",
                 nvlink_domain=nvlink,
+                sub_domain=f"{nvlink}.{number % 2}" if nvlink and has_parts else None,
                 leaf=None if draw(rarely) else f"leaf{leaf}",
                 # A block that nobody knows nobody knows for any host of it.
                 block=f"block{block}" if has_blocks and block < 2 else None,

@@ -71,7 +71,7 @@ def test_json_says_everything(run: Run) -> None:
     assert found["fits"] is found["proven"] is found["reached"] is True
     assert found["hosts"] == {"n4": 4, "n5": 1}
     assert found["leaves"] == {"leaf2": 5}
-    assert found["around"] == {"leaf": "leaf2", "spine": "spine1"}
+    assert found["around"] == {"leaf": "leaf2", "spine": "spine1", "core": "spine1"}
     assert found["asked"]["level"] == "leaf"
     status, out, _ = run("--members", 6, "-f", "yaml")
     found = yaml.safe_load(out)

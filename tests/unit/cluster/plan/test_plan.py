@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
 import pytest
 
 from nova_hpc.cluster.plan import Gang, Miss, Plan, Policy, Refusal, plan
@@ -198,3 +199,31 @@ def test_of_equal_leaves_that_one_is_not_used_up_with_which_fewer_hosts_do() -> 
     assert isinstance(answer, Plan)
     # Two places of b stay free: of a they would cost one more host.
     assert dict(answer.leaves) == {"a": 4, "b": 2}
+
+
+def test_a_leaf_satisfies_a_wish_for_a_spine_that_nobody_knows() -> None:
+    """A fabric of one tier has no spine, and its leaves are narrower than any."""
+    places = [Place(f"n{number}", leaf=f"l{number // 4}") for number in range(8)]
+    found = FabricMap(places)
+    capacity = dict.fromkeys(found.hosts(), 1)
+    answer = plan(found, capacity, Gang(members=4, level=SPINE))
+    assert isinstance(answer, Plan)
+    assert (answer.level, len(answer.leaves), answer.reached) == ("leaf", 1, True)
+    assert answer.enclosing(SPINE) == (FabricLevel.LEAF, answer.domain)
+    refusal = plan(found, capacity, Gang(members=5, level=SPINE))
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "leaf l0 holds 4 of 5"
+    # A leaf whose spine is known is no part of one whose spine is not.
+    mixed = FabricMap([*places[:4], *(attrs.evolve(each, spine="s") for each in places[4:])])
+    spread = plan(mixed, capacity, Gang(members=5, level=SPINE))
+    assert isinstance(spread, Refusal)
+
+
+def test_a_host_that_is_called_like_a_leaf_is_no_part_of_it() -> None:
+    found = FabricMap([Place("l1", spine="s"), Place("n1", leaf="l1", spine="s")])
+    answer = plan(found, {"l1": 2, "n1": 2}, Gang(members=4, level=SPINE))
+    assert isinstance(answer, Plan)
+    assert dict(answer.leaves) == {"l1": 2}
+    assert answer.why == (
+        "4 members on 2 hosts of 1 leaf and 1 host whose leaf is unknown in spine s"
+    )

@@ -62,9 +62,9 @@ def test_a_refusal_names_the_nearest_miss(case: Case) -> None:
         return
     question = Question(fabric, capacity, gang)
     assert answer.total == sum(question.free.values())
-    held: dict[str, int] = {}
+    held: dict[tuple[FabricLevel, str], int] = {}
     for host, free in question.free.items():
-        name = question.place[host].domain(gang.level)
+        name = question.place[host].enclosing(gang.level)
         if name is not None:
             held[name] = held.get(name, 0) + free
     if gang.policy is Policy.PREFERRED:
@@ -103,9 +103,9 @@ def test_a_gang_that_grows_stays_together(case: Case, more: int) -> None:
             assert members + first.hosts.get(host, 0) <= gang.max_per_host
     if gang.policy is Policy.REQUIRED:
         places = [fabric.place(host) for host in hosts]
-        assert len({place and place.domain(gang.level) for place in places}) == 1
+        assert len({place and place.enclosing(gang.level) for place in places}) == 1
     # One NVLink domain is nearer than one leaf, and it may cross leaves.
-    if beside >= more and answer.level not in ("host", "nvlink_domain"):
+    if beside >= more and answer.level not in ("host", "nvlink_domain", "sub_domain"):
         assert set(answer.leaves) <= set(first.leaves)
 
 
