@@ -20,12 +20,14 @@ from tests.unit.fabric import slurmctld
 from tests.unit.fabric.slurmctld import scontrol
 
 _TOP = Path(__file__).resolve().parents[2]
-_NODES = [f"train-{number}" for number in range(1, 9)]
+_NODES = [f"train-{number}" for number in range(1, 13)]
 
 
 @pytest.mark.slow
 class SlurmTest(base.ClusterClientTest):
-    """Three hosts of two vCPUs: room for six members."""
+    """Five hosts of two vCPUs: room for ten members."""
+
+    HOSTS = 5
 
     def setUp(self) -> None:
         for tool in ("slurmctld", "scontrol", "sbatch"):
@@ -73,7 +75,7 @@ class SlurmTest(base.ClusterClientTest):
     def slurm(self):
         return slurmctld.running(
             self.folder,
-            f"SwitchName=all Nodes={','.join(_NODES)}\n",
+            f"SwitchName=train-all Nodes={','.join(_NODES)}\n",
             _NODES,
             "topology/tree",
             f"ResumeProgram={self.folder / 'hpc-resume'}",
@@ -96,6 +98,26 @@ class SlurmTest(base.ClusterClientTest):
         )
         self.assertEqual(0, ended.returncode, ended.stderr)
         return ended.stdout.strip()
+
+    def could_run(self, nodes: int) -> bool:
+        """Whether Slurm would take a job of so many nodes at all."""
+        ended = subprocess.run(
+            ["sbatch", "--test-only", f"-N{nodes}", "--wrap=true"],
+            cwd=self.folder,
+            env={**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ended.returncode == 0
+
+    def members_in_slurm(self, conf: Path) -> set[str]:
+        """The nodes below leaves of the cluster; all of Slurm's are in its topology."""
+        found = slurmctld.switches(conf)
+        leaves = {name: hosts for name, (level, hosts) in found.items() if level == 0}
+        self.assertEqual(set(_NODES), set().union(*leaves.values()))
+        missing = leaves.get("train-none", leaves.get("train-all", frozenset()))
+        return set(_NODES) - missing
 
     def until(self, done: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + 900
@@ -126,20 +148,17 @@ class SlurmTest(base.ClusterClientTest):
                 lambda: f"NodeAddr={address} " in scontrol(conf, "show", "node", "train-1"),
                 "the address of train-1",
             )
-            self.until(lambda: len(slurmctld.switches(conf)) > 0, "a topology")
-            self.until(
-                lambda: (
-                    {"train-1", "train-2"}
-                    == set().union(*(hosts for _, hosts in slurmctld.switches(conf).values()))
-                ),
-                "the topology of the two",
-            )
+            self.until(lambda: self.members_in_slurm(conf) == {"train-1", "train-2"}, "topology")
+            # Nodes that do not exist yet are in it, too, or Slurm would refuse their jobs.
+            self.assertTrue(self.could_run(len(_NODES)))
             # Those of another job join it.
-            self.submit(2)
-            self.until(lambda: len(self.names()) == 4, "four members")
+            self.submit(6)
+            eight = [f"train-{number}" for number in range(1, 9)]
+            self.until(lambda: self.names() == eight, "eight members")
+            self.until(lambda: self.members_in_slurm(conf) == set(eight), "topology of eight")
             (row,) = self.cluster("list", "-f", "json").json
             self.assertEqual(
-                ("train", "ACTIVE", "4/4"), (row["Name"], row["State"], row["Members"])
+                ("train", "ACTIVE", "8/8"), (row["Name"], row["State"], row["Members"])
             )
             # More than there is room for: none of them is made, and Slurm has its nodes back.
             self.submit(4)
@@ -147,10 +166,11 @@ class SlurmTest(base.ClusterClientTest):
             self.until(
                 lambda: self.cluster("list", "-f", "json").json[0]["State"] == "ACTIVE", "order"
             )
-            self.assertEqual(["train-1", "train-2", "train-3", "train-4"], self.names())
+            self.assertEqual(eight, self.names())
             # Nodes that go: some, then all.
-            scontrol(conf, "update", "NodeName=train-[3-4]", "State=POWER_DOWN_FORCE")
-            self.until(lambda: self.names() == ["train-1", "train-2"], "two members less")
+            scontrol(conf, "update", "NodeName=train-[3-8]", "State=POWER_DOWN_FORCE")
+            self.until(lambda: self.names() == ["train-1", "train-2"], "six members less")
+            self.until(lambda: self.members_in_slurm(conf) == {"train-1", "train-2"}, "two again")
             scontrol(conf, "update", "NodeName=train-[1-2]", "State=POWER_DOWN_FORCE")
             self.until(lambda: not self.groups(), "the end")
             self.assertIn("hpc-cluster", str(list(self.folder.glob("*.lock"))))

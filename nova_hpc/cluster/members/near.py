@@ -7,7 +7,7 @@ words for its domains on the fabric. Both say who shares something, and nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -15,6 +15,8 @@ import attrs
 from nova_hpc.cluster.members import named
 from nova_hpc.cluster.members.leave import UNKNOWN, Place
 from nova_hpc.cluster.members.model import Cluster, Member, number
+from nova_hpc.fabric.hostlist import compress
+from nova_hpc.outside import names
 from nova_hpc.outside.text import printable
 from nova_hpc.wire.position import LEVELS
 
@@ -210,17 +212,27 @@ def check(cluster: Cluster) -> None:
         named.check_domains(seat.member.id, seat.member.position.domains)
 
 
-def as_slurm(cluster: Cluster) -> str:
+def as_slurm(cluster: Cluster, nodes: Collection[str] = ()) -> str:
     """The tree for Slurm's ``topology.conf``: leaves, and above them what is known.
 
     Members of which no leaf is known are below one switch of their own.
 
+    :param nodes: all nodes that Slurm has of the cluster: those that are no members now are
+        below one more switch, since Slurm refuses every job that needs a node which is not in
+        the file, and members that Slurm has not are left out. (): the members alone.
     :raises nova_hpc.outside.names.OutsideError: a name is none of a node or a switch.
     """
     lines: list[str] = []
     check(cluster)
-    tops = _switches(cluster, 0, seats(cluster), lines)
-    if len(tops) > 1:
+    for node in nodes:
+        names.host_name(node, "it is one of the nodes that were named")
+    members = [seat for seat in seats(cluster) if not nodes or seat.member.name in nodes]
+    tops = _switches(cluster, 0, members, lines)
+    missing = set(nodes) - {seat.member.name for seat in members}
+    if missing:
+        tops.append(f"{cluster.name}-none")
+        lines.append(f"SwitchName={tops[-1]} Nodes={compress(missing)}")
+    if len(tops) > 1 or nodes:
         lines.append(f"SwitchName={cluster.name}-all Switches={','.join(tops)}")
     return "\n".join(lines) + "\n"
 

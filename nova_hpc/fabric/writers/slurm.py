@@ -8,6 +8,7 @@ For a release between two of these the stricter one counts.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections import Counter
@@ -33,6 +34,8 @@ _SMALL_BLOCKS: Final[Release] = (26, 5)
 _RELEASE: Final = re.compile(r"(\d{2})\.(\d{2})(?:[.-].*)?")
 #: What Slurm does not take for a name (slurm.conf(5)).
 _WORDS: Final = ("all", "default")
+#: The most characters of a name: as many as a host's can have on Linux (HOST_NAME_MAX).
+_LONGEST: Final = 64
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -157,7 +160,7 @@ def entries(fabric: FabricMap) -> list[Entry]:
     extra: dict[tuple[FabricLevel, str], str] = {}
     for key in sorted(hosts, key=lambda key: (key[0], key[1])):
         if key in below:
-            extra[key] = f"{names[key]}.hosts"
+            extra[key] = _fit(f"{names[key]}.hosts")
             found.append(Entry(extra[key], FabricLevel.LEAF, tuple(hosts[key])))
         else:
             found.append(Entry(names[key], key[0], tuple(hosts[key])))
@@ -208,7 +211,7 @@ def _names(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, s
     taken: set[str] = set()
     for key in sorted(set(keys)):
         level, name = key
-        for candidate in _candidates(_FORBIDDEN.sub("_", name), level):
+        for candidate in map(_fit, _candidates(_FORBIDDEN.sub("_", name), level)):
             if candidate not in taken:
                 found[key] = candidate
                 taken.add(candidate)
@@ -229,11 +232,21 @@ def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
         number += 1
 
 
+def _fit(name: str) -> str:
+    """A name that Slurm takes as a whole; of a longer one, its beginning and a mark of its own."""
+    if len(name) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - len(mark) - 1]}.{mark}"
+
+
 def _check(host: str) -> None:
-    # Operators have such hosts, and no program reads more into it.
-    wrong = wrong_host(host.replace("_", "-"))
+    # Operators have such hosts (underscores, numbers), and no program reads more into it.
+    wrong = wrong_host(f"n{host.replace('_', '-')}")
     if wrong is None and host.lower() in _WORDS:
         wrong = "it is a word of Slurm's own"
+    if wrong is None and len(host) > _LONGEST:
+        wrong = f"it has {len(host)} characters; Slurm takes {_LONGEST}"
     if wrong is not None:
         raise FabricError(f"host {host!r}: no node of Slurm can have this name: {wrong}")
 

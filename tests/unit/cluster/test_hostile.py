@@ -335,7 +335,7 @@ def test_topology(shell: Shell, form: str) -> None:
         elif form == "tree":
             assert {line[0] for line in out.splitlines()} <= {"c", " ", "├", "└", "│"}
         elif form == "matrix":
-            assert len(out.splitlines()) == 11
+            assert len(out.splitlines()) == 13
 
 
 def test_pictures_of_one_member_are_of_one_line_a_member() -> None:

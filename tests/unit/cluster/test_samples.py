@@ -21,6 +21,8 @@ SLURM = SAMPLES / "slurm"
 
 _SCONTROL = r"""#!/bin/bash
 echo "scontrol $*" >>"$CALLS"
+[ "$*" != "--oneliner show node" ] ||
+    printf 'NodeName=%s Arch=x86_64 State=IDLE+CLOUD\n' train-1 train-2 train-3 eval-1 eval-2 login
 [ "$1 $2" = "show hostnames" ] || exit 0
 python3 - "$3" <<'END'
 import re, sys
@@ -36,7 +38,8 @@ echo "openstack $*" >>"$CALLS"
 case "$3" in
 show) [ -n "$WANTED" ] && echo "$WANTED" || exit 1 ;;
 hosts) printf 'train-1 10.0.0.1\ntrain-2 10.0.0.2\n' ;;
-topology) [ "$6" = slurm ] && echo "SwitchName=x Nodes=train-[1-2]" ||
+list) [ -z "$NO_ANSWER" ] && echo train || exit 1 ;;
+topology) [ "$6" = slurm ] && echo "SwitchName=train-all Nodes=$8" ||
     printf 'Name,Block,Leaf\ntrain-1,b-1,l-a\ntrain-2,,\ntrain-3,,l-c\n' ;;
 create | scale) exit "${FAILS:-0}" ;;
 esac
@@ -94,9 +97,26 @@ def test_where_slurm_is_told_the_topology(tmp_path: Path) -> None:
         "scontrol update NodeName=train-1 topology=default:cloud:b-1:l-a",
         "scontrol update NodeName=train-3 topology=default:cloud:l-c",
     ]
-    _, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="file")
-    assert said[-1] == "scontrol reconfigure"
-    assert (tmp_path / "topology.conf").read_text() == "SwitchName=x Nodes=train-[1-2]\n"
+
+
+@pytest.mark.parametrize("program", ["hpc-resume", "hpc-suspend"])
+def test_the_file_has_all_nodes_of_slurm(tmp_path: Path, program: str) -> None:
+    """Also those that do not exist yet, of other clusters, and of none."""
+    status, said = call(tmp_path, program, "train-[1-2]", HPC_TOPOLOGY="file", WANTED="1-3")
+    assert (status, said[-1]) == (0, "scontrol reconfigure")
+    assert (tmp_path / "topology.conf").read_text().splitlines() == [
+        "SwitchName=eval-all Nodes=eval-1,eval-2",
+        "SwitchName=others-all Nodes=login",
+        "SwitchName=train-all Nodes=train-1,train-2,train-3",
+        "SwitchName=clusters Switches=eval-all,others-all,train-all",
+    ]
+
+
+def test_where_the_cloud_does_not_answer_the_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "topology.conf").write_text("as it was\n")
+    status, said = call(tmp_path, "hpc-resume", "train-[1-2]", HPC_TOPOLOGY="file", NO_ANSWER="1")
+    assert (status, "scontrol reconfigure" in said) == (1, False)
+    assert (tmp_path / "topology.conf").read_text() == "as it was\n"
 
 
 def test_nodes_for_which_there_is_no_room_go_back_to_slurm(tmp_path: Path) -> None:

@@ -159,3 +159,21 @@ def test_the_picture_in_the_operator_guide_is_what_is_drawn(captures):
     drawn = svg.draw(readers.read(content, name, Options()).fabric)
     guide = Path(__file__).parents[3] / "docs/source/admin/pictures/fabric-ndr.svg"
     assert guide.read_text(encoding="utf-8") == drawn
+
+
+def test_no_name_is_longer_than_slurm_takes():
+    long = "x" * 100
+    fabric = FabricMap(
+        [
+            Place("a", leaf=f"{long}1", spine=long),
+            Place("b", leaf=f"{long}2", spine=long),
+            Place("c", spine=long),
+        ]
+    )
+    entries = slurm.entries(fabric)
+    names = [entry.name for entry in entries]
+    assert max(map(len, names)) == 64
+    assert len(set(names)) == 4
+    assert groups(read(slurm.tree(fabric)), SPINE) == {("a", "b", "c")}
+    with pytest.raises(FabricError, match="it has 71 characters"):
+        slurm.tree(FabricMap([Place(".".join(["a" * 23] * 3), leaf="l")]))

@@ -23,6 +23,7 @@ from nova_hpc.cluster.life_cycle import decide
 from nova_hpc.cluster.life_cycle.run import CloudError, ClusterError
 from nova_hpc.cluster.members import near, picture
 from nova_hpc.cluster.members.model import Cluster, number
+from nova_hpc.fabric import hostlist
 from nova_hpc.outside.names import OutsideError
 from nova_hpc.outside.text import printable_lines
 from nova_hpc.wire import numbers
@@ -223,7 +224,7 @@ class ShowTopology(_WithTexts):
         return {
             "tree": lambda: near.as_tree(self._cluster),
             "matrix": lambda: near.as_matrix(self._cluster),
-            "slurm": lambda: near.as_slurm(self._cluster),
+            "slurm": lambda: near.as_slurm(self._cluster, self._nodes),
             "svg": lambda: picture.draw(self._cluster),
         }
 
@@ -231,16 +232,33 @@ class ShowTopology(_WithTexts):
         """Declare the options."""
         parser: argparse.ArgumentParser = super().get_parser(prog_name)
         parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        parser.add_argument(
+            "--nodes",
+            type=_node_list,
+            default=(),
+            metavar="<nodes>",
+            help="with -f slurm: all nodes that Slurm has of the cluster, e.g. train-[1-64]; those "
+            "that are no members now are below a switch of their own, because Slurm refuses jobs "
+            "for nodes that are in no switch",
+        )
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """One row a member."""
         with told():
+            self._nodes = parsed_args.nodes
             self._cluster = cloud_of(self.app).find(parsed_args.cluster)
             if parsed_args.formatter in _FOR_SCRIPTS:
                 near.check(self._cluster)
         columns = ("Name", *(_TITLES[level] for level in near.PATH))
         return columns, [(seat.member.name, *seat.path) for seat in near.seats(self._cluster)]
+
+
+def _node_list(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(hostlist.expand(text))
+    except hostlist.HostListError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 _TITLES: Final = {
