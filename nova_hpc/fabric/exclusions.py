@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -76,7 +76,7 @@ def exclude_places(fabric: FabricMap, exclusions: Exclusions, found: Found) -> F
     for place in fabric.places:
         if exclusions.leaves_out_host(place.host):
             continue
-        gone: dict[str, None] = {}
+        gone: dict[str, Any] = {}
         for level in FabricLevel:
             name = place.domain(level)
             if name is not None and exclusions.leaves_out_switch(name):

@@ -268,10 +268,10 @@ def _settle(
     found: Found,
 ) -> dict[str, str]:
     """User -> the domain that it belongs to; those without one are missing."""
-    for switches in groups.disagreeing:
+    for disagreeing in groups.disagreeing:
         found.wrong(
-            f"some of the switches {shorten(switches)} serve nearly the same, others do not: none "
-            f"of them are taken for one {level.word}"
+            f"some of the switches {shorten(disagreeing)} serve nearly the same, others do not: "
+            f"none of them are taken for one {level.word}"
         )
     settled: dict[str, str] = {}
     gave_way: dict[str, set[str]] = {}
@@ -298,14 +298,13 @@ def _settle(
                     f"{level.word} {choice.domain}: is the cable in the wrong place?",
                     port.line,
                 )
-    for wider, narrower in sorted(gave_way.items()):
-        switches = sorted(each for each, domain in groups.domain_of.items() if domain == wider)
-        one = len(switches) == 1
+    for wider, inside in sorted(gave_way.items()):
+        others = sorted(each for each, domain in groups.domain_of.items() if domain == wider)
+        verb, it, they = ("es", "", "they count") if len(others) > 1 else ("", "s", "it counts")
         found.note(
-            f"switch{'' if one else 'es'} {shorten(switches)} serve{'s' if one else ''} all of the "
-            f"{level.noun(len(narrower))} {shorten(sorted(narrower))} and more: there "
-            f"{'it counts' if one else 'they count'} for nothing; --ignore-switches leaves "
-            f"{'it' if one else 'them'} out (a network for storage or management?)"
+            f"switch{verb} {shorten(others)} also serve{it} what is in the "
+            f"{level.noun(len(inside))} {shorten(sorted(inside))}, so {they} for no {level.word} "
+            "there (a network for storage or management? --ignore-switches leaves it out)"
         )
     return settled
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
-from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch
-from nova_hpc.fabric.problems import Found, Problem, Reading
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Problem, Rail, Switch
+from nova_hpc.fabric.problems import Found, Reading
 
 
 def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Reading:
@@ -57,7 +58,7 @@ def _of(problem: Problem, source: str) -> Problem:
 
 
 def _merge_places(one: Place, other: Place, found: Found) -> Place:
-    domains: dict[str, str | None] = {}
+    domains: dict[str, Any] = {}
     for level in FabricLevel:
         names = {name for name in (one.domain(level), other.domain(level)) if name is not None}
         if len(names) > 1:

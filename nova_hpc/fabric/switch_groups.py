@@ -84,7 +84,7 @@ class SwitchGroups:
         if not votes:
             return None
         ports = len(switches)
-        gave_way = {}
+        gave_way: dict[str, str] = {}
         for wider, narrower in itertools.permutations(sorted(votes), 2):
             part = Fraction(votes[narrower], ports)
             if self.is_wide_above(wider, narrower):

@@ -99,8 +99,8 @@ class SlurmTest(base.ClusterClientTest):
         self.assertEqual(0, ended.returncode, ended.stderr)
         return ended.stdout.strip()
 
-    def could_run(self, nodes: int) -> bool:
-        """Whether Slurm would take a job of so many nodes at all."""
+    def refusal_of(self, nodes: int) -> str:
+        """Why Slurm would never run a job of so many nodes; "": it would."""
         ended = subprocess.run(
             ["sbatch", "--test-only", f"-N{nodes}", "--wrap=true"],
             cwd=self.folder,
@@ -109,7 +109,7 @@ class SlurmTest(base.ClusterClientTest):
             text=True,
             check=False,
         )
-        return ended.returncode == 0
+        return "" if ended.returncode == 0 else ended.stderr
 
     def members_in_slurm(self, conf: Path) -> set[str]:
         """The nodes below leaves of the cluster; all of Slurm's are in its topology."""
@@ -150,7 +150,7 @@ class SlurmTest(base.ClusterClientTest):
             )
             self.until(lambda: self.members_in_slurm(conf) == {"train-1", "train-2"}, "topology")
             # Nodes that do not exist yet are in it, too, or Slurm would refuse their jobs.
-            self.assertTrue(self.could_run(len(_NODES)))
+            self.assertEqual("", self.refusal_of(len(_NODES) - 2))
             # Those of another job join it.
             self.submit(6)
             eight = [f"train-{number}" for number in range(1, 9)]

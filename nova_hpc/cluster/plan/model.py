@@ -105,7 +105,7 @@ class Plan:
 
     def enclosing(self, level: FabricLevel) -> tuple[FabricLevel, str] | None:
         """As :meth:`nova_hpc.fabric.model.Place.enclosing`, of the whole gang."""
-        shared = {each.word: name for each, name in self.around}
+        shared: dict[str, Any] = {each.word: name for each, name in self.around}
         return Place(host="?", **shared).enclosing(level)
 
 
