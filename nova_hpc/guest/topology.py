@@ -17,7 +17,7 @@ from .machine import Function
 DEFAULT: Final = "default"
 _WORDS: Final = {"nvlink_domain": "NVLink domain", "sub_domain": "sub-domain"}
 #: Levels of which each lies in one of the level before.
-_TREE: Final = ("core", "spine", "block", "leaf")
+_TREE: Final = ("spine", "block", "leaf")
 
 
 def check(document: Document) -> None:

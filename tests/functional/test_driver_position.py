@@ -109,9 +109,9 @@ class PositionTest(DriverTest):
         found = {host: self.position(server).domains for host, server in mine.items()}
         self.assertEqual(found["alpha"], found["beta"])
         self.assertNotEqual(found["alpha"]["leaf"], found["gamma"]["leaf"])
-        for level in ("spine", "block"):
+        for level in ("core", "spine", "block"):
             self.assertEqual(found["alpha"][level], found["gamma"][level])
-        self.assertEqual({"spine", "block", "leaf"}, set(found["alpha"]))
+        self.assertEqual({"core", "spine", "block", "leaf"}, set(found["alpha"]))
 
         other = client.TestOpenStackClient(
             "other", self.api_fixture.base_url, OTHER_PROJECT, ["reader", "member", "admin"]
@@ -180,7 +180,9 @@ class PositionTest(DriverTest):
         server = self.make({"hpc:fabric": "leaf"}, "alpha")
         self.assertEqual({position.KEY}, set(self.metadata(server)))
         found = self.position(server)
-        self.assertEqual(({"spine", "block", "leaf"}, ()), (set(found.domains), found.rails))
+        self.assertEqual(
+            ({"core", "spine", "block", "leaf"}, ()), (set(found.domains), found.rails)
+        )
 
     def test_a_cloud_that_does_not_know(self) -> None:
         """Without a map, and with one that an earlier release has written."""
@@ -232,7 +234,7 @@ class PositionTest(DriverTest):
         with mock.patch.object(objects_base.NovaObject, "indirection_api", Conductor()):
             found = whereabouts.look("alpha", "p1")
         self.assertEqual([("AggregateList", "get_by_host", ("alpha",), {})], asked)
-        self.assertEqual({"spine", "block", "leaf"}, set(found.domains))
+        self.assertEqual({"core", "spine", "block", "leaf"}, set(found.domains))
 
     # -- a server's life ------------------------------------------------------
 

@@ -48,6 +48,10 @@ READERS = (
 )
 
 
+#: These maps are small, and whole parts of them go.
+_ALL = ("--removal-limit", "100")
+
+
 class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
     compute_driver = "fake.SmallFakeDriver"
 
@@ -145,7 +149,12 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
             if row["Change"] == "moved"
         }
         self.assertIn(("n2", "l1", "l3"), moved)
-        status, out, err = self.run_command("sync", "--yes", "--format", "json", given=NEW)
+        # Two of three hosts would lose their NVLink domain: somebody has to say so.
+        status, out, err = self.run_command("sync", "--yes", given=NEW)
+        self.assertEqual((2, ""), (status, out))
+        self.assertIn("2 of 3 hosts would lose a domain that Nova has now: n1, n2", err)
+        words = ("--accept-removals", "2", "--format", "json")
+        status, out, err = self.run_command("sync", "--yes", *words, given=NEW)
         self.assertEqual(0, status, err)
         self.assertEqual({salt}, {each["metadata"].get(SALT_KEY) for each in self.ours()})
         self.assertNotIn(salt, out + err)
@@ -173,12 +182,12 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
 
             with mock.patch.object(fabric_cloud.Cloud, "apply", until):
                 given = OLD if stop % 2 else NEW
-                status, _, err = self.run_command("sync", "--yes", given=given)
+                status, _, err = self.run_command("sync", "--yes", *_ALL, given=given)
             if count > stop:
                 self.assertEqual(1, status)
                 self.assertIn(f"{stop} of ", err)
                 self.assertIn("500: no database; run it again to go on", err)
-        status, _, err = self.run_command("sync", "--yes", given=OLD)
+        status, _, err = self.run_command("sync", "--yes", *_ALL, given=OLD)
         self.assertEqual(0, status, err)
         self.assertEqual({host: OLD.place(host) or Place(host) for host in HOSTS}, self.places())
 
@@ -189,7 +198,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         body = {"set_metadata": {"metadata": {"availability_zone": "zone"}}}
         self.admin_api.api_post(f"os-aggregates/{leaf['id']}/action", body)
         self._create_server(networks="none", az="zone", host="n2")
-        status, _, err = self.run_command("sync", "--yes", given=NEW)
+        status, _, err = self.run_command("sync", "--yes", *_ALL, given=NEW)
         self.assertEqual(1, status)
         self.assertIn("take it off", err)
         self.assertIn("409: Cannot remove host", err)
@@ -228,7 +237,7 @@ class FabricSyncTest(integrated_helpers.ProviderUsageBaseTestCase):
         status, _, err = self.run_command("diff", given=NEW)
         self.assertEqual(1, status, err)
         self.assertIn("cluster train now spans 2 leaves (before: 1)", err)
-        status, _, err = self.run_command("sync", "--yes", given=NEW)
+        status, _, err = self.run_command("sync", "--yes", *_ALL, given=NEW)
         self.assertEqual(0, status, err)
         self.assertIn("cluster train now spans 2 leaves (before: 1); nothing is moved", err)
         hosts = [
