@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.from_nova import gate
 from nova_hpc.from_nova import patches as both
 from nova_hpc.from_nova.gate import Patch
 from nova_hpc.from_nova.patches import scheduler
+from nova_hpc.offer import nova_sources
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 
@@ -63,7 +63,7 @@ def _table(found: list[Patch]) -> Iterator[str]:
 
 def _cells(patch: Patch) -> tuple[str, ...]:
     lines = ", ".join(
-        f"{gate.READ[release]}: {first}-{last}"
+        f"{nova_sources.READ[release]}: {first}-{last}"
         for release, (first, last) in sorted(patch.lines.items())
     )
     return (

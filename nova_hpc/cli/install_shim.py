@@ -35,11 +35,16 @@ _MISSING: Final = 1
 
 #: Finding is not importing: a broken Nova is still found.
 _PROBE: Final = """
-import importlib.util, json
+import importlib.metadata, importlib.util, json
 def where(name):
     spec = importlib.util.find_spec(name)
     return list(spec.submodule_search_locations or []) if spec else []
-print(json.dumps({name: where(name) for name in ("nova", "nova_hpc", "virt_driver_patches")}))
+found = {name: where(name) for name in ("nova", "nova_hpc", "virt_driver_patches")}
+try:
+    found["version"] = [importlib.metadata.version("nova")]
+except importlib.metadata.PackageNotFoundError:
+    found["version"] = []
+print(json.dumps(found))
 """
 
 
@@ -55,6 +60,13 @@ class Place:
     target: Path
     #: That interpreter finds this project, which the file imports.
     complete: bool
+    #: The version of its Nova; None: nothing says it.
+    version: str | None = None
+
+    @property
+    def nova(self) -> Path:
+        """The package ``nova`` of that interpreter."""
+        return self.target.parent.parent
 
 
 def interpreter() -> str:
@@ -91,7 +103,8 @@ def locate(python: str) -> Place:
         raise ShimError(
             f"{python} finds no Nova; name the interpreter of nova-compute with --python"
         )
-    return Place(python, home / NAME, bool(found["nova_hpc"] and found["virt_driver_patches"]))
+    complete = bool(found["nova_hpc"] and found["virt_driver_patches"])
+    return Place(python, home / NAME, complete, next(iter(found["version"]), None))
 
 
 def content() -> str:

@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from oslo_config import cfg
 
-from nova_hpc.cli import doctor_service, node_config
+from nova_hpc.cli import doctor_service, install_shim, node_config
 from nova_hpc.cli.base import Answer, CommandError, List
-from nova_hpc.cli.doctor import NODE, Doctor, add_options, look_here
+from nova_hpc.cli.doctor import CONTROLLER, NODE, Doctor, add_options, look_here
+from nova_hpc.offer import nova_sources
 from nova_hpc.offer.doctor_service import shim_finding
 from nova_hpc.offer.findings import Finding, Severity
+from nova_hpc.offer.nova_digests import DIGESTS
 from nova_hpc.tenancy.ledger import LedgerFile
 
 SUCCESS, WARNING, FAILURE = 0, 1, 2
@@ -33,7 +35,8 @@ class UpgradeCheck(List):
     """Say whether the services of this machine may be restarted with this release.
 
     Looks at what they are told and at the declaration as nova-hpc doctor does, at the
-    node's ledger, and at the shim of the driver. Changes nothing. The exit status is 0
+    node's ledger, at the shim of the driver, and whether the functions of Nova that this
+    project wraps are those that it was written for. Changes nothing. The exit status is 0
     where all is well, 1 where something is to be looked at, and 2 where a service would
     not start, or not serve.
     """
@@ -54,6 +57,9 @@ class UpgradeCheck(List):
             checks.append(("Ledger", _ledger(parsed_args.config)))
             if doctor_service.is_here(parsed_args.root):
                 checks.append(("Shim of the driver", _shim(parsed_args.config)))
+        with_nova = not {NODE, CONTROLLER}.isdisjoint(parsed_args.part or [NODE])
+        if with_nova and doctor_service.is_here(parsed_args.root):
+            checks.append(("Functions of Nova", _functions()))
         results = [
             (name, library.Result(library.Code(code), text)) for name, (code, text) in checks
         ]
@@ -110,6 +116,27 @@ def _ledger(config: list[str]) -> Result:
     if ledger.problems:
         return WARNING, "; ".join(ledger.problems) + "."
     return SUCCESS, None
+
+
+def _functions() -> Result:
+    try:
+        place = install_shim.locate(install_shim.interpreter())
+    except (install_shim.ShimError, OSError) as error:
+        return WARNING, f"Nova was not looked at: {error}."
+    major = (place.version or "").partition(".")[0]
+    if not major.isdigit() or int(major) not in nova_sources.READ:
+        known = ", ".join(map(str, nova_sources.READ))
+        return FAILURE, (
+            f"Nova {place.version or 'of an unknown version'} is in {place.nova}, and this release "
+            f"of nova-hpc knows {known}: install releases that fit together."
+        )
+    found = nova_sources.changed(place.nova, int(major), DIGESTS)
+    if not found:
+        return SUCCESS, None
+    return WARNING, (
+        f"{'; '.join(map(str, found))}. It is used all the same: read what has changed, and run "
+        "the functional tests beside this Nova."
+    )
 
 
 def _shim(config: list[str]) -> Result:

@@ -47,6 +47,18 @@ _PARAMETERS: Final[dict[str, tuple[Callable[..., Any] | None, frozenset[str]]]] 
     ),
 }
 
+#: What the scheduler calls and does not wrap, and what is known of it beyond its parameters.
+RELIED_ON: Final = (
+    "nova.pci.stats:PciDeviceStats._apply_request",
+    "nova.pci.stats:PciDeviceStats._get_rp_uuids_for_request",
+    "nova.pci.stats:PciDeviceStats.apply_requests",
+    "nova.pci.stats:PciDeviceStats.support_requests",
+    "nova.compute.pci_placement_translator:get_resource_class",
+    "nova.compute.pci_placement_translator:get_traits",
+    "nova.virt.hardware:_numa_fit_instance_cell",
+    "nova.virt.hardware:_pack_instance_onto_cores",
+)
+
 
 def release() -> int | None:
     """Major version of the Nova that runs; None: it cannot be told."""

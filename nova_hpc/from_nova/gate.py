@@ -16,17 +16,23 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Signature
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import nova
 from nova import exception, safe_utils
+from oslo_log import log as logging
 
+from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.contract import SUPPORTED, release
+from nova_hpc.offer import nova_sources
 
-#: The releases whose files :attr:`Patch.lines` numbers.
-READ: Final = {32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
+LOG = logging.getLogger(__name__)
+
+_ONCE: Final = Once()
 
 #: Both plug-in packages say it: filters are taken back on one side, the driver on the other.
 _CURE: Final = (
@@ -45,7 +51,8 @@ class Patch:
     target: str
     #: Parameters that are relied on by name.
     parameters: tuple[str, ...]
-    #: Release -> first and last line, decorators included, as of :data:`READ`.
+    #: Release -> first and last line, decorators included, as of
+    #: :data:`nova_hpc.offer.nova_sources.READ`.
     lines: Mapping[int, tuple[int, int]]
     #: What Nova does that this is there for.
     why: str
@@ -141,6 +148,27 @@ def check_release() -> None:
         raise exception.InvalidConfiguration(
             f"nova-hpc supports Nova {known}, and this is Nova {found}. {_CURE}"
         )
+
+
+def warn_of_changes(targets: Iterable[str]) -> None:
+    """Say which functions of Nova are not as they were read, once in this process.
+
+    Nothing is refused for it: distributions patch Nova, and know better than a digest
+    whether it matters.
+
+    :param targets: as :attr:`Patch.target`; the release is a supported one.
+    """
+    folder, running = Path(nova.__file__).parent, release()
+    if running is None or running not in nova_sources.READ:
+        return
+    for change in nova_sources.changed(folder, running, targets):
+        if _ONCE.first(str(change)):
+            LOG.warning(
+                "Nova's %s, with which nova-hpc was written and tested. It is used all the same: "
+                "read what has changed, and run the functional tests beside this Nova "
+                "(contributor guide, Gated patches)",
+                change,
+            )
 
 
 def wrap(owner: Any, patch: Patch, around: Around) -> None:

@@ -8,6 +8,7 @@ functional tests.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 import time
@@ -21,11 +22,18 @@ from nova import test
 from nova.tests.fixtures import conf as conf_fixture
 from nova.tests.functional import integrated_helpers
 
+from nova_hpc.from_nova import contract, gate
 from tests.functional import once
 
 once.compile_statements()
 once.check_schemas()
 once.share_routes()
+
+if os.environ.get("NOVA_HPC_NEXT_NOVA"):
+    # What holds of a Nova that nobody has read yet; services refuse it.
+    gate.SUPPORTED = contract.SUPPORTED = range(
+        contract.SUPPORTED[0], max(contract.SUPPORTED[-1], contract.release() or 0) + 1
+    )
 
 #: Random histories kill a service at its own threads, which release 34 brought.
 _THREADS = "nova.thread_pool_factory"

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from nova import context as nova_context
 from nova import objects
 
+from nova_hpc.from_nova import gate
+from nova_hpc.from_nova.cache import Once
+from nova_hpc.offer import nova_sources
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import decision
@@ -30,6 +35,20 @@ class AlignmentTest(DriverTest):
         self.assertEqual(
             Decision(Level.SWITCH, Policy.REQUIRED, Level.SWITCH), decision.loads(text)
         )
+
+    def test_a_function_of_nova_that_has_changed_is_told_and_serves(self) -> None:
+        target = "nova.virt.libvirt.driver:LibvirtDriver.spawn"
+        other = {target: dict.fromkeys(nova_sources.READ, "of a distribution")}
+        with (
+            mock.patch.object(gate, "_ONCE", Once()),
+            mock.patch.dict(nova_sources.DIGESTS, other),
+        ):
+            self.host("alpha", fixtures.two_switches(gpus=2))
+        (line,) = self.log_lines(
+            r"LibvirtDriver\.spawn in nova/virt/libvirt/driver\.py is not that"
+        )
+        self.assertIn("WARNING", line)
+        self.boot(self.make_flavor(SWITCH))
 
     def test_a_forced_host_with_a_misaligned_set_is_refused(self) -> None:
         self.host("alpha", fixtures.two_switches(gpus=1))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
@@ -17,10 +19,14 @@ from oslo_utils.fixture import uuidsentinel as uuids
 
 from docs import gated_patches as page
 from nova_hpc.from_nova import gate
-from nova_hpc.from_nova.contract import SUPPORTED, release
-from nova_hpc.from_nova.patches import scheduler
+from nova_hpc.from_nova.cache import Once
+from nova_hpc.from_nova.contract import RELIED_ON, release
+from nova_hpc.from_nova.patches import numa_fit, scheduler
+from nova_hpc.offer import nova_sources
+from nova_hpc.offer.nova_digests import DIGESTS
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool
+from tools import nova_digests as nova_digests_tool
 from virt_driver_patches import patches
 from virt_driver_patches.patches import moves, overrides, pci_devices, reasons, refuse_early
 
@@ -31,14 +37,49 @@ from virt_driver_patches.patches import moves, overrides, pci_devices, reasons, 
 def test_it_is_where_it_is_said_to_be(patch):
     """Nova's file and lines, in the release that runs the tests."""
     function = patch.function()
-    assert set(patch.lines) == set(SUPPORTED)
+    assert set(patch.lines) == set(nova_sources.READ)
     known = release()
-    if nova.version.version_string() == gate.READ[known]:
+    if nova.version.version_string() == nova_sources.READ.get(known):
         source = inspect.getsourcefile(function)
         assert source.endswith(patch.file)
         # Decorators are part of the range.
         lines, first = inspect.getsourcelines(function)
         assert patch.lines[known] == (first, first + len(lines) - 1)
+
+
+def test_every_function_was_read() -> None:
+    assert sorted(DIGESTS) == nova_digests_tool.targets(), "run tools/nova_digests.py"
+
+
+def test_nova_is_as_it_was_read() -> None:
+    """Also of Nova's master, once a week: what has changed since the last release is told."""
+    folder, known = Path(nova.__file__).parent, release()
+    read = nova_sources.READ.get(known)
+    found = nova_sources.changed(folder, known if read else max(nova_sources.READ), DIGESTS)
+    text = "; ".join(map(str, found))
+    if nova.version.version_string() != read and not os.environ.get("NOVA_HPC_NEXT_NOVA"):
+        pytest.skip(f"{read} was read, and this is another Nova: {text or 'nothing has changed'}")
+    assert not found, f"{text}: read it, and run tools/nova_digests.py"
+
+
+@pytest.mark.skipif(release() not in nova_sources.READ, reason="nobody has read this Nova yet")
+def test_a_body_that_has_changed_is_told_once(monkeypatch, caplog) -> None:
+    """Services go on: distributions patch Nova."""
+    monkeypatch.setattr(gate, "_ONCE", Once())
+    for logger in (gate.LOG.logger, gate.LOG.logger.parent):
+        monkeypatch.setattr(logger, "propagate", True)
+    target = numa_fit.FIT.target
+    changed = {**DIGESTS, target: dict.fromkeys(nova_sources.READ, "another")}
+    monkeypatch.setattr(nova_sources, "DIGESTS", changed)
+    with caplog.at_level("WARNING", logger=gate.LOG.logger.name):
+        for _ in range(2):
+            scheduler.install()
+    (told,) = [each.getMessage() for each in caplog.records if "functional tests" in each.message]
+    read = nova_sources.READ[release()]
+    assert told.startswith(
+        f"Nova's numa_fit_instance_to_host in nova/virt/hardware.py is not that of Nova {read}"
+    )
+    assert set(RELIED_ON) <= set(DIGESTS)
 
 
 def test_the_page_shows_all() -> None:

@@ -8,11 +8,13 @@ from typing import Any, Final
 
 from nova_hpc.from_nova import gate
 from nova_hpc.from_nova import patches as both_patches
+from nova_hpc.from_nova.contract import RELIED_ON
 from nova_hpc.from_nova.gate import Patch
 from virt_driver_patches.patches import (
     healing,
     moves,
     new_servers,
+    overrides,
     pci_devices,
     placement,
     ports,
@@ -101,6 +103,7 @@ def install(
     gate.check_release()
     for patch in ALL:
         patch.function()
+    gate.warn_of_changes([*(each.target for each in (*ALL, *overrides.DRIVER)), *RELIED_ON])
     manager = gate.manager_of(virtapi)
     tracker = getattr(manager, "rt", None)
     new_servers.serve(tracker)

@@ -1,39 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every method of Nova's classes that a class of this project's overrides.
+"""Every method of Nova's driver that this project's overrides.
 
 Public methods are what Nova lets subclasses do, and still nothing that it promises: a
 parameter that comes or goes breaks them as it breaks a wrap. Private ones of the driver
-are in ``patches.ALL`` with the wraps, which are checked when the service starts. The
-classes are named as texts, those of the scheduler, too, which nova-compute never
-imports; a contract test compares this list with the classes themselves, on every release.
+are in ``patches.ALL`` with the wraps, which are checked when the service starts. Those of
+other classes are in :mod:`nova_hpc.from_nova.overridden`; a contract test compares the lists
+with the classes themselves, on every release.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-import attrs
-
-from nova_hpc.from_nova.gate import Patch
-
-
-@attrs.frozen
-class Override(Patch):
-    """A method of a class of this project's, in place of Nova's."""
-
-    #: ``module:Class`` of the overriding class.
-    ours: str = ""
-    overridden: bool = True
-    until: str = "it is what Nova has for it"
-
+from nova_hpc.from_nova.overridden import SCHEDULER, Override
 
 _DRIVER: Final = "virt_driver_patches.driver.hpc_libvirt:HpcLibvirtDriver"
-_FABRIC_FILTER: Final = "scheduler_filters.hpc_fabric_filter:HpcFabricFilter"
-_FABRIC_WEIGHER: Final = "scheduler_filters.hpc_fabric_weigher:HpcFabricWeigher"
-_FILTER: Final = "scheduler_filters.hpc_topology_filter:HpcTopologyFilter"
-_HOSTS: Final = "nova_hpc.from_nova.snapshot:_Hosts"
-_VALIDATOR: Final = "scheduler_filters.validators:HpcExtraSpecValidator"
-_WEIGHER: Final = "scheduler_filters.hpc_packing_weigher:HpcPackingWeigher"
 
 #: Those of nova-compute.
 DRIVER: Final[tuple[Override, ...]] = (
@@ -165,85 +146,4 @@ DRIVER: Final[tuple[Override, ...]] = (
         ours=_DRIVER,
     ),
 )
-#: Those of nova-scheduler, nova-api and of commands that read a cloud.
-SCHEDULER: Final[tuple[Override, ...]] = (
-    Override(
-        "nova.filters:BaseFilter.filter_all",
-        parameters=("filter_obj_list", "spec_obj"),
-        lines={32: (36, 45), 33: (36, 45), 34: (36, 45)},
-        why="The filter sees all hosts of a request at once.",
-        ours=_FILTER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher.weight_multiplier",
-        parameters=("host_state",),
-        lines={32: (82, 94), 33: (82, 94), 34: (82, 94)},
-        why="Its weight is an option of this project's.",
-        ours=_WEIGHER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher.weigh_objects",
-        parameters=("weighed_obj_list", "weight_properties"),
-        lines={32: (100, 120), 33: (100, 120), 34: (100, 120)},
-        why="Hosts are ranked among each other.",
-        ours=_WEIGHER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher._weigh_object",
-        parameters=("obj", "weight_properties"),
-        lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
-        why="Nova asks for it; the ranks are those of weigh_objects.",
-        ours=_WEIGHER,
-    ),
-    Override(
-        "nova.filters:BaseFilter.filter_all",
-        parameters=("filter_obj_list", "spec_obj"),
-        lines={32: (36, 45), 33: (36, 45), 34: (36, 45)},
-        why="The domain of a server group is decided among all hosts that are left.",
-        ours=_FABRIC_FILTER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher.weight_multiplier",
-        parameters=("host_state",),
-        lines={32: (82, 94), 33: (82, 94), 34: (82, 94)},
-        why="Its weight is an option of this project's.",
-        ours=_FABRIC_WEIGHER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher.weigh_objects",
-        parameters=("weighed_obj_list", "weight_properties"),
-        lines={32: (100, 120), 33: (100, 120), 34: (100, 120)},
-        why="Hosts are near the other members or not; that is known for all at once.",
-        ours=_FABRIC_WEIGHER,
-    ),
-    Override(
-        "nova.weights:BaseWeigher._weigh_object",
-        parameters=("obj", "weight_properties"),
-        lines={32: (96, 98), 33: (96, 98), 34: (96, 98)},
-        why="Nova asks for it; the scores are those of weigh_objects.",
-        ours=_FABRIC_WEIGHER,
-    ),
-    Override(
-        "nova.scheduler.host_manager:HostManager.__init__",
-        parameters=("self",),
-        lines={32: (349, 372), 33: (348, 371), 34: (349, 372)},
-        why="A command that reads a cloud has no filters, and needs no records of instances.",
-        ours=_HOSTS,
-    ),
-    Override(
-        "nova.scheduler.host_manager:HostManager._get_instance_info",
-        parameters=("context", "compute"),
-        lines={32: (880, 896), 33: (878, 894), 34: (879, 895)},
-        why="As for __init__.",
-        ours=_HOSTS,
-    ),
-    Override(
-        "nova.api.validation.extra_specs.base:ExtraSpecValidator.validate",
-        parameters=("name", "value"),
-        lines={32: (106, 120), 33: (106, 120), 34: (106, 120)},
-        why="The rules of hpc: keys are those of the node and the scheduler, not a pattern.",
-        ours=_VALIDATOR,
-    ),
-)
-
 ALL: Final = (*DRIVER, *SCHEDULER)

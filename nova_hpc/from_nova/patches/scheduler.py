@@ -11,8 +11,9 @@ from nova.objects import request_spec
 from nova.scheduler import host_manager
 from nova.scheduler.filters import numa_topology_filter
 
-from nova_hpc.from_nova import patches, placement_answer
-from nova_hpc.from_nova.gate import Call, Patch, wrap
+from nova_hpc.from_nova import overridden, patches, placement_answer
+from nova_hpc.from_nova.contract import RELIED_ON
+from nova_hpc.from_nova.gate import Call, Patch, warn_of_changes, wrap
 from nova_hpc.from_nova.patches import alternates, answers, claims, forced
 from nova_hpc.from_nova.patches.numa_cells import Values
 from nova_hpc.from_nova.patches.serving import served, serving
@@ -60,6 +61,8 @@ def install() -> None:
     for patch in ALL:
         patch.function()
     patches.install()
+    mine = (*patches.BOTH, *ALL, *overridden.SCHEDULER)
+    warn_of_changes([*(each.target for each in mine), *RELIED_ON])
     with _LOCK:
         for owner, patch, around in (
             (numa_topology_filter.NUMATopologyFilter, FILTER, _passing),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc status upgrade check``, by the library of ``nova-status upgrade check``."""
 
+import ast
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ import pytest
 from nova_hpc.cli import install_shim, upgrade_check
 from nova_hpc.cli.main import main
 from nova_hpc.cli.upgrade_check import FAILURE, SUCCESS, WARNING
-from nova_hpc.offer import settings
+from nova_hpc.offer import nova_sources, settings
 from tests.unit.cli.conftest import GPU
 from tests.unit.cli.doctor_faults import COMPUTE
 from tests.unit.cli.doctor_place import Place
@@ -113,3 +114,35 @@ def test_the_shim(place, tmp_path, monkeypatch):
     place.option(COMPUTE, "compute_driver", "libvirt.LibvirtDriver")
     assert upgrade_check._shim([]) == (SUCCESS, None)
     assert settings.DRIVER != "libvirt.LibvirtDriver"
+
+
+def test_functions_of_nova(tmp_path, monkeypatch):
+    home = tmp_path / "elsewhere"
+    file = home / "nova/virt/hardware.py"
+    file.parent.mkdir(parents=True)
+    (file.parent / "__init__.py").touch()
+    (file.parents[1] / "__init__.py").touch()
+    info = home / "nova-34.0.0.dist-info"
+    info.mkdir()
+    metadata = "Metadata-Version: 2.1\nName: nova\nVersion: {}\n"
+    (info / "METADATA").write_text(metadata.format("34.0.0"))
+    file.write_text("def fit():\n    return 1\n")
+    target = "nova.virt.hardware:fit"
+    table = {target: {34: nova_sources.digest(ast.parse(file.read_text()), target)}}
+    monkeypatch.setattr(nova_sources, "DIGESTS", table)
+    monkeypatch.setattr(upgrade_check, "DIGESTS", table)
+    monkeypatch.setattr(install_shim, "interpreter", lambda: sys.executable)
+    monkeypatch.setenv("PYTHONPATH", str(home))
+    assert upgrade_check._functions() == (SUCCESS, None)
+    file.write_text("def fit():\n    # A word of the distribution's.\n    return 1\n")
+    assert upgrade_check._functions() == (SUCCESS, None)
+    file.write_text("def fit():\n    return 2\n")
+    code, text = upgrade_check._functions()
+    assert code == WARNING
+    assert text.startswith("fit in nova/virt/hardware.py is not that of Nova 34.0.0. It is used")
+    (info / "METADATA").write_text(metadata.format("35.0.0"))
+    code, text = upgrade_check._functions()
+    assert code == FAILURE
+    assert text.startswith(f"Nova 35.0.0 is in {home / 'nova'}, and this release of nova-hpc")
+    monkeypatch.setattr(install_shim, "interpreter", lambda: "/no/python")
+    assert upgrade_check._functions()[0] == WARNING

@@ -7,6 +7,7 @@ Only what would install packages is replaced; the settings come from the real
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import pathlib
@@ -299,7 +300,24 @@ def test_the_jobs_name_what_is_there() -> None:
         for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
         if "project" in each
     )
-    assert set(project["check"]["jobs"]) == set(project["gate"]["jobs"]) == jobs.keys()
+    weekly = set(project["periodic-weekly"]["jobs"])
+    assert set(project["check"]["jobs"]) == set(project["gate"]["jobs"]) == jobs.keys() - weekly
+
+
+def test_the_weekly_job_runs_the_contract_tests_beside_novas_master() -> None:
+    (job,) = (
+        each["job"]
+        for each in yaml.safe_load((TOP / ".zuul.yaml").read_text())
+        if each.get("job", {}).get("name") == "nova-hpc-nova-master"
+    )
+    assert "openstack/nova" in job["required-projects"]
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(TOP / "tox.ini")
+    env = tox[f"testenv:{job['vars']['tox_envlist']}"]
+    assert "NOVA_HPC_NEXT_NOVA" in env["set_env"]
+    tests = env["commands"].partition("posargs:")[2].rstrip("}").split()
+    assert "tests/functional/test_scheduler_contract.py" in tests
+    assert all((TOP / each).exists() for each in tests)
 
 
 @pytest.mark.parametrize("sample", ["local.conf.sample", "local.conf.subnode.sample"])

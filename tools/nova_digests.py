@@ -1,0 +1,93 @@
+#!/usr/bin/env python
+# SPDX-License-Identifier: Apache-2.0
+"""Write what Nova's functions were when somebody read them: ``nova_hpc/offer/nova_digests.py``.
+
+Run beside each Nova, once its functions were read and the lines of the patches are those of
+the release that ``nova_hpc.offer.nova_sources.READ`` names::
+
+    for each in 32 33 34; do
+        PYTHONPATH=. .tox/functional-$each/bin/python tools/nova_digests.py
+    done
+
+What it is not run beside stays. A test compares the table with the Nova that is installed.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import nova
+from nova import version
+
+from nova_hpc.from_nova import contract, overridden
+from nova_hpc.from_nova.patches import scheduler
+from nova_hpc.offer import nova_digests, nova_sources
+from virt_driver_patches import patches
+from virt_driver_patches.patches import overrides
+
+TABLE: Final = Path(nova_digests.__file__)
+_HEAD: Final = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""Digests of Nova's functions as they were read; ``tools/nova_digests.py`` writes this file.
+
+Each is the SHA-256 that :func:`nova_hpc.offer.nova_sources.digest` makes, by release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+DIGESTS: Final[Mapping[str, Mapping[int, str]]] = {
+'''
+
+
+def targets() -> list[str]:
+    """Every function that is wrapped, overridden or relied on."""
+    listed = (*patches.ALL, *scheduler.ALL, *overrides.DRIVER, *overridden.SCHEDULER)
+    return sorted({*(each.target for each in listed), *contract.RELIED_ON})
+
+
+def renewed(release: int, folder: Path) -> str:
+    """The table with the column of the Nova in *folder*.
+
+    :raises SystemExit: a function is not there.
+    """
+    trees: dict[str, ast.Module] = {}
+    lines = [_HEAD]
+    for target in targets():
+        file = nova_sources.file_of(target)
+        if file not in trees:
+            trees[file] = ast.parse((folder.parent / file).read_text(encoding="utf-8"))
+        now = nova_sources.digest(trees[file], target)
+        if now is None:
+            raise SystemExit(f"{target} is not there")
+        row = {**nova_digests.DIGESTS.get(target, {}), release: now}
+        lines += _row(target, sorted(row.items()))
+    return "".join([*lines, "}\n"])
+
+
+def _row(target: str, row: Iterable[tuple[int, str]]) -> list[str]:
+    return [
+        f'    "{target}": {{\n',
+        *(f'        {release}: "{digest}",\n' for release, digest in row),
+        "    },\n",
+    ]
+
+
+def main() -> None:
+    """Write the table, if this Nova is the one that was read."""
+    running, release = version.version_string(), contract.release()
+    read = nova_sources.READ.get(release or 0)
+    if release is None or running != read:
+        raise SystemExit(f"Nova {running} is installed, and {read} was read: install that")
+    TABLE.write_text(renewed(release, Path(nova.__file__).parent), encoding="utf-8")
+    sys.stdout.write(f"{TABLE}: {len(targets())} functions of Nova {running}\n")
+
+
+if __name__ == "__main__":
+    main()
