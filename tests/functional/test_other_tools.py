@@ -24,6 +24,7 @@ from nova_hpc.cli import node_config
 from nova_hpc.cli.configure import Configure
 from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.prepare import Prepare
+from nova_hpc.offer import spec_entries
 from nova_hpc.topology import sysfs
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -185,7 +186,7 @@ class OtherToolsTest(DriverTest):
             told = node.told()
             self.assertTrue(told.pci.report_in_placement)
             self.flags(alias=list(told.pci.alias), group="pci")
-            entries.extend(map(json.loads, told.pci.device_spec))
+            entries.extend(map(json.loads, spec_entries.lines(told.pci.device_spec)))
             status, _, err = node.run(Prepare)
             self.assertEqual(0, status, err)
 
