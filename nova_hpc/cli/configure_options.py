@@ -277,8 +277,8 @@ def _output(output: Any) -> None:
         default=[],
         metavar="NAME",
         help="take away what is configured under this name: an option, or one filter, alias or "
-        "device of it. Otherwise nothing is written when something would be lost; may be "
-        "repeated",
+        "device of it; or take one entry of device_spec of others out of its file, named by its "
+        "JSON. Otherwise nothing is written when something would be lost; may be repeated",
     )
 
 

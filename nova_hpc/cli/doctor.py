@@ -210,7 +210,6 @@ def look_here(args: argparse.Namespace) -> Here:
                 work.node,
                 nova,
                 facts.spec.lines(),
-                work.told.configured.aliases,
             )
         )
         if doctor_service.wanted(work.node, facts.offered, nova):

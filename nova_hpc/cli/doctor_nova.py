@@ -20,7 +20,6 @@ def read(
     node: Node,
     nova: Any,
     expected: Iterable[str],
-    our_aliases: Iterable[str],
 ) -> Entries:
     """What nova-compute is told, and what Nova makes of it.
 
@@ -30,7 +29,6 @@ def read(
     :param root: where the node's files are; None: nobody knows.
     :param nova: with groups ``[pci]`` and ``[filter_scheduler]``.
     :param expected: what ``nova-hpc configure`` would write.
-    :param our_aliases: those that it has written.
     """
     told = PciSettings(
         device_spec=tuple(nova.pci.device_spec),
@@ -47,7 +45,7 @@ def read(
         except SnapshotError as error:
             if told.report:
                 refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)
-            if others or set(told.aliases) - set(our_aliases):
+            if others or not all(map(doctor_entries.is_plain, told.aliases)):
                 unasked = str(error)
     if ours:
         mixed = nova_rules.driver_refusals(spec_entries.lines(told.device_spec), node)

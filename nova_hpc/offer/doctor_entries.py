@@ -7,6 +7,7 @@ that it says, by the same function by which ``configure`` does it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,11 @@ from nova_hpc.topology.model import Function, Node
 
 _WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 _RESTART: Final = "and restart nova-compute."
+#: Keys and ids of aliases of this project.
+_ALIAS: Final = frozenset(
+    {"name", "vendor_id", "product_id", "resource_class", "traits", "device_type"}
+)
+_ID: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 
 
 @attrs.frozen
@@ -133,6 +139,20 @@ def _types(found: Entries) -> Iterator[Finding]:
             f'Write "device_type": "{types[0]}" into the alias, in every file that has it, and '
             "restart Nova's services.",
         )
+
+
+def is_plain(text: str) -> bool:
+    """Whether an alias is as those of this project, which need no look of Nova's."""
+    alias = spec_entries.read(text)
+    ids = [str(alias[key]) for key in ("vendor_id", "product_id") if key in alias]
+    return (
+        bool(alias.get("name"))
+        and set(alias) <= _ALIAS
+        and all(isinstance(value, str) for value in alias.values())
+        and all(map(_ID.fullmatch, ids))
+        and alias.get("device_type") in (None, "type-PCI", "type-PF", "type-VF")
+        and (len(ids) == 2 or bool(alias.get("resource_class")))
+    )
 
 
 def _is_of_type(function: Function, wanted: object) -> bool:

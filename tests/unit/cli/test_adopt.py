@@ -28,12 +28,15 @@ from tests.unit.cli.typed import Server
 pytestmark = pytest.mark.long
 
 TOP = Path(__file__).resolve().parents[3]
+HIDDEN = "entry-hidden"
 PAGE = TOP / "docs/source/admin/adopt.rst"
 KINDS = {"hgx": ("hgx-h100", 4), "bridged": ("a100-bridges", 3), "old": ("two-socket", 3)}
 NAMES = [f"{kind}{number}" for kind, (_, many) in KINDS.items() for number in range(1, many + 1)]
 #: A node on which servers have the GPU, as stock Nova gives it; its other devices.
 USED, GIVEN = "old2", "0000:31:00.0"
-OTHERS = ("0000:17:00.0", "0000:b1:00.0", "0000:b1:00.1")
+OTHERS = ("0000:17:00.0", "0000:b1:00.0")
+#: Another team's, for Neutron's ports.
+POOL = "0000:b1:00.1"
 
 STOCK = "[DEFAULT]\ncompute_driver = libvirt.LibvirtDriver\n"
 SERVING = """\
@@ -45,6 +48,8 @@ cpu_dedicated_set = 4-31,36-63
 cpu_shared_set = 0-3,32-35
 [pci]
 device_spec = {"vendor_id": "10de", "product_id": "20b7", "address": "0000:31:00.0"}
+# of the network team
+device_spec = {"address": "0000:b1:00.1", "physical_network": "tenants", "trusted": "true"}
 alias = {"name": "a30", "vendor_id": "10de", "product_id": "20b7", "device_type": "type-PCI"}
 """
 CONTROLLER = """\
@@ -238,6 +243,22 @@ def offered(options):
     return dict(sorted(found.items()))
 
 
+def only_without(text):
+    """The operator's file without the one line that the page takes out."""
+    lines = text.splitlines(keepends=True)
+    (gone,) = (each for each in lines if GIVEN in each)
+    return "".join(each for each in lines if each != gone)
+
+
+def ports_stay(options):
+    """Another team's entry is as it was, and counts; the one with tags says all of it."""
+    entries = [json.loads(each) for each in options["pci", "device_spec"]]
+    theirs, ours = (each for each in entries if POOL in addresses_of(each))
+    assert theirs == {"address": POOL, "physical_network": "tenants", "trusted": "true"}
+    assert {**ours, **theirs} == ours
+    assert ours["hpc_role"]
+
+
 def all_are_well(cloud, config=None):
     """The findings of nodes of each kind and of the controller: none of them is of adoption."""
     for path in cloud.deploy.glob("*.json"):
@@ -252,12 +273,15 @@ def all_are_well(cloud, config=None):
     status, out, err = cloud.type(f"{blocks()['all doctors']} -f json")
     assert status in (1, 3), err
     found = json.loads(out)
+    seen, cure = next((each["Seen"], each["Cure"]) for each in found if each["Check"] == HIDDEN)
+    assert f"{POOL}: an entry of [pci]device_spec without tags" in seen
+    assert "--replace '{" in cure
     # The name that stock Nova was given is on one node and the controller alone.
     assert [each["Seen"] for each in found if each["Node"] == ""] == [
         "[pci]alias a30 is not known on bridged1, hgx1."
     ]
     rest = [each for each in found if each["Node"] != ""]
-    assert {each["Check"] for each in rest} == {"driver", "link-narrow"}
+    assert {each["Check"] for each in rest} == {"link-narrow", "not-looked", HIDDEN}
     assert {each["Node"] for each in rest} == {USED}
 
 
@@ -299,19 +323,21 @@ def test_ten_nodes_with_kolla(cloud, tmp_path):
     # Every name means the same everywhere.
     assert set(aliases(after)) >= {"gpu-2330", "gpu-20b5", "gpu-20b7"}
     assert all(aliases(every[node]) == aliases(after) for node in NAMES)
-    # The entry of stock Nova counts until it is taken out.
-    assert offered(every[USED]) == {GIVEN: False, **dict.fromkeys(OTHERS, True)}
+    # The entry of stock Nova counts until it is taken out, and that of another team stays.
+    first = {GIVEN: False, POOL: False, **dict.fromkeys(OTHERS, True)}
+    assert offered(every[USED]) == dict(sorted(first.items()))
     cloud.well(f"{kinds()}\nnode={USED}\n{blocks()['take out']}")
     override = (cloud.kolla / f"nova/{USED}/nova-compute.conf").read_text()
-    own = (cloud.deploy / f"{USED}.conf").read_text()
-    assert told(own, tmp_path).keys() == told(SERVING, tmp_path).keys() - {("pci", "device_spec")}
-    every[USED] = told(kolla([own, override]), tmp_path)
+    assert (cloud.deploy / f"{USED}.conf").read_text() == SERVING
+    own = only_without(SERVING)
+    every[USED] = told(kolla([SERVING, override]), tmp_path)
     nothing_went(told(own, tmp_path), every[USED], USED)
-    assert offered(every[USED]) == dict.fromkeys((GIVEN, *OTHERS), True)
+    assert offered(every[USED]) == dict(sorted({**first, GIVEN: True}.items()))
+    ports_stay(every[USED])
     # What the containers have then.
     for node in ("hgx1", "bridged1", USED):
         override = (cloud.kolla / f"nova/{node}/nova-compute.conf").read_text()
-        source = own if node == USED else cloud.text[node]
+        source = cloud.text[node]
         (cloud.folder / f"{node}.conf").write_text(kolla([source, override]))
     (cloud.folder / "controller.conf").write_text(merged)
     all_are_well(cloud, lambda name: cloud.folder / f"{name}.conf")
@@ -352,14 +378,16 @@ def test_ten_nodes_without_a_tool(cloud, tmp_path):
     nothing_went(told(PLACEMENT, tmp_path), placement, "placement")
     added = only_additions(out)
     assert all(aliases(every[node]) == aliases(after) for node in NAMES)
-    # The entry of stock Nova counts until it is taken out.
-    assert offered(every[USED]) == {GIVEN: False, **dict.fromkeys(OTHERS, True)}
-    cloud.well(blocks()["take out here"], USED)
+    # The entry of stock Nova counts until it is taken out, and that of another team stays.
+    first = {GIVEN: False, POOL: False, **dict.fromkeys(OTHERS, True)}
+    assert offered(every[USED]) == dict(sorted(first.items()))
+    cloud.well(f"{kinds()}\n{blocks()['take out here']}", USED)
     own = (cloud.home(USED) / ".nova/nova.conf").read_text()
-    assert told(own, tmp_path).keys() == told(SERVING, tmp_path).keys() - {("pci", "device_spec")}
+    assert own == only_without(SERVING)
     place = cloud.home(USED) / ".nova/nova.conf.d"
     texts = [own, *(path.read_text() for path in sorted(place.glob("*.conf")))]
-    assert offered(read(texts, tmp_path)) == dict.fromkeys((GIVEN, *OTHERS), True)
+    assert offered(read(texts, tmp_path)) == dict(sorted({**first, GIVEN: True}.items()))
+    ports_stay(read(texts, tmp_path))
     all_are_well(cloud)
     report(cloud, begin, "without a tool", added, since)
     assert cloud.well(f"{kinds()}\n{blocks()['node']}", USED) == "Nothing to do.\n"

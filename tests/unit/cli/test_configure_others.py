@@ -370,3 +370,34 @@ def test_an_entry_that_is_not_there(at_home):
     assert status == 0
     assert "no entry of device_spec of yours is" in err
     refused(at_home(*COMPUTE, "--replace", "{nonsense"), "is no JSON object")
+
+
+# --- what the driver does not start with, and what stays as it is -------------------------
+
+
+def test_functions_with_tags_and_without_on_one_adapter(at_home, machine):
+    """The driver refuses that, so it is not written."""
+    second_vf(machine)
+    at_home.nova(foreign(VF_ENTRY, GPU_ENTRY))
+    words = (*COMPUTE, "--replace", "device_spec")
+    refused(at_home(*words), f"virtual functions of {PF} have different hpc_* tags ({VF} none)")
+    words += ("--replace", json.dumps(VF_ENTRY))
+    assert at_home(*words)[0] == 0
+    assert (at_home.home / "nova.conf").read_text() == foreign(GPU_ENTRY)
+
+
+def test_functions_on_the_driver_of_their_vendor_stay_there(at_home, machine):
+    """As vGPUs are; tags would withhold them, and their adapter is not given whole either."""
+    drivers = machine / "sys/bus/pci/drivers/nvidia"
+    drivers.mkdir(parents=True)
+    (machine / f"sys/devices/pci0000:17/{VF}/driver").symlink_to(drivers)
+    theirs = {**VF_ENTRY, "managed": "no", "resource_class": "CUSTOM_VGPU_4C"}
+    at_home.nova(foreign(theirs, GPU_ENTRY))
+    status, _, err = at_home(*COMPUTE)
+    assert status == 0, err
+    assert list(entries(at_home)) == [GPU]
+    assert f"Not offered: {VF} (vf): an entry of yours gives it on the driver nvidia" in err
+    refused(
+        at_home(*COMPUTE, "--replace", json.dumps(theirs)),
+        f"{VF} is offered (managed no, resource_class CUSTOM_VGPU_4C) and would not be",
+    )

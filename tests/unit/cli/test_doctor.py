@@ -11,7 +11,7 @@ from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
 from nova_hpc.offer import findings
 from tests.unit.cli import doctor_faults
-from tests.unit.cli.conftest import GPU
+from tests.unit.cli.conftest import GPU, VF
 from tests.unit.cli.doctor_faults import CLOUD, FAULTS
 from tests.unit.cli.doctor_place import Place
 
@@ -258,3 +258,33 @@ def test_no_fleet(doctor, tmp_path):
     status, _, err = doctor("--merge", tmp_path / "none")
     assert status == 2
     assert "no .json file" in err
+
+
+# --- entries of others ----------------------------------------------------------------------
+
+
+def test_without_nova_what_others_wrote_is_unknown(doctor, place):
+    """Nova is not installed beside these tests; what is ours needs no look of its."""
+    theirs = f'{{"vendor_id": "15b3", "address": "{VF}", "physical_network": "tenants"}}'
+    (place.folder / "aa.conf").write_text(f"[pci]\npassthrough_whitelist = {theirs}\n")
+    found = doctor.checks()
+    assert "Nova cannot be loaded here" in found["not-looked"]["seen"] or (
+        "no reader of Nova is registered" in found["not-looked"]["seen"]
+    )
+    # All that it says is carried over, so it may go, and the command is given.
+    assert found["entry-hidden"]["cure"].count(f"--replace '{theirs}'") == 1
+
+
+def test_removal_is_not_advised_where_ours_says_less(doctor, place):
+    theirs = f'{{"address": "{GPU}", "managed": "yes"}}'
+    (place.folder / "aa.conf").write_text(f"[pci]\ndevice_spec = {theirs}\n")
+    cure = doctor.checks()["entry-hidden"]["cure"]
+    assert "--replace" not in cure
+    assert cure.startswith("Leave it: ours cannot say what it says")
+    assert "managed is yes and would be no" in cure
+
+
+def test_reporting_is_not_advised_where_nova_would_not_start(doctor, place):
+    (place.folder / "aa.conf").write_text('[pci]\ndevice_spec = {"devname": "eth0"}\n')
+    place.option("compute", "report_in_placement", "false")
+    assert "Set [pci]report" not in doctor.checks()["pci-report"]["cure"]
