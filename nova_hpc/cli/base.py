@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -24,6 +23,7 @@ from cliff.formatters import commaseparated
 from cliff.lister import Lister
 from cliff.show import ShowOne
 
+from nova_hpc.cli.outlet import OutletError, Outlets, outlets
 from nova_hpc.cli.printing import InertOutput
 from nova_hpc.outside.text import printable_lines
 
@@ -62,6 +62,9 @@ class _Base(InertOutput, DisplayCommandBase):
     for_people: ClassVar[bool] = True
     #: Words of --format in earlier releases -> the option that now says the same.
     old_formats: ClassVar[Mapping[str, str]] = {}
+    #: The options with which this command changes something, which is done whether anybody
+    #: reads of it or not; None: it always does.
+    acts_with: ClassVar[tuple[str, ...] | None] = None
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -86,6 +89,16 @@ class _Base(InertOutput, DisplayCommandBase):
         if parsed_args.columns and parsed_args.formatter is None:
             parsed_args.formatter = "table"
         self._people = parsed_args.formatter is None
+        with outlets(self.app) as streams:
+            streams.out.stops = not self._acts(parsed_args)
+            return streams.end(self._run(parsed_args, streams), self._name)
+
+    def _acts(self, args: argparse.Namespace) -> bool:
+        if self.acts_with is None:
+            return True
+        return any(getattr(args, each) not in (None, False) for each in self.acts_with)
+
+    def _run(self, parsed_args: argparse.Namespace, streams: Outlets) -> int:
         status = 0
         wrong: tuple[type[Exception], ...] = (CommandError, *self.errors)
         try:
@@ -93,10 +106,11 @@ class _Base(InertOutput, DisplayCommandBase):
             status = answer.status
             self._emit(parsed_args, answer)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader (head, less) went away: that is no error, but Python
-            # would complain once more when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OutletError:
+            return status
+        except SystemExit:
+            if streams.out.lost is None:
+                raise  # else rich gives up, as it does without a reader
         except wrong as error:
             if getattr(self.app, "options", None) and self.app.options.debug:
                 raise

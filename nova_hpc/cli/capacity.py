@@ -64,6 +64,7 @@ class ShowCapacity(List):
     cannot be answered. Changes nothing.
     """
 
+    acts_with = ()
     errors = (SnapshotError, FabricError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -61,6 +61,7 @@ class Configure(List):
     and nothing is written.
     """
 
+    acts_with = ("write", "undo")
     errors = (
         InventoryError,
         include_files.IncludeError,

@@ -232,6 +232,7 @@ class List(base.List):
     is read as nova-hpc explain reads it, so run it where Nova's scheduler runs.
     """
 
+    acts_with = ()
     errors = (*ERRORS, SnapshotError)
     for_people = False
 
@@ -303,6 +304,7 @@ def _all_nodes(config: Sequence[str]) -> Answer:
 class Show(_One):
     """Show one device: its state, its baseline, and how it differs from that."""
 
+    acts_with = ()
     for_people = False
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
@@ -337,6 +339,8 @@ class Check(_One):
     Exit status 1 when it differs. With --accept the device is recorded as it
     is now, e.g. after a card was replaced; a server must not have it.
     """
+
+    acts_with = ()
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""

@@ -92,6 +92,7 @@ class Doctor(List):
     could be read.
     """
 
+    acts_with = ()
     errors = (*Configure.errors, SnapshotError, WireError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

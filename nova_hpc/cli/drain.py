@@ -58,6 +58,7 @@ class Drain(List):
     done.
     """
 
+    acts_with = ("yes",)
     errors = (SnapshotError, CloudError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

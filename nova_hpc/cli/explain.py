@@ -44,6 +44,7 @@ class Explain(List):
     with a version; lists name the hosts, or with --server its devices.
     """
 
+    acts_with = ()
     errors = (SnapshotError,)
     old_formats = {"table": ""}
 

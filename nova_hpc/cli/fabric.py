@@ -32,6 +32,7 @@ class Show(List):
     is then 1. JSON and YAML are the map as export writes it; lists name the hosts.
     """
 
+    acts_with = ()
     errors = (FabricError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -77,6 +78,7 @@ class Diff(List):
     nothing differs, else 1.
     """
 
+    acts_with = ()
     errors = (FabricError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -149,6 +151,7 @@ class Export(List):
     replaced as a whole or not at all: the last good one stays.
     """
 
+    acts_with = ("output",)
     errors = (FabricError, include_files.IncludeError)
     for_people = False
 

@@ -25,6 +25,7 @@ class Groups(base.List):
     there.
     """
 
+    acts_with = ()
     errors = (SnapshotError,)
     for_people = False
 

@@ -31,6 +31,7 @@ class FabricPlan(List):
     cannot be answered.
     """
 
+    acts_with = ("svg",)
     errors = (FabricError, CapacityError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -36,6 +36,7 @@ class Sync(List):
     aggregates say what the map says, 1 when they do not (yet), 2 when it cannot be done.
     """
 
+    acts_with = ("yes",)
     errors = (FabricError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -36,6 +36,7 @@ class CreateFlavors(List):
     are not made yet, and 2 when it cannot be done.
     """
 
+    acts_with = ("yes",)
     errors = (SnapshotError, FabricError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

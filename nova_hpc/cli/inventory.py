@@ -53,6 +53,7 @@ class Inventory(List):
     JSON and YAML say all that is known, with a version; lists name the devices.
     """
 
+    acts_with = ("save",)
     errors = (InventoryError,)
     old_formats = {each: f"--show {each}" for each in ("tree", "device-spec", "nccl")}
 

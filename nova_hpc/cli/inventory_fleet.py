@@ -33,6 +33,7 @@ class Fleet(List):
     file is. Exit status 1: an archive could not be read, and the report is of the others.
     """
 
+    acts_with = ()
     errors = (InventoryError,)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -16,6 +16,7 @@ from cliff.app import App
 from cliff.command import Command
 from cliff.commandmanager import CommandManager
 
+from nova_hpc.cli.outlet import fill_descriptors, outlets
 from nova_hpc.cli.printing import InertStream, inert_streams
 
 NAMESPACE: Final = "nova_hpc.command"
@@ -93,11 +94,22 @@ def _version() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status (2 for bad usage, 130 on Ctrl-C)."""
-    try:
-        return NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    """Entry point; returns the exit status (2 for bad usage, 130 on Ctrl-C).
+
+    141 where the command was well and nobody read its output to the end.
+    """
+    fill_descriptors()
+    with outlets() as streams:
+        try:
+            status = NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
+        except KeyboardInterrupt:
+            status = _INTERRUPTED
+        except SystemExit as error:  # of argparse: a help, or what is wrong with the options
+            streams.out.stops = True
+            if streams.end(0, NovaHpc.NAME) == 0:
+                raise
+            status = error.code if isinstance(error.code, int) else 0
+        return streams.end(status, NovaHpc.NAME)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ class List(_List):
     Only asks: a manager of the fabric that was restarted is told nothing.
     """
 
+    acts_with = ()
     for_people = False
 
     def act(self) -> Answer:
@@ -89,6 +90,8 @@ class Check(_List):
     Prints what is to be written into the configuration. Exit status 1 when
     they differ: servers that get a set that is no partition are refused.
     """
+
+    acts_with = ()
 
     def act(self) -> Answer:
         """Print the differences."""

@@ -37,6 +37,7 @@ class Prepare(List):
     has to be run afterwards is said; the host is never changed at once.
     """
 
+    acts_with = ("write", "remove")
     errors = Configure.errors
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -28,6 +28,7 @@ class Reserved(base.List):
     nova-compute does not run this project's driver any more.
     """
 
+    acts_with = ()
     errors = (LedgerError, node_config.ConfigError)
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -32,6 +32,7 @@ class Simulate(List):
     nova-hpc[simulate].
     """
 
+    acts_with = ("svg",)
     old_formats = {"table": ""}
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -41,6 +41,7 @@ class UpgradeCheck(List):
     not start, or not serve.
     """
 
+    acts_with = ()
     errors = Doctor.errors
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from . import document, install, machine, show, topology
@@ -43,13 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
-        status = _run(options)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # The reader went away; Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return UNKNOWN
+        status, lines = _run(options)
+        text = "".join(f"{line}\n" for line in lines)
     except (DocumentError, FileError) as error:
         return _fail(str(error))
     except KeyboardInterrupt:
@@ -57,6 +53,26 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         # A job prolog must get an answer, whatever this machine shows.
         return _fail(f"this machine cannot be read: {type(error).__name__}: {error}")
+    return _say(text, status)
+
+
+def _say(text: str, status: int) -> int:
+    """Write what was found or done; what nobody reads to its end is no success."""
+    if not text:
+        return status
+    try:
+        if sys.stdout is None:
+            raise OSError("it is closed")
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        if sys.stdout is not None:
+            # Python would complain once more when it flushes at exit.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        why = error.strerror or str(error)
+        return _fail(f"the output was not read to its end, or cannot be written: {why}")
+    return status
 
 
 def _fail(text: str) -> int:
@@ -66,7 +82,8 @@ def _fail(text: str) -> int:
     return UNKNOWN
 
 
-def _run(options: _Options) -> int:
+def _run(options: _Options) -> tuple[int, Iterable[str]]:
+    """The exit status, and the lines to say once everything is done."""
     try:
         data, found = document.read(options.root)
     except NoDocumentError:
@@ -75,47 +92,40 @@ def _run(options: _Options) -> int:
         install.forget(options.root)
         if not options.if_present:
             raise
-        return GOOD
+        return GOOD, ()
     real = machine.read(options.root)
     if options.command == "install":
-        for line in install.install(options.root, found, data, real, options.profile):
-            if not options.quiet:
-                print(line)
-        return GOOD
+        said = install.install(options.root, found, data, real, options.profile)
+        return GOOD, () if options.quiet else said
     if options.command == "topology":
-        return _topology(options, found, real)
+        return GOOD, _topology(options, found, real)
     result = compare(found, real, options.wishes)
+    status = GOOD if result.good or options.command == "show" else WRONG
     if options.as_json:
-        print(json.dumps(show.as_data(found, result), indent=2))
-    elif options.command == "show":
-        for line in show.tree(found, result):
-            print(line)
-    else:
-        _report(found, result, options.quiet)
-    return GOOD if result.good or options.command == "show" else WRONG
+        return status, (json.dumps(show.as_data(found, result), indent=2),)
+    if options.command == "show":
+        return status, show.tree(found, result)
+    return status, _report(found, result, options.quiet)
 
 
-def _topology(options: _Options, found: Document, real: machine.Machine) -> int:
+def _topology(options: _Options, found: Document, real: machine.Machine) -> Iterable[str]:
     topology.check(found)
     places, _ = locate(found, real)
     if options.as_json:
-        print(json.dumps(topology.as_data(found, places), indent=2))
-    elif options.slurm is not None:
-        print(topology.as_slurm(found, *options.slurm))
-    else:
-        for line in topology.as_text(found, places):
-            print(line)
-    return GOOD
+        return (json.dumps(topology.as_data(found, places), indent=2),)
+    if options.slurm is not None:
+        return (topology.as_slurm(found, *options.slurm),)
+    return topology.as_text(found, places)
 
 
-def _report(found: Document, result: Result, quiet: bool) -> None:
+def _report(found: Document, result: Result, quiet: bool) -> Iterator[str]:
     for finding in result.findings:
         if finding.wrong or not quiet:
             about = "" if finding.device is None else f"{found.devices[finding.device].name}: "
             mark = "WRONG" if finding.wrong else "note"
-            print(f"{mark} {finding.kind}: {about}{finding.text}")
+            yield f"{mark} {finding.kind}: {about}{finding.text}"
     if result.good and not quiet:
-        print(
+        yield (
             f"As promised: {len(found.devices)} devices, {len(found.cells)} NUMA nodes, "
             f"topology {found.topology}."
         )

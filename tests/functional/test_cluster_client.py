@@ -51,6 +51,23 @@ class ClusterTest(base.ClusterClientTest):
         self.cluster("delete", "train")
         self.assert_nothing_left()
 
+    def test_a_reader_that_goes_away(self) -> None:
+        """The work is done to its end, and nothing that is not read is success."""
+        gone = {"status": 141, "closed": True}
+        self.create("train", 2, **gone)
+        self.assert_complete("train", [1, 2])
+        for verb, words in (
+            ("list", ()),
+            ("show", ("train",)),
+            ("hosts", ("train", "-f", "openmpi")),
+            ("topology", ("train",)),
+        ):
+            self.assertIn("was not read to its end", self.cluster(verb, *words, **gone).err)
+        self.cluster("scale", "train", "--members", "3", "-f", "json", **gone)
+        self.assert_complete("train", [1, 2, 3])
+        self.cluster("delete", "train")
+        self.assert_nothing_left()
+
     @pytest.mark.slow
     def test_ports_are_made_before_and_go_with_the_cluster(self) -> None:
         nic = ("--nic", f"net-id={base.NETWORK},vnic-type=normal")

@@ -108,8 +108,13 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
 
     # -- the command -------------------------------------------------------
 
-    def openstack(self, *words: str, user: str = "fake", project: str = PROJECT) -> Said:
-        """Run ``openstack`` with these words."""
+    def openstack(
+        self, *words: str, user: str = "fake", project: str = PROJECT, closed: bool = False
+    ) -> Said:
+        """Run ``openstack`` with these words.
+
+        :param closed: nobody reads what it prints.
+        """
         self._calls += 1
         base = self._folder / str(self._calls)
         environment = {
@@ -121,7 +126,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
             "OS_PROJECT_ID": project,
             "OS_IDENTITY_API_VERSION": "3",
         }
-        call = {"words": list(words), "environment": environment}
+        call = {"words": list(words), "environment": environment, "closed": closed}
         base.with_suffix(".json").write_text(json.dumps(call))
         self._forks.stdin.write(f"{self._folder} {self._calls}\n".encode())
         self._forks.stdin.flush()
@@ -129,7 +134,7 @@ class ClusterClientTest(integrated_helpers.ProviderUsageBaseTestCase):
         out, err = (base.with_suffix(each).read_text() for each in (".out", ".err"))
         return Said(status, out, err)
 
-    def cluster(self, verb: str, *words: str, status: int = 0, **keywords: str) -> Said:
+    def cluster(self, verb: str, *words: str, status: int = 0, **keywords: Any) -> Said:
         """Run ``openstack hpc cluster VERB``, which ends with *status*."""
         said = self.openstack("hpc", "cluster", verb, *words, **keywords)
         self.assertEqual(status, said.status, said.err)

@@ -18,6 +18,7 @@ from nova_hpc.cli.openstack import options, progress
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
 from nova_hpc.cli.openstack.v1 import look
+from nova_hpc.cli.outlet import HeardOutput
 from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster.life_cycle import commands, decide
 from nova_hpc.cluster.life_cycle.commands import Nearness
@@ -79,7 +80,7 @@ def _add_patience(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class CreateCluster(_Changes, InertOutput, command.ShowOne):
+class CreateCluster(HeardOutput, _Changes, InertOutput, command.ShowOne):
     """Create a virtual cluster: every member becomes active, or nothing is left
 
     With --resume, finish a cluster that another client has left half-way.
@@ -148,7 +149,7 @@ class CreateCluster(_Changes, InertOutput, command.ShowOne):
             return commands.resume(cloud, cluster, said, given, pace)
 
 
-class DeleteCluster(_Changes, command.Command):
+class DeleteCluster(HeardOutput, _Changes, command.Command):
     """Delete virtual clusters: their servers, ports and server groups"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -173,7 +174,7 @@ class DeleteCluster(_Changes, command.Command):
             raise exceptions.CommandError("\n".join(wrong))
 
 
-class ScaleCluster(_Changes, InertOutput, command.ShowOne):
+class ScaleCluster(HeardOutput, _Changes, InertOutput, command.ShowOne):
     """Give a virtual cluster more members, or fewer
 
     Of those that could go, the ones go whose going brings the others nearest; failed ones
@@ -227,7 +228,7 @@ class ScaleCluster(_Changes, InertOutput, command.ShowOne):
         return look.record(made)
 
 
-class ReplaceMember(_Changes, InertOutput, command.ShowOne):
+class ReplaceMember(HeardOutput, _Changes, InertOutput, command.ShowOne):
     """Replace members of a virtual cluster, which keep their names and ports
 
     The new server comes where the cluster is. Without members, those that failed.

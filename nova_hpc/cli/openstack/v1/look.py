@@ -16,6 +16,7 @@ from osc_lib.command import command
 
 from nova_hpc.cli.openstack.cloud import SdkCloud
 from nova_hpc.cli.openstack.rest import Rest
+from nova_hpc.cli.outlet import HeardOutput
 from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster import hostfiles
 from nova_hpc.cluster.hostfiles import HostError
@@ -72,7 +73,7 @@ def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
     return tuple(values), tuple(values.values())
 
 
-class ListCluster(InertOutput, command.Lister):
+class ListCluster(HeardOutput, InertOutput, command.Lister):
     """List the virtual clusters of the project, also those that were left half-way"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -108,7 +109,7 @@ def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
     return row
 
 
-class ShowCluster(InertOutput, command.ShowOne):
+class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
     """Show one virtual cluster"""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -149,7 +150,7 @@ class _Text(formatters.ListFormatter):
 _FOR_SCRIPTS: Final = ("csv", "value")
 
 
-class _WithTexts(InertOutput, command.Lister):
+class _WithTexts(HeardOutput, InertOutput, command.Lister):
     """A list with further formats, which ``--format`` takes like any other."""
 
     def texts(self) -> Mapping[str, Callable[[], str]]:

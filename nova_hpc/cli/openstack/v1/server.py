@@ -11,13 +11,14 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from nova_hpc.cli.openstack.v1.look import cloud_of, told
+from nova_hpc.cli.outlet import HeardOutput
 from nova_hpc.cli.printing import InertOutput
 from nova_hpc.cluster.members.server import OneServer
 from nova_hpc.wire.position import LEVELS
 from nova_hpc.wire.server_devices import ServerDevices
 
 
-class ShowServer(InertOutput, command.ShowOne):
+class ShowServer(HeardOutput, InertOutput, command.ShowOne):
     """Show which devices a server was given, how close they are, and where it is
 
     It is what the node wrote into the server's metadata when it started last: the level that
