@@ -110,7 +110,11 @@ def ask(
         query["uuid"] = provider
     url = "/resource_providers?" + parse.urlencode(query, safe=":,")
     try:
-        answer = report.report_client_singleton().get(url, version=_MICROVERSION)
+        client = report.report_client_singleton()
+        answer = client.get(url, version=_MICROVERSION)
+        if answer.status_code == 400 and not _all_known(client, resources, traits):
+            # No node reports it (yet): then there is none, and nothing is wrong.
+            return []
         if answer.status_code != 200:
             LOG.warning(
                 "Placement answered %s to the question which %s are free; "
@@ -129,6 +133,17 @@ def ask(
             error,
         )
         return None
+
+
+def _all_known(client: Any, resources: Iterable[str], traits: Iterable[str]) -> bool:
+    """Whether Placement has ever heard of these resource classes and traits.
+
+    It answers 400 to a question that names one that it has not, as to a bad question
+    (placement/util.py, normalize_resources_qs_param; handlers/resource_provider.py).
+    """
+    paths = [f"/resource_classes/{parse.quote(name)}" for name in resources]
+    paths += [f"/traits/{parse.quote(name)}" for name in traits]
+    return all(client.get(path, version=_MICROVERSION).status_code != 404 for path in paths)
 
 
 def ask_about(root: str, kind: Kind) -> Mapping[str, Mapping[str, Any]] | None:

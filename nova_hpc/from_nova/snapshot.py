@@ -55,6 +55,9 @@ _ALIAS: Final = "pci_passthrough:alias"
 #: Groups of nova.conf that may hold credentials to read images with, the best first.
 _GROUPS: Final = ("glance", "service_user", "placement")
 
+#: The arguments that this process has read Nova's configuration with, if it has.
+_in_force: Final[list[tuple[str, ...]]] = []
+
 _CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
 
 
@@ -117,7 +120,10 @@ def configure(arguments: Sequence[str]) -> None:
     :raises SnapshotError: there is none, or it is not that of a scheduler.
     """
     try:
-        config.parse_args(["nova-hpc", *arguments])
+        # A command may have several questions, and Nova's options are registered once.
+        if _in_force != [tuple(arguments)]:
+            config.parse_args(["nova-hpc", *arguments])
+            _in_force[:] = [tuple(arguments)]
         connection = CONF.api_database.connection
     except cfg.Error as error:
         raise SnapshotError(f"Nova's configuration cannot be read: {_first_line(error)}") from error

@@ -13,6 +13,7 @@ from nova import objects
 from nova.objects import fields
 from nova.pci import stats as pci_stats
 from nova.scheduler import host_manager
+from oslo_utils import uuidutils
 
 from nova_hpc.cloud.snapshot import (
     Device,
@@ -87,9 +88,17 @@ def read(
         withheld=now.withheld,
         ailing={} if document is None else document.in_use,
     )
+    node = attrs.evolve(node, devices=tuple(_told_apart(each, node) for each in node.devices))
     known = {device.provider for device in node.devices}
     node = attrs.evolve(node, nvlink=tuple(each for each in node.nvlink if each <= known))
     return node, _servers(context, state, records)
+
+
+def _told_apart(device: Device, node: Node) -> Device:
+    """A device without a provider in Placement is named by its address, which nodes share."""
+    if uuidutils.is_uuid_like(device.provider):
+        return device
+    return attrs.evolve(device, provider=f"{node.name}: {device.provider}")
 
 
 def _as_if_free(
