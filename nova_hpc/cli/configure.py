@@ -31,6 +31,7 @@ from nova_hpc.offer import (
     layouts,
     node_wishes,
     nvlink_sets,
+    overlooked,
     readiness,
     replacement,
     roles,
@@ -183,6 +184,10 @@ class Work:
             before = NodeDeclaration(node_wishes.from_before(told.configured.held_back, own))
         before, stand_ins = node_wishes.without_stand_ins(before, str(file.path))
         node_wishes.check_replaced(before, identified.replaced, str(file.path))
+        if args.add_device_role:
+            words = attrs.evolve(
+                words, roles=configure_options.more_roles(args, before, node, told)
+            )
         declared = node_wishes.told(before, node.hostname, words, args.replace)
         if args.ask:
             declared = configure_ask.ask(declared, node, root, told, hardware)
@@ -288,22 +293,6 @@ class Work:
             )
         return Offered(spec, table, declaration, named, kept_back)
 
-    def _unnamed(self) -> list[str]:
-        """Which declared devices are named by where they are and not by what they are."""
-        lines = [
-            f"{each}: the declaration had a number for its serial number that stands for one in a "
-            "saved inventory; whatever is there now is taken for what was meant."
-            for each in self.stand_ins
-        ]
-        where = node_wishes.by_address(self.wishes, self.node)
-        if where and capture.SERIALS in self.identified.replaced:
-            lines.append(
-                f"{', '.join(where)}: declared by address, because what is read of the node has "
-                "no serial numbers of its own; another device that is put there is taken for it. "
-                "nova-hpc inventory --save FILE --keep-names --keep-serials has them."
-            )
-        return lines
-
     def kept(self, table: roles.Roles) -> dict[str, dict[str, str | None]]:
         """Address -> what an entry of others says of a device, and ours goes on saying."""
         # A class that was named for the role counts; that it changes is a loss of its own.
@@ -379,6 +368,9 @@ class Work:
             for new, old in sorted(table.kept.items())
         ]
         ready = readiness.look(node, spec, table, wishes) if self.root is not None else []
+        if self.root is not None:
+            own = bool(self.told.other_roles)
+            ready += overlooked.look(node, table, readiness.offered(node, spec), own)
         said = [f"{each.seen} {each.cure}" for each in ready]
         said += self._stock(spec)
         remarks = (*result.remarks, *stays, *offered.withheld.notes, *said, *self.taken.notes)
@@ -438,7 +430,8 @@ class Work:
         ]
         for found in (self.left_out, self.in_use, self.whole):
             lines += found.notes
-        lines += self._unnamed()
+        replaced = self.identified.replaced
+        lines += node_wishes.unnamed(self.wishes, self.node, self.stand_ins, replaced)
         if result is not None:
             lines += result.remarks
         if not spec.offers and settings.COMPUTE not in self.told.configured.files:

@@ -14,7 +14,7 @@ import attrs
 
 from nova_hpc.cli import node_config
 from nova_hpc.cli.base import CommandError, Count
-from nova_hpc.offer import declaration, layouts, roles, settings
+from nova_hpc.offer import declaration, layouts, node_wishes, roles, settings
 from nova_hpc.offer.identity import Form
 from nova_hpc.topology.model import AddressError, Node, normalise_address
 from nova_hpc.wire.node_declaration import (
@@ -23,6 +23,7 @@ from nova_hpc.wire.node_declaration import (
     Cpus,
     Device,
     Limits,
+    NodeDeclaration,
     RoleWish,
     Wishes,
 )
@@ -138,6 +139,11 @@ _REPEATED: Final = (
         "JSON",
         "a value of [hpc]device_role; given once or more, these replace those of the declaration "
         "and are written to the file of the node",
+    ),
+    (
+        "--add-device-role",
+        "JSON",
+        "one more value of [hpc]device_role, after those that count now",
     ),
     (
         "--nvlink-set",
@@ -293,6 +299,7 @@ def wishes(args: argparse.Namespace) -> Wishes:
     :raises declaration.DeclarationError: a name that Nova does not take.
     """
     roles.strict(args.device_role)
+    roles.strict(args.add_device_role)
     return Wishes(
         roles=tuple(json.loads(text) for text in args.device_role) or None,
         role_options=_role_options(args) or None,
@@ -307,6 +314,31 @@ def wishes(args: argparse.Namespace) -> Wishes:
         vfs=_counts("--vfs", args.vfs) or None,
         limits=None if args.hosts is None else Limits(args.hosts),
     )
+
+
+def more_roles(
+    args: argparse.Namespace, before: NodeDeclaration, node: Node, told: node_config.Told
+) -> tuple[Mapping[str, str], ...]:
+    """The roles that count now, and those of --add-device-role after them.
+
+    :param before: the file, as it is.
+    :raises CommandError: another file decides.
+    """
+    if told.other_roles:
+        raise CommandError(
+            "--add-device-role: [hpc]device_role is set in a configuration file of yours, of which "
+            "Nova takes all: add the line there"
+        )
+    now = node_wishes.for_node(before, node.hostname, "the declaration").roles
+    if args.device_role:
+        now = tuple(json.loads(text) for text in args.device_role)
+    if now is None:
+        # The names that devices of this node have kept from an earlier release stay theirs.
+        kept = node_config.table(told.device_role, node, told.configured.device_spec).kept
+        entries = [json.loads(text) for text in told.device_role]
+        now = tuple({**each, "role": kept.get(each["role"], each["role"])} for each in entries)
+    more = [json.loads(text) for text in args.add_device_role]
+    return (*now, *(each for each in more if each not in now))
 
 
 def check(found: Wishes, node: Node) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from nova_hpc.offer import (
     spec_entries,
 )
 from nova_hpc.offer.doctor_cloud import Controller, Placement
-from nova_hpc.offer.doctor_node import Facts
+from nova_hpc.offer.doctor_node import Facts, Needless
 from nova_hpc.offer.findings import CHECKS, Finding, Severity, status
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import findings as document
@@ -47,11 +47,20 @@ NODE, CONTROLLER, PLACEMENT, CLOUD = "node", "controller", "placement", "cloud"
 _COLUMNS: Final = ("Node", "Severity", "Check", "Seen", "Why", "Cure", "Docs")
 _LARGEST: Final = 1 << 24
 _GOVERNOR: Final = "governor"
+_TABLET: Final = "usbtablet"
 
-#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py
-#: and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
+#: Options of Nova and Placement with their defaults (nova/conf/scheduler.py, pci.py, libvirt.py,
+#: compute.py, vnc.py, spice.py and quota.py of 32 to 34; placement/conf/placement.py of 13 to 16).
 _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
-    "DEFAULT": [cfg.StrOpt("compute_driver")],
+    "DEFAULT": [
+        cfg.StrOpt("compute_driver"),
+        cfg.StrOpt("pointer_model", default=_TABLET),
+    ],
+    "vnc": [cfg.BoolOpt("enabled", default=True)],
+    "spice": [
+        cfg.BoolOpt("enabled", default=False),
+        cfg.BoolOpt("agent_enabled", default=True),
+    ],
     "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
     "pci": [
         *node_config.PCI,
@@ -69,6 +78,7 @@ _NOVA: Final[Mapping[str, Sequence[cfg.Opt]]] = {
         cfg.StrOpt("connection_uri", default=""),
         cfg.BoolOpt("cpu_power_management", default=False),
         cfg.StrOpt("cpu_power_management_strategy", default="cpu_state"),
+        cfg.IntOpt("mem_stats_period_seconds", default=10),
     ],
 }
 _PLACEMENT: Final[Mapping[str, Sequence[cfg.Opt]]] = {
@@ -257,18 +267,38 @@ def _facts(work: Work, nova: Any) -> Facts:
         drift=prepare.drift(work),
         host=attrs.evolve(host, nova_slows=slows),
         peer=Wish(nova.hpc.peer_to_peer),
+        nvlink=nova.hpc.nvlink_backend,
+        own_roles=bool(work.told.other_roles),
+        stand_ins=work.stand_ins,
+        needless=tuple(_needless(nova)),
     )
     service = doctor_service.read(work.root, work.node, facts.offered, nova)
     return attrs.evolve(facts, service=service)
 
 
+def _needless(nova: Any) -> Iterator[Needless]:
+    """As nova/virt/libvirt/driver.py gives them to every guest whose image says nothing of it."""
+    agent = nova.spice.enabled and nova.spice.agent_enabled and not nova.vnc.enabled
+    if nova.pointer_model == _TABLET and not agent:
+        what = "a USB tablet with its controller"
+        yield Needless(what, "[DEFAULT]pointer_model", _TABLET, "ps2mouse")
+    seconds = nova.libvirt.mem_stats_period_seconds
+    if seconds > 0:
+        # Memory of devices is pinned: a balloon can give nothing back.
+        what = f"a memory balloon that is asked every {seconds} s"
+        yield Needless(what, "[libvirt]mem_stats_period_seconds", str(seconds), "0")
+
+
 def _controller(words: Sequence[str], nova: Any) -> Controller:
-    by_file = {}
+    by_file, weighers = {}, {}
     for path in node_config.files(words, "nova-scheduler"):
         alone = node_config.load([path], _NOVA)
         where = alone.get_location("enabled_filters", "filter_scheduler")
         if where is not None and where.location.is_user_controlled:
             by_file[str(path)] = tuple(alone.filter_scheduler.enabled_filters)
+        where = alone.get_location("weight_classes", "filter_scheduler")
+        if where is not None and where.location.is_user_controlled:
+            weighers[str(path)] = tuple(alone.filter_scheduler.weight_classes)
     scheduler = nova.filter_scheduler
     return Controller(
         filters=tuple(scheduler.enabled_filters),
@@ -279,6 +309,7 @@ def _controller(words: Sequence[str], nova: Any) -> Controller:
         aliases=tuple(nova.pci.alias),
         group_members=nova.quota.server_group_members,
         by_file=by_file,
+        weighers_by_file=weighers,
     )
 
 

@@ -33,6 +33,13 @@ _RULES: Final = ("etc/udev/rules.d", "run/udev/rules.d", "usr/lib/udev/rules.d")
 _OVERRIDE: Final = re.compile(r'ATTR\{driver_override\}\s*=\s*"([\w-]+)"')
 #: ``/sys/kernel/iommu_groups/N/type`` (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 _TRANSLATED: Final = ("DMA", "DMA-FQ")
+#: What libvirt runs at each start and end of a guest (https://libvirt.org/hooks.html).
+_HOOKS: Final = ("etc/libvirt/hooks/qemu", "etc/libvirt/hooks/qemu.d/*")
+#: NVIDIA's tool for partitions, its library, and functions of that.
+_PARTITIONS: Final = re.compile(
+    r"^[^#\n]*(?:\bfmpm\b|libnvfm|fm(?:Dea|A)ctivateFabricPartition|fabric[-_ ]?partition)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _POLICY: Final = re.compile(r"\[(\w+)\]")
 
 
@@ -59,6 +66,7 @@ def read(root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable
         translated=tuple(_translated(tree, node)),
         aspm=_aspm(tree),
         frequencies=dict(_frequencies(tree, cpus)),
+        partition_hooks=tuple(_partition_hooks(root)),
     )
 
 
@@ -130,6 +138,13 @@ def _rules(
                         rule = Rule(f"/{path.relative_to(root)}", match[1])
                         found.setdefault(address, []).append(rule)
     return {address: tuple(rules) for address, rules in found.items()}
+
+
+def _partition_hooks(root: Path) -> Iterator[str]:
+    for pattern in _HOOKS:
+        for path in sorted(root.glob(pattern)):
+            if path.is_file() and _PARTITIONS.search(_text(path)):
+                yield f"/{path.relative_to(root)}"
 
 
 def _translated(tree: Tree, node: Node) -> Iterator[str]:

@@ -14,6 +14,8 @@ from nova_hpc.offer import settings, spec_entries
 from nova_hpc.offer.findings import Finding, some
 
 _BREADTH: Final = "breadth-first"
+#: Where Nova's own weighers are, all of them or one.
+_NOVAS_WEIGHERS: Final = "nova.scheduler.weights."
 _ALL: Final = "nova.scheduler.filters.all_filters"
 _WRITE: Final = "nova-hpc configure --part controller --write /etc/nova/nova.conf.d"
 _PLACEMENT: Final = "nova-hpc configure --part placement --write /etc/placement/placement.conf.d"
@@ -33,6 +35,8 @@ class Controller:
     group_members: int = 10
     #: File -> the filters that it enables; in the order in which they are read.
     by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
+    #: The same of weighers.
+    weighers_by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
 
 
 @attrs.frozen
@@ -59,6 +63,7 @@ def controller(told: Controller, hosts: int = 1) -> list[Finding]:
                 f"{_WRITE}, {_RESTART}",
             )
         )
+    found += _weighers(told)
     if not told.pci_in_placement:
         found.append(
             Finding(
@@ -128,6 +133,27 @@ def _filters(told: Controller) -> Iterator[Finding]:
                 f"Add {','.join(lost)} to enabled_filters of the last file that has it: "
                 f"{list(told.by_file)[-1]}, {_RESTART}",
             )
+
+
+def _weighers(told: Controller) -> Iterator[Finding]:
+    """Those that the line which counts does not have; who names some of Nova's has chosen."""
+    before = {
+        each: file for file, names in told.weighers_by_file.items() for each in reversed(names)
+    }
+    lost = {each: before[each] for each in before if each not in told.weighers}
+    if not any(each.startswith(_NOVAS_WEIGHERS) for each in told.weighers):
+        lost[settings.ALL_WEIGHERS] = lost.get(settings.ALL_WEIGHERS, "Nova's default")
+    # Ours have a check of their own.
+    lost = {each: file for each, file in lost.items() if each not in settings.WEIGHER_CLASSES}
+    if lost:
+        last = list(told.weighers_by_file)[-1:] or ["nova.conf"]
+        said = ", ".join(f"{each} ({file})" for each, file in lost.items())
+        yield Finding(
+            "weigher-lost",
+            f"[filter_scheduler]weight_classes has not {said}.",
+            f"Add {','.join(lost)} to weight_classes of the last file that has it: {last[0]}, "
+            f"{_RESTART}",
+        )
 
 
 def _aliases(lines: Iterable[str]) -> Iterator[Finding]:

@@ -64,6 +64,8 @@ class HostFacts:
     aspm: str | None = None
     #: How each of the dedicated CPUs runs, where it is known.
     frequencies: Mapping[int, Frequency] = attrs.field(factory=dict, hash=False)
+    #: Hooks of libvirt that start NVLink partitions.
+    partition_hooks: tuple[str, ...] = ()
     #: ``[libvirt]cpu_power_management`` by governors: Nova slows CPUs that nobody has.
     nova_slows: bool = False
 

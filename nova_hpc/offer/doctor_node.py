@@ -13,6 +13,7 @@ from nova_hpc.offer import (
     doctor_host,
     doctor_service,
     nova_rules,
+    overlooked,
     readiness,
     settings,
     spec_entries,
@@ -30,6 +31,17 @@ _SHARED, _DEDICATED = settings.CPU_SETS
 _WRITE: Final = "nova-hpc configure --write /etc/nova/nova.conf.d --part compute --part common"
 _RESTART: Final = "and restart nova-compute."
 _NETWORK: Final = "physical_network"
+
+
+@attrs.frozen
+class Needless:
+    """An emulated device that every guest of the node is given."""
+
+    what: str
+    #: The option that gives it, as it is, and as it should be.
+    option: str
+    now: str
+    better: str
 
 
 @attrs.frozen
@@ -59,6 +71,14 @@ class Facts:
     service: doctor_service.Service = attrs.field(factory=doctor_service.Service)
     #: ``[hpc]peer_to_peer``.
     peer: Wish = Wish.KEEP
+    #: ``[hpc]nvlink_backend``.
+    nvlink: str = overlooked.NOBODY
+    #: A file of the operator's own has ``[hpc]device_role``.
+    own_roles: bool = False
+    #: Addresses that the declaration names by numbers which stand for serial numbers.
+    stand_ins: tuple[str, ...] = ()
+    #: What every guest is given, and no HPC guest needs: options, and what they should be.
+    needless: tuple[Needless, ...] = ()
 
     @property
     def entries(self) -> list[Mapping[str, Any]]:
@@ -81,9 +101,10 @@ def look(facts: Facts) -> list[Finding]:
     host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
     more = doctor_host.look(facts.host, facts.node, facts.offered)
     service = doctor_service.look(facts.service)
+    nobody = overlooked.look(facts.node, facts.roles, facts.offered, facts.own_roles)
     return [
-        *(*host, *_drift(facts), *more, *_devices(facts), *_peer(facts)),
-        *(*_cpus(facts), *_told(facts), *service),
+        *(*host, *_drift(facts), *more, *_devices(facts), *nobody, *_switches(facts)),
+        *(*_peer(facts), *_cpus(facts), *_told(facts), *_declared(facts), *service),
     ]
 
 
@@ -143,6 +164,11 @@ def _devices(facts: Facts) -> Iterator[Finding]:
                 f"See lspci -vvs {each.address} and the kernel's log.",
             )
     yield from _uneven(facts)
+
+
+def _switches(facts: Facts) -> Iterator[Finding]:
+    hooks = facts.host.partition_hooks
+    yield from overlooked.switches(facts.node, facts.roles, facts.offered, facts.nvlink, hooks)
 
 
 def _uneven(facts: Facts) -> Iterator[Finding]:
@@ -276,6 +302,24 @@ def _told(facts: Facts) -> Iterator[Finding]:
             "not-offered",
             f"Not offered to servers, and could be: {', '.join(missing)}.",
             f"{_WRITE}, {_RESTART}",
+        )
+
+
+def _declared(facts: Facts) -> Iterator[Finding]:
+    for each in facts.stand_ins:
+        yield Finding(
+            "declared-stand-in",
+            f"{each} is declared by a number that stands for a serial number in a saved inventory.",
+            f"{_WRITE} takes it out, and the address counts; with the option that declared it "
+            f"(e.g. --leave-out {each}) on the node itself, its own number is written.",
+        )
+    if facts.offered and facts.needless:
+        named = "; ".join(f"{each.what} ({each.option} = {each.now})" for each in facts.needless)
+        cure = ", ".join(f"{each.option} = {each.better}" for each in facts.needless)
+        yield Finding(
+            "guest-devices",
+            f"Every server gets devices that none with GPUs needs: {named}.",
+            f"Set {cure}, {_RESTART} Images that need one ask for it (hw_input_bus=usb).",
         )
 
 

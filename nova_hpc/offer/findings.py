@@ -43,6 +43,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     # A node
     "iommu-off": Check(_E, "Without an IOMMU the kernel gives no device to a guest."),
     "iommu-group": Check(_E, "A device in no IOMMU group cannot be given."),
+    "numa-unknown": Check(
+        _E, "Pinned servers that wish a place for their devices are never scheduled to them."
+    ),
     "group-shared": Check(
         _E, "The kernel gives all functions of an IOMMU group together, or none of them."
     ),
@@ -73,6 +76,17 @@ CHECKS: Final[Mapping[str, Check]] = {
     ),
     "peer-lacking": Check(
         _W, "GPUs and adapters below the switch reach each other otherwise than was wished."
+    ),
+    "role-none": Check(_W, "It could be for servers, and no server can ask for it."),
+    "nvswitch-idle": Check(_W, "The GPUs have no NVLinks; on some boards CUDA does not start."),
+    "nvswitch-hook": Check(
+        _E, "Who links GPUs without the other's knowledge links those of two tenants."
+    ),
+    "declared-stand-in": Check(
+        _W, "Other hardware that is put there is taken for the device that was meant."
+    ),
+    "guest-devices": Check(
+        _W, "Each server emulates what none needs: interrupts of the host beside its own work."
     ),
     "bar-unassigned": Check(_E, "A guest cannot use a device whose memory has no address."),
     "port-down": Check(_W, "Servers with its virtual functions reach nobody."),
@@ -120,6 +134,7 @@ CHECKS: Final[Mapping[str, Check]] = {
         _E, "A list in a later file hides another team's filter, with what it kept apart."
     ),
     "weigher-missing": Check(_W, "Hosts are not packed: large requests find no room."),
+    "weigher-lost": Check(_W, "Hosts are not ranked any more as Nova or another team meant it."),
     "pci-in-placement": Check(_E, "Candidates are made without devices; claims fail on the node."),
     "limit-placement": Check(_W, "Hosts behind the limit are never considered."),
     "alias-twice": Check(_E, "Nova refuses a name with two specifications; every boot fails."),

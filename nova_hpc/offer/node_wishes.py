@@ -225,12 +225,33 @@ def check_replaced(found: NodeDeclaration, replaced: Collection[str], source: st
         )
 
 
-def by_address(wishes: Wishes, node: Node) -> list[str]:
-    """Addresses of declared devices that have serial numbers, and are not named by them."""
+def unnamed(
+    wishes: Wishes, node: Node, stand_ins: Iterable[str], replaced: Collection[str]
+) -> list[str]:
+    """Which declared devices are named by where they are and not by what they are.
+
+    :param stand_ins: addresses of :func:`without_stand_ins`.
+    :param replaced: what is replaced in the node's files, see :mod:`nova_hpc.wire.capture`.
+    """
+    lines = [
+        f"{each}: the declaration had a number for its serial number that stands for one in a "
+        "saved inventory; whatever is there now is taken for what was meant."
+        for each in stand_ins
+    ]
     devices = (each for key in _DEVICES for each in getattr(wishes, key) or ())
     found = {each.address for each in devices if each.hardware is None}
-    own = {each.address for each in node.functions if each.physical_function is None}
-    return sorted(each for each in found if each is not None and each in own)
+    where = sorted(
+        each.address
+        for each in node.functions
+        if each.address in found and each.physical_function is None
+    )
+    if where and capture.SERIALS in replaced:
+        lines.append(
+            f"{', '.join(where)}: declared by address, because what is read of the node has "
+            "no serial numbers of its own; another device that is put there is taken for it. "
+            "nova-hpc inventory --save FILE --keep-names --keep-serials has them."
+        )
+    return lines
 
 
 @attrs.frozen

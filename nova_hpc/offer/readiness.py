@@ -27,19 +27,24 @@ def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[Fin
     :param spec: what it offers.
     :param wishes: what the operator has declared.
     """
-    offered = [
+    functions = offered(node, spec)
+    return [
+        *_iommu(node, functions),
+        *_drivers(
+            functions, {each for offer in spec.offers if offer.network for each in offer.functions}
+        ),
+        *_virtual_functions(node, roles, wishes),
+        *(_pages(node, wishes) if functions or wishes.hugepages else ()),
+    ]
+
+
+def offered(node: Node, spec: DeviceSpec) -> list[Function]:
+    """The functions that servers can be given."""
+    return [
         function
         for offer in spec.offers
         for each in offer.functions
         if (function := node.function(each)) is not None
-    ]
-    return [
-        *_iommu(node, offered),
-        *_drivers(
-            offered, {each for offer in spec.offers if offer.network for each in offer.functions}
-        ),
-        *_virtual_functions(node, roles, wishes),
-        *(_pages(node, wishes) if offered or wishes.hugepages else ()),
     ]
 
 

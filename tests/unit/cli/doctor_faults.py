@@ -126,6 +126,52 @@ def _libvirt(place: Place, version: int) -> None:
     place.libvirt.version = version
 
 
+BROADCOM: Final = "0000:1e:00.0"
+#: As the cure of the check has it.
+ROLE: Final = (
+    '{"role": "nic-14e4", "vendor_id": "14e4", "product_id": "1760", "dev_type": "type-PCI"}'
+)
+
+
+def _broadcom(place: Place) -> None:
+    place.device(BROADCOM, "0x14e4", "0x1760", "0x020000")
+    place.driver(BROADCOM, "vfio-pci")
+    place.group(BROADCOM, 8)
+
+
+def _nvswitch(place: Place, driver: str | None = "vfio-pci") -> None:
+    place.device("0000:1c:00.0", "0x10de", "0x22a3", "0x068000")
+    place.group("0000:1c:00.0", 7)
+    if driver is not None:
+        place.driver("0000:1c:00.0", driver)
+
+
+_MANAGED: Final = "[hpc]\nnvlink_backend = fabric-manager"
+_HOOK: Final = "/etc/libvirt/hooks/qemu.d/nvlink"
+
+
+def _hook(place: Place) -> None:
+    _nvswitch(place)
+    place.say(_MANAGED)
+    place.put(_HOOK, "#!/bin/sh\n[ $2 = prepare ] && fmpm -a 3")
+
+
+def _weighers(place: Place, names: str) -> None:
+    text = ",".join((names, *settings.WEIGHER_CLASSES))
+    place.option(CONTROLLER, "weight_classes", text)
+
+
+def _later_weighers(place: Place, names: str) -> None:
+    text = ",".join((names, *settings.WEIGHER_CLASSES))
+    place.say(f"[filter_scheduler]\nweight_classes = {settings.ALL_WEIGHERS},acme.Tenants")
+    (place.folder / "zz.conf").write_text(f"[filter_scheduler]\nweight_classes = {text}\n")
+
+
+def _stand_in(place: Place) -> None:
+    said = f"offer_in_use:\n- {{hardware: 'serial:0200000000000003', address: '{GPU}'}}\n"
+    place.declare("vfs:\n", f"{said}vfs:\n")
+
+
 _RULE: Final = f'ACTION=="add", KERNEL=="{GPU}", ATTR{{driver_override}}="nvidia"'
 _TRANSLATED: Final = "[hpc]\npeer_to_peer = translated"
 
@@ -352,6 +398,47 @@ FAULTS: Final = (
         "CPUs added", lambda p: p.option(COMPUTE, "cpu_dedicated_set", "1,4-5"),
     ),
     Fault(
+        "GPUs whose NUMA node the firmware does not name", "numa-unknown",
+        lambda p: p.put(f"{PCI}/{GPU}/numa_node", "-1"),
+        "``numa_node`` written", lambda p: p.put(f"{PCI}/{GPU}/numa_node", "0"),
+    ),
+    Fault(
+        "an adapter of another make for servers", "role-none", _broadcom,
+        f"{CONFIGURE} ``--add-device-role``", lambda p: p.again("--add-device-role", ROLE),
+    ),
+    Fault(
+        "NVSwitches that nobody runs", "nvswitch-idle", _nvswitch,
+        "Fabric Manager, ``nvlink_backend``", lambda p: p.say(_MANAGED),
+    ),
+    Fault(
+        "NVSwitches that servers are to have", "nvswitch-idle", _nvswitch,
+        f"{CONFIGURE} ``--offer-switches``", lambda p: p.again("--offer-switches"),
+    ),
+    Fault(
+        "NVSwitches without a driver for their manager", "nvswitch-idle",
+        lambda p: (_nvswitch(p, None), p.say(_MANAGED)),
+        "a driver bound", lambda p: p.driver("0000:1c:00.0", "nvidia"),
+    ),
+    Fault(
+        "a hook of libvirt that starts partitions", "nvswitch-hook", _hook,
+        "taken out", lambda p: p.put(_HOOK, "#!/bin/sh\n# fmpm -a 3"),
+    ),
+    Fault(
+        "a declaration by a number of a saved inventory", "declared-stand-in", _stand_in,
+        CONFIGURE, _again,
+    ),
+    Fault(
+        "a USB tablet for every server", "guest-devices",
+        lambda p: p.say("[DEFAULT]\npointer_model = usbtablet"),
+        "``pointer_model`` set", lambda p: p.say("[DEFAULT]\npointer_model = ps2mouse"),
+    ),
+    Fault(
+        "a memory balloon for every server", "guest-devices",
+        lambda p: p.say("[libvirt]\nmem_stats_period_seconds = 10"),
+        "``mem_stats_period_seconds`` set",
+        lambda p: p.say("[libvirt]\nmem_stats_period_seconds = 0"),
+    ),
+    Fault(
         "a GPU with 8 of 16 lanes", "link-narrow",
         lambda p: p.put(f"{PCI}/{GPU}/current_link_width", "8"),
         "the card reseated", lambda p: p.put(f"{PCI}/{GPU}/current_link_width", "16"),
@@ -450,6 +537,17 @@ FAULTS: Final = (
         "the weighers replaced", "weigher-missing",
         lambda p: p.option(CONTROLLER, "weight_classes", settings.ALL_WEIGHERS),
         CONFIGURE, _again, "controller",
+    ),
+    Fault(
+        "Nova's own weighers left out", "weigher-lost",
+        lambda p: _weighers(p, "acme.Tenants"),
+        "added", lambda p: _weighers(p, f"{settings.ALL_WEIGHERS},acme.Tenants"), "controller",
+    ),
+    Fault(
+        "another team's weigher hidden by a later file", "weigher-lost",
+        lambda p: _later_weighers(p, settings.ALL_WEIGHERS),
+        "added to the last file",
+        lambda p: _later_weighers(p, f"{settings.ALL_WEIGHERS},acme.Tenants"), "controller",
     ),
     Fault(
         "candidates without devices", "pci-in-placement",

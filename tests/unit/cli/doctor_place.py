@@ -108,6 +108,8 @@ class Place:
         ):
             self.put(f"{PCI}/{GPU}/{name}", text)
         self.nova_conf.write_text(
+            "[DEFAULT]\npointer_model = ps2mouse\n"
+            "[libvirt]\nmem_stats_period_seconds = 0\n"
             "[filter_scheduler]\nenabled_filters = ComputeFilter,Mine\n"
             "[quota]\nserver_group_members = -1\n",
             encoding="ascii",
