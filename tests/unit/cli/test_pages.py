@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -121,13 +122,22 @@ def test_prepare(node):
 
 def test_configure_a_node(node):
     found = typed.blocks(ADMIN / "configure-node.rst")
-    inventory, show, do, refused, controllers, filters, split, look = found
+    inventory, show, do, refused, controllers, filters, entries, split, look = found
     assert "NVIDIA" in node.well(inventory) or "10de:2330" in node.well(inventory)
     assert "### nova-hpc-compute.conf" in node.well(show)
     assert not node.wrote("compute")
     node.well(do)
     assert node.wrote("compute")
     assert node.well(do) == "Nothing to do.\n"
+    # One of two entries goes, the one that is named.
+    theirs = '{"address": "*:fe:00.*", "physical_network": "tenants"}'
+    ours = shlex.split(entries)[-1]
+    text = f"[pci]\ndevice_spec = {theirs}\ndevice_spec = {ours}\n"
+    conf = node.home / ".nova/nova.conf"
+    conf.write_text(text)
+    node.well(entries)
+    assert conf.read_text() == text.replace(f"device_spec = {ours}\n", "")
+    conf.unlink()
     # What a refusal looks like: the very words, once a device is away.
     gpu = "0000:19:00.0"
     text, said = refused.replace("0000:18:00.0", gpu).splitlines()
