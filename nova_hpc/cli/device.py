@@ -146,6 +146,8 @@ class Place:
         told = self.ledger.providers.get(parent or address)
         if told is not None and told.operators >= told.total:
             return "withheld", reserve.BY_OPERATOR
+        if self.options.hpc.clean_devices and known.proof is None:
+            return "withheld", "nobody knows whether it is clean: the next update cleans it"
         return "free", ""
 
     def ill(self) -> dict[str, str]:

@@ -80,6 +80,8 @@ def follow(ledger: Ledger, seen: Mapping[str, str], unsure: Collection[str] = ()
             found, note = away.pop(hardware, None), "it was away: what is known of it counts again"
         if found is None:
             found, note = _NOTHING, "it is new, and other hardware was in its place"
+        # Nobody knows who had it where it was.
+        found = found.doubted()
         old = left.get(each)
         if old is not None and old.server and not found.server:
             # Nova may have the place for the server's; it is nobody's only when proved.

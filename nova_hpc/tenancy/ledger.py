@@ -17,6 +17,7 @@ import errno
 import functools
 import glob
 import os
+import secrets
 import stat
 import tempfile
 import threading
@@ -46,6 +47,8 @@ _BESIDE: Final = ".new"
 _AWAY: Final = ".before-ledger"
 #: Seconds to wait for another process that changes the same file.
 _PATIENCE: Final = 60.0
+#: Bytes by which the file may grow until it is found out again whether there is room.
+_ROOM: Final = 1 << 16
 
 
 class LedgerError(Exception):
@@ -58,6 +61,15 @@ def _loads(text: str) -> Ledger:
     return wire.loads(text)
 
 
+@attrs.define
+class _Last:
+    """What this process has written last; replaced as one, so safe between threads."""
+
+    #: What :attr:`Ledger.written` may say: two while the file is being replaced; none:
+    #: nothing is to be believed.
+    written: frozenset[str] = frozenset()
+
+
 @attrs.frozen
 class LedgerFile:
     """The ledger of one node, on its disk."""
@@ -65,9 +77,11 @@ class LedgerFile:
     path: Path
     #: Where the release before kept its files, by :data:`nova_hpc.wire.ledger.BEFORE`.
     before: Mapping[str, Path] = attrs.field(factory=dict, hash=False)
-    #: This process puts these away. Only nova-compute does: as long as that of the
-    #: release before runs, it goes by them, and without them it would know of nothing.
+    #: This process is nova-compute. It puts these away: as long as that of the release
+    #: before runs, it goes by them, and without them it would know of nothing. And it
+    #: believes a file that it has compared itself and written last, and no other.
     takes_over: bool = False
+    _last: _Last = attrs.field(init=False, eq=False, repr=False, factory=lambda: _Last())
 
     @classmethod
     def from_options(cls, options: Any, takes_over: bool = False) -> LedgerFile:
@@ -79,6 +93,17 @@ class LedgerFile:
 
     def read(self) -> Ledger:
         """What the node remembers; one without any file remembers nothing. Never raises."""
+        while True:
+            last = self._last.written
+            found = self._read()
+            if not (self.takes_over and found.compared) or found.written in last:
+                return found
+            if self._last.written is last:
+                # An older copy, one of another life of this service, or of another node.
+                return attrs.evolve(found, compared=False)
+            # Another thread has written it meanwhile.
+
+    def _read(self) -> Ledger:
         # The files of before first: one that is put away meanwhile is in the ledger.
         old = {name: text for name, path in self.before.items() if (text := _Text.of(path))}
         text = _Text.of(self.path)
@@ -120,7 +145,7 @@ class LedgerFile:
         :raises LedgerError: the file is lost, or cannot be written; or nova-compute has
             not taken over yet what the release before has left.
         """
-        with _locked(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE):
+        with self._locked():
             old = self._before()
             now = self.known()
             then = edit(now)
@@ -130,9 +155,51 @@ class LedgerFile:
                     "takes it over, first"
                 )
             if then != now or any(path.exists() for path in self.before.values()):
-                _save(self.path, then.dumps().encode())
+                then = self._write(then)
             self._set_aside(old)
             return then
+
+    def _write(self, then: Ledger) -> Ledger:
+        believed = self.takes_over and then.compared
+        if believed:
+            then = attrs.evolve(then, written=secrets.token_hex(8))
+            self._last.written |= {then.written}
+        try:
+            _save(self.path, then.dumps().encode())
+        except LedgerError:
+            # What this process knows is not on the disk: Nova's records have to tell.
+            self.distrust()
+            raise
+        self._last.written = frozenset({then.written} if believed else ())
+        return then
+
+    def distrust(self) -> None:
+        """Have the file compared with Nova's records anew before anything is given."""
+        self._last.written = frozenset()
+
+    def expect_room(self) -> None:
+        """Find out whether the file could be written now.
+
+        :raises LedgerError: it could not; nothing may be given.
+        """
+        with self._locked():
+            try:
+                size = self.path.stat().st_size if self.path.exists() else 0
+                _try_out(self.path, size + _ROOM)
+            except OSError as error:
+                raise LedgerError(f"cannot write {self._text}: {error}") from error
+
+    def put_by(self, name: str) -> None:
+        """Keep a copy of the file as it is beside it, for people; *name* ends its name.
+
+        :raises LedgerError: it cannot be kept.
+        """
+        try:
+            with self._locked():
+                place = _free(self.path, f".{name}")
+                place.write_bytes(self.path.read_bytes())
+        except OSError as error:
+            raise LedgerError(f"cannot keep a copy of {self._text}: {error}") from error
 
     def take_over(self) -> None:
         """Put away what the release before has left, once the ledger has it.
@@ -140,6 +207,9 @@ class LedgerFile:
         :raises LedgerError: one of its files is lost, or the ledger cannot be written.
         """
         self.change(lambda now: now)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return _locked(self.path.with_name(f".{self.path.name}.lock"), self._text, _PATIENCE)
 
     @property
     def _text(self) -> str:
@@ -152,12 +222,8 @@ class LedgerFile:
 
     def _set_aside(self, old: list[Path]) -> None:
         for path in old:
-            name = f"{path.name.removeprefix('.')}{_AWAY}"
-            number = 1
-            while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():
-                number += 1
             try:
-                path.rename(place)
+                path.rename(_free(path, _AWAY))
             except OSError as error:
                 raise LedgerError(f"cannot put {path} away: {error}") from error
 
@@ -247,6 +313,15 @@ def copy_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.copy")
 
 
+def _free(path: Path, end: str) -> Path:
+    """A name beside a file's that nothing has."""
+    name = f"{path.name.removeprefix('.')}{end}"
+    number = 1
+    while (place := path.with_name(f"{name}-{number}" if number > 1 else name)).exists():
+        number += 1
+    return place
+
+
 def _locks_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.locks")
 
@@ -320,7 +395,13 @@ def _save(path: Path, data: bytes) -> None:
             copy.unlink()
 
 
-def _replace(path: Path, data: bytes) -> None:
+def _try_out(path: Path, size: int) -> None:
+    """Write so many bytes beside the file at *path*; take them away."""
+    Path(_beside(path, bytes(size))).unlink(missing_ok=True)
+
+
+def _beside(path: Path, data: bytes) -> str:
+    """Write *data* to the disk, in a file beside that at *path*."""
     # What a writer that was killed has left: nobody else writes below the lock.
     for old in path.parent.glob(f"{glob.escape(f'.{path.name}.')}*{_BESIDE}"):
         old.unlink(missing_ok=True)
@@ -335,6 +416,15 @@ def _replace(path: Path, data: bytes) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return name
+
+
+def _replace(path: Path, data: bytes) -> None:
+    name = _beside(path, data)
+    try:
         os.replace(name, path)  # noqa: PTH105
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -31,6 +31,30 @@ class Held:
 
 
 @attrs.frozen
+class Row:
+    """Nova's record of one device."""
+
+    #: UUID of the server that has it; None: none has.
+    server: str | None = None
+    #: Of a free device: another text after each server that had it. "": it is not free.
+    text: str = ""
+
+
+@attrs.frozen
+class Rows:
+    """Nova's records of the devices of one node."""
+
+    #: Nova's UUID of the node; "": Nova does not know it yet.
+    node: str = ""
+    #: By address; what Nova does not know is missing.
+    devices: Mapping[str, Row] = attrs.field(factory=dict, hash=False)
+
+    def of(self, server: str) -> frozenset[str]:
+        """The devices that a server has."""
+        return frozenset(each for each, row in self.devices.items() if row.server == server)
+
+
+@attrs.frozen
 class Owners:
     """Asks afresh, each time, who has devices of one node."""
 
@@ -41,6 +65,8 @@ class Owners:
     domains: Callable[[], GuestDomains]
     #: Which devices somebody has by the kernel; see nova_hpc.tenancy.holders.
     holders: Callable[[Iterable[str]], Mapping[str, Holder]]
+    #: Nova's records, in full; a process that cannot ask knows none.
+    rows: Callable[[], Rows] = Rows
 
     def held(self, addresses: Collection[str], server: str | None = None) -> dict[str, Held]:
         """Which of *addresses*, that no other server has by Nova's records, are not free.

@@ -12,14 +12,22 @@ Pure: numbers in, numbers out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
+from nova_hpc.wire.ledger import Device, Ledger
 from nova_hpc.wire.reservation import Provider
 
 #: Why a device is not given that this node would give.
 BY_OPERATOR: Final = "reserved in Placement by an operator"
+#: What is said before the commands.
+BY_NOBODY_KNOWN: Final = (
+    "Reserved in Placement, and this node's ledger does not know by whom. It is taken for "
+    "an operator's and stays. Where the ledger was lost, or the node installed anew under "
+    "its name, it may be the node's own; these commands lift it:"
+)
 
 
 @attrs.frozen
@@ -63,6 +71,31 @@ def operators(known: Provider | None, found: Found) -> int:
         # Nova sends no ``reserved`` when it changes a total, and Placement takes 0.
         return known.operators
     return found.reserved
+
+
+def commands(
+    records: Mapping[str, Provider],
+    then: Mapping[str, Provider],
+    found: Mapping[str, Found],
+    ledger: Ledger,
+) -> list[str]:
+    """What lifts what is reserved and not in the ledger, one command a provider.
+
+    Not what Nova reserves itself of a one-time-use device, which it gives up when that is
+    clean: it is reserved as long as a server has it, or it waits to be reported.
+
+    :param records: what was remembered, by address, and *then* what is from now on.
+    """
+    return [
+        f"{each}: openstack resource provider inventory set --amend --resource "
+        f"{record.resource_class}:reserved=0 {record.uuid}"
+        for each, record in then.items()
+        if record.operators and each not in records and not _novas(found[each], ledger.device(each))
+    ]
+
+
+def _novas(found: Found, device: Device) -> bool:
+    return found.once and bool(found.used or device.owes or device.unreported)
 
 
 def over(record: Provider) -> bool:

@@ -13,6 +13,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
          "counts": {"cleaned": 12, "failed": 1},
          "server": "<uuid>", "last_server": "<uuid>",
          "unreported": true,
+         "clean": "17 2026-01-01 00:00:00+00:00",
          "baseline": {...},
          "adapter": {"server": "<uuid>", "index": 0, "before": {...}, "made": {...}},
          "stage": {"phase": "due", "server": "<uuid>", "since": 1767225600.0}}},
@@ -20,6 +21,7 @@ One JSON object in a file of the node, ``[hpc]ledger_file``::
      "maintenance": {"start": 1767225600.0, "end": 1767232800.0, "reason": "firmware 1.2"},
      "accepted": [{"model": "10de:2330", "change": "...", "reason": "..."}],
      "compared": true,
+     "node": "<uuid>", "written": "9f86d081884c7d65",
      "nvlink": {"gpus": ["0000:41:00.0", ...],
                 "partitions": {"1": {"server": "<uuid>", "gpus": [...]}}},
      "providers": {"0000:41:00.0": {...}}}
@@ -33,6 +35,11 @@ are carried here as they are.
 ``absent`` is what was known of hardware that is not in the node any more.
 ``compared`` says that nova-compute has marked what servers have by Nova's records: a
 file that was begun anew, since the old one was lost, does not say it.
+``clean`` is there while the device is known to be clean, and says which record Nova had
+of it then, "" until that was read: a device without it owes every step before anybody
+gets it, and so does one of which Nova has another record when nova-compute starts
+(:mod:`nova_hpc.tenancy.comparison`). ``node`` is Nova's UUID of the node, and ``written``
+is another text each time that nova-compute writes: an older copy does not have the last.
 
 Writer and readers: nova-compute of the node and ``nova-hpc device`` and
 ``nova-hpc nvlink``. The version before the first one was four files, one of each
@@ -119,6 +126,9 @@ class Device:
     last_server: str | None = None
     #: It was found clean after a server, and Placement has yet to hear of it.
     unreported: bool = False
+    #: Nova's record of it when it was known to be clean, "" as long as that was not read;
+    #: None: nobody knows whether it is clean.
+    proof: str | None = None
     baseline: Mapping[str, Any] | None = attrs.field(default=None, hash=False)
     #: Seconds from the boot to when the baseline's counters of errors were read.
     counted: float | None = None
@@ -149,6 +159,8 @@ class Device:
             body["last_server"] = self.last_server[:_LONGEST_SERVER]
         if self.unreported:
             body["unreported"] = True
+        if self.proof is not None:
+            body["clean"] = self.proof
         if self.baseline is not None:
             body["baseline"] = dict(self.baseline)
         if self.counted is not None:
@@ -163,11 +175,21 @@ class Device:
             body["counts"] = {"cleaned": self.cleaned, "failed": self.failed}
         return body
 
+    @property
+    def owes(self) -> bool:
+        """Whether it has to be cleaned before anybody gets it."""
+        return self.server is not None or self.proof is None
+
+    def doubted(self) -> Device:
+        """The entry of a device that owes every step: what it has passed counts no more."""
+        staged = self.stage is not None and self.stage.get("phase") != "clean"
+        return attrs.evolve(self, proof=None, stage=self.stage if staged else None)
+
 
 _NOTHING: Final = Device()
 _KEYS: Final = frozenset(
     {"hardware", "state", "reason", "server", "unreported", "baseline", "adapter", "counts"}
-    | {"health", "last_server", "counted", "differs", "stage"}
+    | {"health", "last_server", "counted", "differs", "stage", "clean"}
 )
 _TOP: Final = frozenset(
     {
@@ -179,6 +201,8 @@ _TOP: Final = frozenset(
         "accepted",
         "providers",
         "compared",
+        "node",
+        "written",
     }
 )
 
@@ -216,6 +240,10 @@ class Ledger:
     #: nova-compute has compared this file with Nova's records since it was begun: a device
     #: without a mark has no server.
     compared: bool = False
+    #: Nova's UUID of the node; "": it was not asked yet.
+    node: str = ""
+    #: Another text each time that nova-compute writes the file.
+    written: str = ""
     #: Entries under a key that is no address. They are kept as they are.
     unread: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
     #: Keys of a later release.
@@ -231,6 +259,11 @@ class Ledger:
 
     def put(self, changes: Mapping[str, Device]) -> Ledger:
         """With other entries of these devices; one that says nothing goes."""
+        # What somebody has had is not known to be clean, whoever writes the mark.
+        changes = {
+            each: found if found.server is None else attrs.evolve(found, proof=None)
+            for each, found in changes.items()
+        }
         devices = {
             each: found
             for each, found in {**self.devices, **changes}.items()
@@ -306,6 +339,10 @@ class Ledger:
         }
         if self.compared:
             body["compared"] = True
+        if self.node:
+            body["node"] = self.node
+        if self.written:
+            body["written"] = self.written
         if self.absent:
             body["absent"] = {each: self.absent[each].dumps() for each in sorted(self.absent)}
         if self.maintenance is not None:
@@ -355,6 +392,8 @@ def loads(text: str) -> Ledger:
         accepted=announced.accepted(body.get("accepted", []), problems),
         providers=reservation.loads(body.get("providers"), problems),
         compared=body.get("compared") is True,
+        node=_text(body.get("node")) or "",
+        written=_text(body.get("written")) or "",
         unread=unread,
         more={key: body[key] for key in body.keys() - _TOP},
         problems=tuple(problems),
@@ -388,6 +427,11 @@ def _trial(body: Any) -> Trial | None:
         return None
 
 
+def _text(value: Any) -> str | None:
+    """A text; what is none says nothing, so that more is cleaned and nothing less."""
+    return value if isinstance(value, str) else None
+
+
 def _device(body: Any) -> Device:
     counts = body.get("counts", {})
     return Device(
@@ -398,6 +442,7 @@ def _device(body: Any) -> Device:
         server=exactly_or_none(body.get("server"), str) or None,
         last_server=exactly_or_none(body.get("last_server"), str) or None,
         unreported=body.get("unreported") is True,
+        proof=_text(body.get("clean")),
         baseline=part(body.get("baseline")),
         counted=None if body.get("counted") is None else real(body["counted"]),
         adapter=part(body.get("adapter")),

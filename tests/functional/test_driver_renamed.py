@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nova import exception
+from nova import context as nova_context
+from nova import exception, objects
 
 from tests.functional import fixtures
 from tests.functional.test_driver_hygiene import FIRST, GPU, SECOND, _Base
@@ -40,6 +41,10 @@ class RenamedTest(_Base):
         self.sysfs["beta"] = self.sysfs["alpha"]
         return lambda: self.start_compute("beta", connection=connection)
 
+    def node_of(self, host: str) -> str:
+        context = nova_context.get_admin_context()
+        return objects.ComputeNode.get_by_host_and_nodename(context, host, host).uuid
+
     def end_guest(self) -> None:
         connection = self.computes["alpha"].driver._host.get_connection()
         for domain in list(connection._vms.values()):
@@ -68,7 +73,12 @@ class RenamedTest(_Base):
         self.assertEqual([SECOND], list(self.stats_of("beta").withheld))
         self.assertIn("ticket 4711", self.stats_of("beta").withheld[SECOND])
         self.assertEqual({}, self.ledger("beta").marked)
-        self.assertEqual((1, 0), (self.resets("beta", self.mine), self.resets("beta", self.other)))
+        # The other, too: Nova has no record of it under the new name.
+        self.assertEqual((1, 1), (self.resets("beta", self.mine), self.resets("beta", self.other)))
+        self.update("beta")
+        self.assertEqual(self.node_of("beta"), self.ledger("beta").node)
+        self.computes["beta"] = self.restart_compute_service("beta", keep_hypervisor_state=True)
+        self.assertIn("ticket 4711", self.stats_of("beta").withheld[SECOND])
         both = self.boot(self.make_flavor({"pci_passthrough:alias": "gpu:2"}), host="beta")
         self.assertEqual({FIRST, THIRD}, {each.address for each in self.devices_of(both)})
         # The operator's release is of the new name's device.

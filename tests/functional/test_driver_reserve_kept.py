@@ -24,6 +24,7 @@ from tests.functional.reserve_base import (
     VFS,
     ReserveTest,
 )
+from virt_driver_patches.driver import reserve
 
 
 class OperatorTest(ReserveTest):
@@ -87,19 +88,51 @@ class SwitchedOffTest(ReserveTest):
         self.assertFalse(any(each.ours for each in self.ledger("alpha").providers.values()))
 
     def test_a_ledger_that_cannot_be_written(self) -> None:
-        """Nothing is reserved that nobody would remember; nobody gets the device either."""
+        """It is reserved all the same: the provider itself says by whom, until the disk does."""
         self.host("alpha", TWO)
         self.quarantine("alpha", FIRST, "overheats")
         with mock.patch(
             "nova_hpc.tenancy.ledger._save", side_effect=ledger.LedgerError("no space left")
         ):
             self.update("alpha")
-        self.assertEqual((0, 1), self.reserved("alpha")[FIRST])
-        self.assertEqual({SECOND: "available"}, self.tracked("alpha"))
-        server = self.boot(self.make_flavor(GPU))
-        self.assertEqual([SECOND], [each.address for each in self.devices_of(server)])
+            self.assertEqual({FIRST: (1, 1), SECOND: (0, 1)}, self.reserved("alpha"))
+            self.restart("alpha")  # it knows nothing but what Placement and the disk say
+            self.update("alpha")
+            self.assertEqual((1, 1), self.reserved("alpha")[FIRST])
+            self.assertEqual(["0"], self.unwritten("alpha", FIRST))
         self.update("alpha")
-        self.assertEqual((1, 1), self.reserved("alpha")[FIRST])
+        self.assertEqual({FIRST: (1, 1), SECOND: (0, 1)}, self.reserved("alpha"))
+        self.assertEqual([], self.unwritten("alpha", FIRST))
+        self.ledger_file("alpha").release(FIRST)
+        self.update("alpha")
+        self.update("alpha")
+        self.assertEqual({FIRST: (0, 1), SECOND: (0, 1)}, self.reserved("alpha"))
+
+    def test_what_an_operator_had_reserved_stays_through_it(self) -> None:
+        self.host("alpha", ADAPTER)
+        self.reserve("alpha", PF, 1)
+        self.update("alpha")
+        for each in VFS[:3]:
+            self.quarantine("alpha", each, "overheats")
+        with mock.patch(
+            "nova_hpc.tenancy.ledger._save", side_effect=ledger.LedgerError("no space left")
+        ):
+            self.update("alpha")
+            self.assertEqual((3, 4), self.reserved("alpha")[PF])
+            self.restart("alpha")
+            self.update("alpha")
+        for each in VFS[:3]:
+            self.ledger_file("alpha").release(each)
+        self.update("alpha")
+        self.update("alpha")
+        self.assertEqual((1, 4), self.reserved("alpha")[PF])
+
+    def unwritten(self, host: str, address: str) -> list[str]:
+        """What a provider's trait says that was an operator's."""
+        url = f"/resource_providers/{self.provider(host, address)['uuid']}/traits"
+        traits = self.placement.get(url, version="1.6").body["traits"]
+        found = [each for each in traits if each.startswith(reserve.UNWRITTEN)]
+        return [each.removeprefix(reserve.UNWRITTEN) for each in found]
 
 
 class LeftBehindTest(ReserveTest):

@@ -25,7 +25,7 @@ from virt_driver_patches.driver.notifications import Notifier
 from virt_driver_patches.driver.providers import Providers
 from virt_driver_patches.driver.reading import Offers, Reading, Source
 from virt_driver_patches.driver.tenancy import Tenancy, steps_of
-from virt_driver_patches.driver.withhold import Withholder, in_use
+from virt_driver_patches.driver.withhold import Withholder, in_use, rows
 
 CONF = nova.conf.CONF
 hpc_conf.register(CONF)
@@ -70,6 +70,7 @@ class HpcNode:
             records=functools.partial(in_use, self._host, nodename),
             domains=self._domains,
             holders=look if os.geteuid() == 0 else privileged.holders,
+            rows=functools.partial(rows, self._host, nodename),
         )
 
     @functools.cached_property

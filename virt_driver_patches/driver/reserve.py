@@ -10,9 +10,9 @@ reserved: no candidate has it, whoever asks, and UUID, traits and aggregates sta
 instead of one, and neither fails the claim of anything else.
 
 What is reserved is decided by :mod:`nova_hpc.tenancy.reserve` and written into the ledger
-before Placement hears of it. What cannot be written down is not reserved: the device is
-left out of the tracker all the same, and no device is lost to a reservation that nobody
-remembers.
+before Placement hears of it. Where the ledger cannot be written, the provider itself says by
+a trait that what is reserved of it is this node's, and how much an operator had reserved: so
+nobody gets the device meanwhile, and it is lifted when all is well, after a restart, too.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ from nova_hpc.wire.reservation import Provider
 LOG = logging.getLogger(__name__)
 
 _GONE: Final = (fields.PciDeviceStatus.REMOVED, fields.PciDeviceStatus.DELETED)
+#: Trait of a provider of which the node has reserved what it could not write down, before
+#: the number that was an operator's.
+UNWRITTEN: Final = "CUSTOM_HPC_RESERVED_UNWRITTEN_"
 _CHILDREN: Final = (fields.PciDeviceType.SRIOV_VF, fields.PciDeviceType.VDPA)
 
 
@@ -110,6 +113,14 @@ class Known:
     def total(self) -> int:
         """Devices in its inventory."""
         return int(self.fields.get("total", 0))
+
+    @property
+    def unwritten(self) -> int | None:
+        """What was an operator's when the node could not write down its own; None: it could."""
+        ends = [
+            each.removeprefix(UNWRITTEN) for each in self.data.traits if each.startswith(UNWRITTEN)
+        ]
+        return next((int(each) for each in ends if each.isdecimal()), None)
 
     @property
     def once(self) -> bool:
@@ -209,7 +220,7 @@ class Reserver:
         for address in sorted({*before, *now}):
             was, new = before.get(address), now.get(address)
             here = new or was
-            known = (records or {}).get(address)
+            known = _unwritten((records or {}).get(address), was)
             if here is None or (new is None and tree.exists(here.uuid)):
                 continue  # Nova has changed it into something else
             if not here.resource_class:
@@ -236,11 +247,18 @@ class Reserver:
             then[address] = reserve.decide(known, one, kept, total)
         if records is not None and not self._asked:
             self._asked = True
-            _ask(records, then, found)
+            commands = reserve.commands(records, then, found, self._ledger.read())
+            if commands:
+                LOG.warning("%s %s", reserve.BY_NOBODY_KNOWN, "; ".join(commands))
         done = self._record(records, {**unread, **then})
         for address, record in then.items():
-            reserved = record.reserved if done else min(found[address].reserved, record.total)
-            _write(tree, before.get(address), now.get(address), record, reserved)
+            was, reserved = before.get(address), record.reserved
+            more = None
+            if not done:
+                reserved = min(max(found[address].reserved, reserved), record.total)
+                if reserved > found[address].reserved or (was and was.unwritten is not None):
+                    more = record.operators
+            _write(tree, was, now.get(address), record, reserved, more)
         self._said = dict(_words(then, found))
 
     def _held(self, address: str) -> frozenset[str]:
@@ -252,18 +270,18 @@ class Reserver:
 
         A device that does not pass when its server is deleted is in quarantine; one whose
         server has left for elsewhere, or whose guest runs on, has its mark; one that is to be
-        cleaned from within is due. Nova has freed it after the node has looked: until the
-        next look it is free for Nova's tracker.
+        cleaned from within is due; none is known to be clean where the ledger was lost or put
+        back. Nova has freed it after the node has looked: until the next look it is free for
+        Nova's tracker.
         """
         ledger = self._ledger.read()
-        if ledger.lost:
-            return collections.Counter()
+        if ledger.lost or (self._cleans and not ledger.compared):
+            return collections.Counter(free.values())
         known = ledger.staged.union(ledger.quarantined)
-        marked = ledger.marked if self._cleans else {}
         return collections.Counter(
             place
             for each, place in free.items()
-            if each in known or place in known or each in marked
+            if each in known or place in known or (self._cleans and ledger.device(each).owes)
         )
 
     def _leaving(
@@ -295,7 +313,9 @@ class Reserver:
     def _record(self, before: Mapping[str, Provider] | None, then: Mapping[str, Provider]) -> bool:
         """Write down what is going to be reserved; False: it cannot be."""
         if before is None:
-            LOG.error("No device is reserved in Placement: nobody knows what was reserved before")
+            LOG.error(
+                "What is reserved in Placement is not written down: the ledger cannot be read"
+            )
             return False
         kept = {each: one for each, one in then.items() if not reserve.over(one)}
         if kept == before:
@@ -307,7 +327,7 @@ class Reserver:
         try:
             self._ledger.change(edit)
         except LedgerError as error:
-            LOG.error("No more devices are reserved in Placement: %s", error)
+            LOG.error("What is reserved in Placement is not written down: %s", error)
             return False
         self._records = kept
         return True
@@ -320,11 +340,13 @@ class Reserver:
         Called before Nova's step, at every update; never raises.
         """
         records = self._recorded()
-        if not records:
-            return
         now = providers(tree, nodename)
+        marked = {each: one for each, one in now.items() if one.unwritten is not None}
+        if not (records or marked):
+            return
         then, found = {}, {}
-        for address, known in records.items():
+        for address in sorted({*(records or {}), *marked}):
+            known = _unwritten((records or {}).get(address), now.get(address))
             if address in now and now[address].resource_class:
                 found[address] = one = _found(now[address], now[address], 0, known)
                 then[address] = reserve.decide(_back(known), one, 0, one.total)
@@ -388,6 +410,16 @@ def _found(was: Known | None, new: Known | None, used: int, known: Provider | No
     )
 
 
+def _unwritten(known: Provider | None, was: Known | None) -> Provider | None:
+    """What is known of a provider of which more is reserved than could be written down."""
+    if was is None or was.unwritten is None or not was.resource_class:
+        return known
+    if known is None or known.uuid != was.uuid:
+        known = Provider(was.uuid, was.resource_class, was.total)
+    reserved = int(was.fields.get("reserved", 0))
+    return attrs.evolve(known, operators=was.unwritten, earlier=reserved)
+
+
 def _back(known: Provider | None) -> Provider | None:
     """The same of a device that is here."""
     return known if known is None or known.gone is None else attrs.evolve(known, gone=None)
@@ -399,8 +431,9 @@ def _write(
     new: Known | None,
     record: Provider,
     reserved: int,
+    unwritten: int | None = None,
 ) -> None:
-    """Put a provider into *tree* as it shall be."""
+    """Put a provider into *tree* as it shall be; see :attr:`Known.unwritten`."""
     here = new or was
     assert here is not None
     if new is None:
@@ -414,6 +447,9 @@ def _write(
         "reserved": reserved,
     }
     tree.update_inventory(here.uuid, {here.resource_class: inventory})
+    kept_traits = {each for each in here.data.traits if not each.startswith(UNWRITTEN)}
+    more = set() if unwritten is None else {f"{UNWRITTEN}{unwritten}"}
+    tree.update_traits(here.uuid, kept_traits | more)
 
 
 def _put_back(tree: ProviderTree, data: Any) -> None:
@@ -422,25 +458,6 @@ def _put_back(tree: ProviderTree, data: Any) -> None:
     tree.update_inventory(data.uuid, data.inventory)
     tree.update_traits(data.uuid, data.traits)
     tree.update_aggregates(data.uuid, data.aggregates)
-
-
-def _ask(
-    records: Mapping[str, Provider], then: Mapping[str, Provider], found: Mapping[str, Found]
-) -> None:
-    """Name what is reserved and not in the ledger: once, when the service starts."""
-    commands = [
-        f"{address}: openstack resource provider inventory set --amend --resource "
-        f"{record.resource_class}:reserved=0 {record.uuid}"
-        for address, record in then.items()
-        if record.operators and address not in records and not found[address].once
-    ]
-    if commands:
-        LOG.warning(
-            "Reserved in Placement, and this node's ledger does not know by whom. It is taken for "
-            "an operator's and stays. Where the ledger was lost, or the node installed anew under "
-            "its name, it may be the node's own; these commands lift it: %s",
-            "; ".join(commands),
-        )
 
 
 def _words(

@@ -20,9 +20,11 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.claim import hpc_tags
+from nova_hpc.tenancy.owners import Row, Rows
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import AddressError, normalise_address
 from nova_hpc.wire import device_record, stats
+from nova_hpc.wire.ledger import SOMEBODY
 from virt_driver_patches.driver import contract
 from virt_driver_patches.driver.reading import Offers, Reading
 
@@ -41,6 +43,33 @@ def in_use(host: str, nodename: str) -> frozenset[str]:
         return frozenset()  # it starts for the first time
     records = objects.PciDeviceList.get_by_compute_node(context, node.id)
     return frozenset(device.address for device in records if device.status in TAKEN)
+
+
+def rows(host: str, nodename: str) -> Rows:
+    """Nova's records of a node's devices.
+
+    A record's ``updated_at`` changes when a server claims the device and when it is free
+    again, as Nova saves it then (``PciDevTracker.save``, nova/pci/manager.py, releases 32
+    to 34), in the database; and its ID when Nova has given it up meanwhile.
+    """
+    context = nova_context.get_admin_context()
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
+    except exception.ComputeHostNotFound:
+        return Rows()  # it starts for the first time
+    found = objects.PciDeviceList.get_by_compute_node(context, node.id)
+    return Rows(
+        str(node.uuid),
+        {
+            normalise_address(each.address): Row(
+                (each.instance_uuid or SOMEBODY) if each.status in TAKEN else None,
+                f"{each.id} {each.updated_at or each.created_at}"
+                if each.status == fields.PciDeviceStatus.AVAILABLE
+                else "",
+            )
+            for each in found
+        },
+    )
 
 
 #: Reading, what is offered, what libvirt lists, what is withheld -> what else is not given

@@ -74,8 +74,12 @@ class Cleaning:
             found = attrs.evolve(
                 seen(found, result, None),
                 server=None,
+                proof="",
                 last_server=last,
-                unreported=True,
+                # Of one that nobody is known to have had, what is reserved is an operator's.
+                unreported=device.unreported
+                or server is not None
+                or device.state is not State.OFFERED,
                 cleaned=device.cleaned + 1,
             )
             # Errors that are judged are judged at the next look, with those of others.
@@ -114,8 +118,8 @@ class Cleaning:
             # A cleaner may be anybody's: whatever it did, the device is not known clean.
             text = f"its cleaner failed: {type(error).__name__}: {error}"
             return (Symptom(Sign.FAILED, text),)
-        # With its last server gone nothing excuses bus mastering.
-        if look.master and idle(after.function):
+        # With its last server gone nothing excuses bus mastering; firmware leaves it on.
+        if look.master and idle(after.function) and device.baseline is not None:
             return (Symptom(Sign.FAILED, "bus mastering is still on after its reset"),)
         if judgement.expected(now, address, tuple(differences), self.records.moment()) is not None:
             return look  # the next look records it

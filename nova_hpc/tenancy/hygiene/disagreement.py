@@ -83,7 +83,7 @@ def _mark(records: Records, found: Disagreement) -> None:
     marks = {each: one.server for each, one in found.held.items() if one.server is not None}
     records.change(
         lambda now: {
-            each: attrs.evolve(now.device(each), server=server)
+            each: attrs.evolve(now.device(each).doubted(), server=server)
             for each, server in marks.items()
             if now.device(each).server is None
         }

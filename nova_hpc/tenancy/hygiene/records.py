@@ -10,12 +10,14 @@ from pathlib import Path
 
 import attrs
 
-from nova_hpc.tenancy import identity
+from nova_hpc.tenancy import comparison, identity
+from nova_hpc.tenancy.comparison import Comparison
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.looks import Looker, differences_of, errors_of, whole
 from nova_hpc.tenancy.ledger import LedgerFile
-from nova_hpc.tenancy.policy import CAPPED, Moment, Rules
+from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.policy import CAPPED, Moment, Rules, shown
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire.ledger import Device, Ledger
@@ -24,6 +26,26 @@ from nova_hpc.wire.ledger import Device, Ledger
 def clock() -> tuple[float, float]:
     """Seconds of the clock of the day, and of one that counts from the boot."""
     return time.time(), time.monotonic()
+
+
+def _notes(path: Path, found: Comparison, new: bool) -> tuple[str, ...]:
+    """What operators are told of a ledger that was compared."""
+    if found.foreign:
+        return (
+            f"the ledger {path} is that of another node and was put by: every device of this "
+            "node is cleaned before anybody gets it",
+        )
+    if new:
+        return (
+            f"the ledger {path} is new: nobody knows who has had the devices of this node, and "
+            "each is cleaned before anybody gets it",
+        )
+    if found.doubted:
+        return (
+            f"since the ledger {path} was written, servers may have had "
+            f"{shown(found.doubted)}: cleaned before anybody gets them",
+        )
+    return ()
 
 
 @attrs.frozen
@@ -63,6 +85,29 @@ class Records:
             return now.put(edit(now))
 
         return self.ledger.change(change)
+
+    def compared(self, owners: Owners) -> tuple[Ledger, tuple[str, ...]]:
+        """What the ledger says, once Nova's records bear it out.
+
+        :returns: the ledger, and notes where that was not so before.
+        :raises nova_hpc.tenancy.ledger.LedgerError: the file is lost, or what comes of the
+            comparison cannot be written; nothing may be given then.
+        """
+        now = self.known()
+        if now.compared:
+            return now, ()
+        rows = owners.rows()
+        found: list[Comparison] = []
+        new = not self.ledger.path.exists()
+        if comparison.compare(now, rows).foreign:
+            self.ledger.put_by("another-node")
+
+        def edit(now: Ledger) -> Ledger:
+            found[:] = [comparison.compare(whole(now), rows)]
+            return found[0].ledger
+
+        now = self.ledger.change(edit)
+        return now, _notes(self.ledger.path, found[0], new)
 
     @contextlib.contextmanager
     def locks(self, addresses: Iterable[str], patience: float) -> Iterator[None]:

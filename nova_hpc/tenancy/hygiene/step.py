@@ -111,11 +111,24 @@ class Hygiene(Step):
     def after_end(self, server: str, look: Callable[[], View], owners: Owners) -> tuple[str, ...]:
         """Clean what a server had."""
         try:
-            if not self.has_given(server):
+            mine = owners.rows().of(server)
+        except Exception as error:  # Nova does not answer
+            self.ledger.distrust()
+            text = f"Nova does not say which PCI devices the server had: {error}"
+            return (text, *self._after_end(server, look, owners, frozenset()))
+        return self._after_end(server, look, owners, mine)
+
+    def _after_end(
+        self, server: str, look: Callable[[], View], owners: Owners, mine: frozenset[str]
+    ) -> tuple[str, ...]:
+        try:
+            if not mine and not self.has_given(server):
                 return ()
-            dirty = self.take_back(server, look().roles, owners)
+            dirty = self.take_back(server, look().roles, owners, mine)
             known = self.ledger.read().quarantined
         except LedgerError as error:
+            # Nova frees them now: its records have to tell that they had a server.
+            self.ledger.distrust()
             return (f"PCI devices are not clean yet: {error}",)
         return tuple(
             f"PCI device {each} is {'in quarantine' if each in known else 'not clean yet'}: {why}"
@@ -136,7 +149,7 @@ class Hygiene(Step):
             swept = self._update.look(offered, owners, ill, view.roles)
         except LedgerError as error:
             note = f"PCI devices are not offered: {error}"
-            swept = Swept(dict.fromkeys(view.roles, str(error)), (note,))
+            swept = Swept(dict.fromkeys(view.roles, str(error)), (note,), (note,))
         findings = {each: Symptom(Sign.UNREADY, why) for each, why in swept.reasons.items()}
         return Withheld(findings, swept.notes, swept.alarms)
 
@@ -272,7 +285,8 @@ class Hygiene(Step):
     def give(self, server: str, wanted: Mapping[str, Candidate], owners: Owners) -> dict[str, str]:
         """Check devices, and mark them with the server that gets them.
 
-        A device that still has the mark of another server is cleaned first.
+        A device that still has the mark of another server is cleaned first, and so is one of
+        which nobody knows whether it is clean.
 
         :param server: its UUID.
         :param wanted: address -> device, as it was just read.
@@ -281,7 +295,7 @@ class Hygiene(Step):
         :raises LedgerError: nothing can be remembered, so nothing may be given.
         """
         with self.records.locks(wanted, self.timeout + 10):
-            now = self.records.known()
+            now, _ = self.records.compared(owners)
             refused = {
                 each: f"in quarantine: {why}"
                 for each, found in wanted.items()
@@ -295,7 +309,9 @@ class Hygiene(Step):
             left = {
                 each
                 for each in wanted
-                if each not in refused and now.device(each).server not in (None, server)
+                if each not in refused
+                and now.device(each).server != server
+                and now.device(each).owes
             }
             now, dirty = self.cleaning.clean({each: wanted[each].role for each in left})
             refused |= dirty
@@ -341,16 +357,24 @@ class Hygiene(Step):
     # -- a server is gone -------------------------------------------------------
 
     def take_back(
-        self, server: str, roles: Mapping[str, str | None], owners: Owners
+        self,
+        server: str,
+        roles: Mapping[str, str | None],
+        owners: Owners,
+        recorded: Collection[str] = (),
     ) -> dict[str, str]:
         """Clean every device that has the mark of a server, all at once.
 
         :param roles: address -> role, as far as they are known.
         :param owners: asks who has devices; by Nova's records the server may have them still.
+        :param recorded: the devices that it had by Nova's records: a ledger that was lost or
+            put back has no mark of them.
         :returns: address -> why it is not clean: it is not well, or somebody has it, and
             it keeps its mark until a look from time to time finds it free.
         :raises LedgerError: nothing can be remembered; the marks are still there.
         """
+        if recorded:
+            self.keep(server, recorded)
         mine = [each for each, who in self.records.known().marked.items() if who == server]
         with self.records.locks(mine, self.timeout + 10):
             now = self.records.known().marked

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from nova_hpc.tenancy import identity, policy
+from nova_hpc.tenancy import comparison, identity, policy
 from nova_hpc.tenancy.hygiene import baseline, disagreement, judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
@@ -16,7 +16,7 @@ from nova_hpc.tenancy.hygiene.judgement import Judgement
 from nova_hpc.tenancy.hygiene.looks import baseline_of, counted, idle, seen, whole
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.ledger import LedgerError
-from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.owners import Owners, Rows
 from nova_hpc.tenancy.sign import Symptom
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.files import Tree
@@ -56,10 +56,13 @@ class Update:
         :param roles: of everything that the node offers; None: of *offered*.
         :raises LedgerError: nothing is known, or can be remembered.
         """
+        self.records.ledger.expect_room()
+        # Before it is known which devices are clean: whoever gets one meanwhile changes it.
+        rows = owners.rows()
         # Who gives a device to a server tells Nova first, and writes the mark
         # then: so a mark that is seen before Nova is asked and is not in the
         # answer has outlived its server.
-        now = self.records.known()
+        now, compared = self.records.compared(owners)
         used = owners.records()
         if any(now.device(each).server is None for each in used & offered.keys()):
             now = self.records.change(
@@ -69,9 +72,6 @@ class Update:
                     if now.device(each).server is None
                 }
             )
-        if not now.compared:
-            change = self.records.ledger.change
-            now = change(lambda now: attrs.evolve(whole(now), compared=True))
         well = {each: found for each, found in offered.items() if each not in ill}
         looks = self.records.looker.look(well[each] for each in well if each not in used)
         now, notes = self._follow(now, well, looks, used)
@@ -84,7 +84,11 @@ class Update:
 
         # Whoever has them, they are as if a server had them.
         used |= found.held.keys()
-        reasons |= self._sweep_marks(now, offered, used | found.waiting.keys(), taken)
+        busy = used | found.waiting.keys()
+        # Also those that suspicion alone concerns: it may not withhold all of them.
+        fit = {each for each in offered if each in well or ill[each].sign in policy.CAPPED}
+        owing = {each for each in fit if _unproved(now, offered[each], busy)}
+        reasons |= self._clean_owing({*now.marked} - busy | owing, offered, taken)
         clean = self.records.known()
         staged = clean.staged
         free = {
@@ -95,7 +99,7 @@ class Update:
             and (entry := clean.device(each)).state is not State.QUARANTINED
             and (entry.server is None or each in ill)
         }
-        cleaned = [each for each in free & looks.keys() if before.device(each).server]
+        cleaned = [each for each in free & looks.keys() if before.device(each).owes]
         looks = {each: looks[each] for each in free & looks.keys()}
         looks |= self.records.looker.look(well[each] for each in cleaned)
         now = self._remember(looks, used, offered)
@@ -113,7 +117,12 @@ class Update:
         reasons |= {each: why for each, why in judged.reasons.items() if each not in lost}
         for each in ill:
             reasons.pop(each, None)  # why it is ill stands elsewhere
-        return Swept(reasons, (*notes, *judged.notes), judged.alarms)
+        self._prove(offered.keys() - used, rows)
+        return Swept(reasons, (*compared, *notes, *judged.notes), (*compared, *judged.alarms))
+
+    def _prove(self, addresses: Collection[str], rows: Rows) -> None:
+        """Write down which records Nova has of the devices that are clean."""
+        self.records.ledger.change(lambda now: comparison.proved(now, addresses, rows))
 
     def _settle(
         self, seen: Ledger, found: Judgement, taken: Callable[[], frozenset[str]]
@@ -185,14 +194,13 @@ class Update:
         ]
         return self.records.looker.identify(wanted, looks)
 
-    def _sweep_marks(
+    def _clean_owing(
         self,
-        before: Ledger,
+        left: Collection[str],
         offered: Mapping[str, Candidate],
-        used: frozenset[str],
         taken: Callable[[], frozenset[str]],
     ) -> dict[str, str]:
-        left = {each for each in before.marked if each not in used}
+        """Clean what servers have left, and what nobody knows to be clean."""
         reasons: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             mine = []
@@ -205,7 +213,7 @@ class Update:
             if not mine:
                 return reasons
             now, gone = self.records.known(), taken()
-            mine = [each for each in mine if each in now.marked and each not in gone]
+            mine = [each for each in mine if now.device(each).owes and each not in gone]
             moment = self.records.moment()
             for each in [*mine]:
                 found = now.device(each)
@@ -260,6 +268,19 @@ class Update:
             return found
 
         return self.records.change(edit)
+
+
+def _unproved(now: Ledger, candidate: Candidate, busy: Collection[str]) -> bool:
+    """Whether a device that nobody has is to be cleaned because nobody knows who had it."""
+    function = candidate.function
+    device = now.device(function.address)
+    if device.server is not None or device.proof is not None or function.address in busy:
+        return False
+    if device.state is State.QUARANTINED or function.address in now.staged:
+        return False  # an operator, or its stage, has the next word
+    # Its virtual functions would be reset with it, under their servers. It is cleaned when
+    # they are gone, before it is given at the latest.
+    return not any(each in busy for each in function.virtual_functions)
 
 
 def _says(candidate: Candidate, look: Snapshot) -> bool:

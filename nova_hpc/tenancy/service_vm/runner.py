@@ -17,6 +17,7 @@ from nova_hpc.tenancy.service_vm import domain, process, report, reserve
 from nova_hpc.tenancy.service_vm.domain import Machine
 from nova_hpc.tenancy.service_vm.process import LateError
 from nova_hpc.tenancy.service_vm.reserve import ShortError
+from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.cpuset import parse_list
 from nova_hpc.topology.files import FileError, Tree
 
@@ -47,6 +48,16 @@ class Outcome:
     problem: str = ""
     #: The problem is one of the host, and says nothing of the device.
     host: bool = False
+
+    def symptom(self, address: str) -> Symptom | None:
+        """What is wrong with a device after its stage; None: it has passed."""
+        if self.problem:
+            sign = Sign.UNFIT if self.host else Sign.UNCHECKED
+            return Symptom(sign, f"it was not cleaned from within: {self.problem}")
+        verdict = self.verdicts.get(address)
+        if verdict is None:
+            return Symptom(Sign.UNCHECKED, "its stage says nothing of it")
+        return Symptom(Sign.FAILED, f"it did not pass its stage: {verdict}") if verdict else None
 
 
 class Runner(abc.ABC):

@@ -11,7 +11,8 @@ starts, so whoever is killed afterwards leaves a device that is due. It is one o
 ``clean``  the stage has passed; what it took is kept, for people
 =========  =============================================================================
 
-Only ``clean``, or no entry, lets a device be given. A stage that did not pass is due
+Only ``clean`` lets a device be given: without an entry nobody knows who has had it, and
+the stage becomes due when the node looks next. A stage that did not pass is due
 again; whether the device is suspect or in quarantine for it is up to
 :mod:`nova_hpc.tenancy.policy`.
 """
@@ -115,12 +116,14 @@ def passed(known: Stage | None, seconds: float, now: float) -> Stage:
 
 
 def refusal(known: Stage | None, server: str) -> str | None:
-    """Why a server must not start with a device; None: as to its stage it may.
+    """Why a server must not start with a device that has a stage; None: as to that it may.
 
     A device whose stage this very server made due is one that it got before: its start
     failed, and it is tried again.
     """
-    if known is None or not known.pending:
+    if known is None:
+        return "nobody knows who has had it: it waits to be cleaned from within"
+    if not known.pending:
         return None
     if known.phase is Phase.DUE and known.server == server:
         return None

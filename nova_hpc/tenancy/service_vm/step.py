@@ -39,7 +39,7 @@ from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, Tenant, View, Withheld
 from nova_hpc.topology.model import address_key
-from nova_hpc.wire.ledger import SOMEBODY, Device, State
+from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger, State
 
 #: Seconds between looks whether Nova has freed the devices of a server that has ended.
 _POLL: Final = 2.0
@@ -111,6 +111,7 @@ class Cleansing(Step):
         roles = {each: view.roles.get(each) for each in tenant.devices}
         if not self._concerns(roles):
             return
+        self.records.compared(tenant.owners)
 
         def edit(now: Mapping[str, Device]) -> dict[str, Device]:
             refused.clear()
@@ -191,7 +192,7 @@ class Cleansing(Step):
                     self.records.moment().wall,
                 )
                 work.asked = True
-            now = self.records.known()
+            now = self._make_due(view, used)
         except LedgerError as error:
             note = f"PCI devices with a stage are not offered: {error}"
             lost = {
@@ -215,6 +216,27 @@ class Cleansing(Step):
         with work.lock:
             notes, work.notes = tuple(dict.fromkeys(work.notes)), []
         return Withheld(findings, notes)
+
+    def _make_due(self, view: View, used: frozenset[str]) -> Ledger:
+        """Make due what is free and has no entry: nobody knows who has had it.
+
+        It is new here, or the ledger is; or its role has had no stage until now.
+        """
+        wall = self.records.moment().wall
+        free = [
+            each
+            for each, role in view.roles.items()
+            if self.mode(role) is not Mode.NONE
+            and each not in used
+            and (each not in view.ill or view.ill[each].sign in policy.CAPPED)
+        ]
+        return self.records.change(
+            lambda now: {
+                each: attrs.evolve(now.device(each), stage=stage.owed(None, SOMEBODY, wall).dumps())
+                for each in free
+                if now.device(each).stage is None
+            }
+        )
 
     def _off(self, address: str, roles: Mapping[str, str | None]) -> bool:
         """Whether the role of an offered device has no stage (any more)."""
@@ -397,7 +419,7 @@ class Cleansing(Step):
             return  # another process was faster, or it is given
         if owners.held(roles.keys()):
             return  # who has it is said by hygiene
-        dirty = {each: roles[each] for each in roles if now.device(each).server is not None}
+        dirty = {each: roles[each] for each in roles if now.device(each).owes}
         if self.cleaning.clean(dirty)[1]:
             return  # likewise
         began = time.monotonic()
@@ -444,7 +466,7 @@ class Cleansing(Step):
             lambda now: {
                 each: self._settled(
                     now.device(each),
-                    None if each in unclean else _symptom(each, outcome),
+                    None if each in unclean else outcome.symptom(each),
                     each not in unclean,
                     seconds,
                     moment,
@@ -453,7 +475,7 @@ class Cleansing(Step):
             }
         )
         for each in roles:
-            found = _symptom(each, outcome)
+            found = outcome.symptom(each)
             if found is not None:
                 self._note(f"PCI device {each} has not passed its stage: {found.reason}")
 
@@ -476,14 +498,3 @@ class Cleansing(Step):
             device = policy.step(device, (symptom,), moment, self.records.rules)
             device = attrs.evolve(device, failed=device.failed + 1)
         return attrs.evolve(device, stage=then.dumps(), last_server=last, unreported=False)
-
-
-def _symptom(address: str, outcome: Outcome) -> Symptom | None:
-    """What is wrong with a device after its stage; None: it has passed."""
-    if outcome.problem:
-        sign = Sign.UNFIT if outcome.host else Sign.UNCHECKED
-        return Symptom(sign, f"it was not cleaned from within: {outcome.problem}")
-    verdict = outcome.verdicts.get(address)
-    if verdict is None:
-        return Symptom(Sign.UNCHECKED, "its stage says nothing of it")
-    return Symptom(Sign.FAILED, f"it did not pass its stage: {verdict}") if verdict else None

@@ -93,6 +93,9 @@ class Runner:
         self.stage = stage
         self.life = Life(self.world, stage=stage)
         self.flavors = self.life.ask("flavors")
+        # Nobody knew who had the devices: what is due at a first start, and what Nova records.
+        for each in ("clean", "update") if stage else ("update",):
+            self.life.ask(each)
         self.first = self.life.ask("facts")
         complaints = verdict.clean(self.first, self.first)
         if complaints or not self.first["tracked"]:

@@ -12,7 +12,7 @@ from nova_hpc.cli.main import NovaHpc
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
 from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.wire.reservation import Provider
-from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, make, settled
 
 SERVER = "11111111-1111-1111-1111-111111111111"
 COMMANDS = {
@@ -33,8 +33,7 @@ def node(tmp_path):
         f"[DEFAULT]\nstate_path = {tmp_path}\n[hpc]\nsysfs_root = {tmp_path}\n"
         f"ledger_file = {node.state}\nreset_timeout = 20\n"
     )
-    node.step().sweep(node.candidates(GPU, OTHER), frozenset)
-    return node
+    return settled(node)
 
 
 @pytest.fixture

@@ -65,8 +65,8 @@ class NodeHygiene(Hygiene):
     def give(self, server, wanted, owners=None):
         return super().give(server, wanted, self._owners(owners))
 
-    def take_back(self, server, roles, owners=None):
-        return super().take_back(server, roles, self._owners(owners))
+    def take_back(self, server, roles, owners=None, recorded=()):
+        return super().take_back(server, roles, self._owners(owners), recorded)
 
     def sweep(self, offered, owners=None, *rest):
         return super().sweep(offered, self._owners(owners), *rest)
@@ -231,6 +231,14 @@ def make(root, *addresses):
     node.boot("first")
     for address in addresses or (GPU, OTHER):
         node.add(address)
+    return node
+
+
+def settled(node):
+    """The first update has cleaned what nobody knew; only later resets are counted."""
+    node.step().sweep(node.candidates(GPU, OTHER))
+    for each in (GPU, OTHER):
+        node.forget(each)
     return node
 
 

@@ -13,7 +13,7 @@ from nova_hpc.tenancy.ledger import LedgerError, copy_of
 from nova_hpc.tenancy.policy import Rules
 from nova_hpc.topology import sysfs
 from nova_hpc.wire.ledger import SOMEBODY, State
-from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, record, sweep
+from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, record, settled, sweep
 
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"
 
@@ -32,6 +32,7 @@ def why(node, address=GPU):
 
 
 def test_the_life_of_a_device(node):
+    settled(node)
     assert sweep(node) == {}
     assert record(node).baseline is not None
     assert record(node).server is None
@@ -49,6 +50,47 @@ def test_the_life_of_a_device(node):
     assert step.unreported() == {GPU}
     step.report({GPU})
     assert step.unreported() == frozenset()
+
+
+def test_what_nobody_knows_is_cleaned_first(node):
+    """No entry is no proof: neither at an update nor before a server."""
+    assert sweep(node) == {}
+    assert (node.resets(GPU), node.resets(OTHER)) == (True, True)
+    assert (record(node).cleaned, record(node).proof, record(node).unreported) == (1, "", False)
+    node.forget(GPU)
+    assert sweep(node) == {}
+    assert not node.resets(GPU)
+    # One that comes later, and one that a server gets before the node has looked.
+    node.add("0000:44:00.0")
+    found = node.candidates("0000:44:00.0")
+    assert node.step().give(ONE, found) == {}
+    assert node.resets("0000:44:00.0")
+
+
+def test_a_reset_that_fails_at_first(node):
+    """Nobody gets it; what firmware has left on is no failure of the reset."""
+    node.config(GPU, master=True)
+    (node.devices / OTHER / "reset").unlink()
+    found = sweep(node)
+    assert "bus mastering" in found[GPU]
+    assert record(node).state is State.SUSPECT
+    assert record(node, OTHER).state is State.QUARANTINED
+    assert record(node).proof is record(node, OTHER).proof is None
+    node.config(GPU)
+    assert GPU not in sweep(node)
+    assert record(node).proof == ""
+
+
+def test_a_physical_function_is_not_reset_under_servers_of_its_functions(node):
+    node.add(PF)
+    node.add(VF, physfn=PF)
+    step = node.step()
+    assert step.sweep(node.candidates(PF, VF), lambda: frozenset({VF})) == {}
+    assert not node.resets(PF)
+    assert record(node, PF).proof is None
+    # It is, when they are gone.
+    assert step.sweep(node.candidates(PF, VF)) == {}
+    assert node.resets(PF)
 
 
 def test_a_device_that_nobody_cleaned_is_cleaned_by_the_next_update(node):
@@ -307,6 +349,7 @@ def test_strange_files(node, name, text):
 
 
 def test_two_deletes_at_once(node):
+    settled(node)
     going, most = [], []
 
     def reset(address):
@@ -355,7 +398,7 @@ def test_the_next_server_waits_for_the_reset_and_the_update_does_not(node):
 
 def test_a_device_that_is_given_while_the_update_looks(node):
     """What Nova says first is old when the update comes to clean."""
-    sweep(node)
+    settled(node)
     step = node.step()
     step.give(ONE, node.candidates(GPU))
     answers = iter([frozenset(), frozenset({GPU})])
@@ -430,6 +473,7 @@ def test_release_is_a_clean_device_or_none(node):
 
 
 def test_a_device_of_a_server_is_not_touched(node):
+    settled(node)
     step = node.step()
     (candidate,) = node.candidates(GPU).values()
     node.step().give(ONE, {GPU: candidate})
@@ -448,11 +492,12 @@ def test_a_device_that_is_not_as_it_should_be_is_not_accepted(node):
 
 
 def test_how_often_it_was_clean_is_counted(node):
+    settled(node)
     for number in range(3):
         node.step().give(f"server-{number}", node.candidates(GPU))
         node.step().take_back(f"server-{number}", {})
-    assert (record(node).cleaned, record(node).failed) == (3, 0)
+    assert (record(node).cleaned, record(node).failed) == (4, 0)
     node.step().give(ONE, node.candidates(GPU))
     (node.devices / GPU / "reset").unlink()
     node.step().take_back(ONE, {})
-    assert (record(node).cleaned, record(node).failed) == (3, 1)
+    assert (record(node).cleaned, record(node).failed) == (4, 1)

@@ -405,6 +405,86 @@ def test_killed_while_they_are_put_away(tmp_path):
     assert number > 15
 
 
+# -- what is believed -----------------------------------------------------------------
+
+
+def _compared(file):
+    file.change(lambda now: attrs.evolve(now, compared=True))
+
+
+def test_only_what_this_process_has_written_last_is_believed(file):
+    command = attrs.evolve(file, takes_over=False)
+    assert not file.read().compared
+    _compared(file)
+    old = file.path.read_bytes()
+    assert file.read().compared
+    # A command changes it, and it is the same ledger.
+    command.quarantine({GPU: "ticket"})
+    assert file.read().compared
+    file.quarantine({OTHER: "x"})
+    assert file.read().compared
+    for each in (file.path, copy_of(file.path)):
+        each.write_bytes(old)
+    assert not file.read().compared
+    assert command.read().compared  # it has only the file's word
+    # What is written meanwhile makes it no better.
+    file.quarantine({OTHER: "x"})
+    assert not file.read().compared
+    _compared(file)
+    assert file.read().compared
+    # Another life of the service compares for itself.
+    assert not attrs.evolve(file).read().compared
+    file.path.unlink()
+    assert not file.read().compared
+
+
+def test_what_could_not_be_written_is_not_believed(file, monkeypatch):
+    _compared(file)
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_replace", full)
+        with pytest.raises(LedgerError, match="No space left"):
+            file.quarantine({GPU: "x"})
+    assert not file.read().compared
+
+
+def test_room_is_tried_out(file, monkeypatch):
+    before = names(file)
+    file.expect_room()
+    assert names(file) - before == set()
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger, "_beside", full)
+    with pytest.raises(LedgerError, match=r"cannot write the ledger .*: .*No space left"):
+        file.expect_room()
+
+
+def test_readers_beside_a_writer_believe_it(file):
+    """However often the file is replaced while they read."""
+    _compared(file)
+    found, stop = [], threading.Event()
+
+    def read():
+        while not stop.is_set():
+            found.append(file.read().compared)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for number in range(60):
+        file.quarantine({GPU: f"number {number}"})
+    stop.set()
+    for each in threads:
+        each.join()
+    assert len(found) > 10
+    assert all(found)
+
+
 # -- neighbours in an upgrade -----------------------------------------------------------
 
 

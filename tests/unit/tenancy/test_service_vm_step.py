@@ -35,7 +35,8 @@ def test_the_ordinary_life(found):
     service = Service(found)
     assert service.update() == {}
     assert service.start(ONE, GPU)
-    assert _entry(found) == Stage(Phase.DUE, ONE, since=found.node.now[0])
+    entry = _entry(found)
+    assert (entry.phase, entry.server, entry.since) == (Phase.DUE, ONE, found.node.now[0])
     assert service.update() == {}
     service.end(ONE)
     # Before the next update, too: it is on the disk that nobody may have it.

@@ -320,6 +320,7 @@ LEDGER: Final = Ledger(
             state=State.SUSPECT,
             reason="link is x8, can be x16",
             trial=Trial("link", 1790000000.0, 1, 86400.5, "3f6a9c0e-boot", spared=True),
+            proof="17 2026-09-21 13:33:20+00:00",
             adapter={
                 "server": "d3b5b3ac-54b1-4a6e-a3d5-6b0e6f6c2a10",
                 "index": 0,
@@ -344,6 +345,9 @@ LEDGER: Final = Ledger(
             gone=1790000000.5,
         )
     },
+    compared=True,
+    node="8c1e5b0a-0a4f-4f0e-9b1a-3b7f5a1f2d33",
+    written="9f86d081884c7d65",
 )
 FABRIC: Final = FabricMap(
     places=[

@@ -205,7 +205,15 @@ def test_texts_of_the_first_code_are_read() -> None:
     )
     now = READERS["guest-document"](golden("guest-document/v1.json"))
     assert isinstance(now, guest.Document)
-    bare = {"trial": None, "last_server": None, "counted": None}
+    bare = {"trial": None, "last_server": None, "counted": None, "proof": None}
+    # Of a release that took silence for clean: nothing is.
+    unproved = {
+        each: attrs.evolve(found, proof=None) for each, found in examples.LEDGER.devices.items()
+    }
+    new = {"compared": False, "node": "", "written": ""}
+    assert READERS["ledger"](golden("ledger/v1-unproved.json")) == attrs.evolve(
+        examples.LEDGER, devices=unproved, **new
+    )
     assert READERS["ledger"](golden("ledger/v1-first.json")) == attrs.evolve(
         examples.LEDGER,
         devices={
@@ -215,6 +223,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         maintenance=None,
         accepted=(),
         providers={},
+        **new,
     )
     first = READERS["guest-document"](golden("guest-document/v1-first.json"))
     devices = tuple(each._replace(rail=None) for each in now.devices)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a ledger may be believed: it is compared with what Nova has recorded meanwhile.
+
+Pure. A ledger can be lost, put back from an older copy, restored with its disk, be that of
+another node, or lack what a full disk kept from being written. So no device is clean because
+nothing is said against it. What a ledger *forbids* (marks, quarantine, a stage that is due)
+always counts; what it *allows* counts while there is proof:
+
+* a device is known to be clean only since it was cleaned here, by its entry's ``proof``;
+* the proof says which record Nova had of the device then. A record changes when a server
+  gets the device and when it gives it back, in Nova's database, which is not restored
+  together with a file of the node. Another record, or none: somebody may have had it;
+* nova-compute compares when it starts, and as soon as the file is not the one that it wrote
+  last (:attr:`nova_hpc.tenancy.ledger.LedgerFile.takes_over`); until then it gives nothing.
+
+What libvirt and the kernel say of who has a device now is asked besides, of every device
+that is given or cleaned (:mod:`nova_hpc.tenancy.owners`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from nova_hpc.tenancy import identity
+from nova_hpc.tenancy.owners import Rows
+from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger
+
+
+@attrs.frozen
+class Comparison:
+    """What comes of it."""
+
+    ledger: Ledger
+    #: Addresses of devices that were known to be clean, and are not any more.
+    doubted: tuple[str, ...] = ()
+    #: The file is that of another node.
+    foreign: bool = False
+
+
+def compare(ledger: Ledger, rows: Rows) -> Comparison:
+    """The ledger with only what Nova's records bear out.
+
+    :param rows: Nova's records of the devices of this node, read before this is written.
+    """
+    foreign = bool(ledger.node and rows.node and ledger.node != rows.node)
+    if foreign:
+        ledger = _of_another_node(ledger)
+    changed: dict[str, Device] = {}
+    lost = []
+    for each, found in ledger.devices.items():
+        row = rows.devices.get(each)
+        if found.owes:
+            changed[each] = found.doubted()
+        elif not (row and row.text and row.text == found.proof):
+            changed[each] = found.doubted()
+            lost.append(each)
+    for each, row in rows.devices.items():
+        found = changed.get(each, ledger.device(each))
+        if row.server is not None and found.server is None:
+            changed[each] = attrs.evolve(found, server=SOMEBODY)
+    then = attrs.evolve(ledger.put(changed), compared=True, node=rows.node or ledger.node)
+    return Comparison(then, tuple(sorted(lost)), foreign)
+
+
+def _of_another_node(ledger: Ledger) -> Ledger:
+    """What it says of pieces of hardware, which may have come from there with a board.
+
+    What it says of places, of servers' partitions and of Placement is of that other node.
+    """
+    kept = {each: one for each, one in ledger.devices.items() if identity.is_known(one.hardware)}
+    return Ledger(devices=kept, absent=ledger.absent, partitions=None, problems=ledger.problems)
+
+
+def proved(ledger: Ledger, addresses: Iterable[str], rows: Rows) -> Ledger:
+    """The ledger with the proof of free devices that are clean.
+
+    :param addresses: devices that nobody has.
+    :param rows: Nova's records, read before it was known that they are clean.
+    """
+    found = {}
+    pending = ledger.staged
+    for each in addresses:
+        device, row = ledger.device(each), rows.devices.get(each)
+        if device.owes or each in pending or row is None or not row.text:
+            continue
+        if device.proof != row.text:
+            found[each] = attrs.evolve(device, proof=row.text)
+    ledger = ledger.put(found) if found else ledger
+    # When it started for the first time, Nova did not know the node yet.
+    return attrs.evolve(ledger, node=rows.node or ledger.node)
