@@ -27,7 +27,7 @@ from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.service_vm import binding
 from nova_hpc.tenancy.service_vm.binding import BindError
-from nova_hpc.topology import confspace, handles, vfio_alias
+from nova_hpc.topology import confspace, handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import AddressError, normalise_address
@@ -164,7 +164,7 @@ def _bind(address: str, driver: str) -> str | None:
         address = normalise_address(address)
         tree = Tree(own.root)
         before = binding.driver_of(tree, address)
-        known = own.drivers | vfio_alias.drivers(tree, address) | _had.get(address, set())
+        known = own.drivers | binding.drivers_for_guests(tree, address) | _had.get(address, set())
         if driver not in {*known, before}:
             names = ", ".join(sorted(known))
             return f"it may be bound to {names} ([hpc]clean_drivers), and not to {driver[:40]!r}"

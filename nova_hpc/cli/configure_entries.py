@@ -17,6 +17,7 @@ from nova_hpc.offer.configured import Configured, Loss
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.replacement import Plan
 from nova_hpc.topology.model import Node
+from nova_hpc.topology.vfio import Vfio
 
 _OPTION = "device_spec"
 
@@ -71,7 +72,7 @@ def on_their_driver(device_spec: Iterable[str], node: Node) -> dict[str, str]:
         if entry is None or spec_entries.is_ours(entry) or "managed" not in entry:
             continue
         driver = function.driver
-        if driver is None or driver.replace("_", "-").endswith("vfio-pci"):
+        if driver is None or (function.on_vfio and function.vfio is not Vfio.VENDOR):
             continue
         if not nova_rules.is_true(entry["managed"]):
             found[function.address] = (

@@ -119,7 +119,7 @@ def _missing(root: Path) -> Iterator[str]:
 def _rules(
     root: Path, addresses: Iterable[str], prepared: Iterable[str]
 ) -> dict[str, tuple[Rule, ...]]:
-    """Rules of others that name an offered device and give it another driver than vfio-pci."""
+    """Rules of others that name an offered device and give it a driver."""
     mine, seen = {root / path for path in prepared}, set()
     found: dict[str, list[Rule]] = {}
     for folder in _RULES:
@@ -130,8 +130,6 @@ def _rules(
             for line in _text(path).replace("\\\n", " ").splitlines():
                 match = _OVERRIDE.search(line)
                 if line.lstrip().startswith("#") or match is None:
-                    continue
-                if match[1].replace("_", "-").endswith("vfio-pci"):
                     continue
                 for address in addresses:
                     if f'"{address}"' in line:
@@ -151,7 +149,7 @@ def _translated(tree: Tree, node: Node) -> Iterator[str]:
     for each in node.functions:
         if each.driver is None or each.is_bridge or each.iommu_group is None:
             continue
-        if each.driver.replace("_", "-").endswith("vfio-pci"):
+        if each.on_vfio:
             continue
         if _line(tree, f"/sys/kernel/iommu_groups/{each.iommu_group}/type") in _TRANSLATED:
             yield each.address

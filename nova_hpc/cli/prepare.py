@@ -19,6 +19,7 @@ from nova_hpc.offer import at_boot, host, host_files, settings
 from nova_hpc.offer.host import Host
 from nova_hpc.offer.host_files import File
 from nova_hpc.tenancy import holders
+from nova_hpc.topology import vfio
 from nova_hpc.topology.files import FileError, Tree
 
 _AUTO: Final = "auto"
@@ -182,12 +183,21 @@ def _name(root: Path, path: Path) -> str:
 
 
 def _plan(work: Work, root: Path) -> Host:
+    kernel = vfio.kernel(Tree(root))
     boot = at_boot.foresee(
         work.node,
         work.table(),
         work.wishes,
         whole=work.whole.addresses,
         left_out=work.left_out.addresses,
+        variant=lambda one: kernel.variant(
+            vfio.alias_of(
+                one.vendor_id,
+                one.product_id,
+                (one.subsystem_vendor_id, one.subsystem_id),
+                one.class_code,
+            )
+        ),
     )
     offered = attrs.evolve(work, node=boot.node).offer()
     beside = host.companions(boot, offered.spec, offered.roles, offered.declaration)

@@ -103,8 +103,10 @@ already has it keeps it.
 
 Always checked, and not to be switched off, are: that the device can be read,
 that it is not in quarantine, that its IOMMU group is viable and goes to one
-server as a whole, and that it is bound to vfio-pci where ``device_spec`` says
-``managed: no``.
+server as a whole, and that its driver speaks VFIO by the kernel's word where
+``device_spec`` says ``managed: no``. Devices of entries without ``hpc_*`` tags are
+judged by what harms the host alone: neither by their driver, their link, the ways to
+reset them nor by what shares their group.
 
 Related options:
 

@@ -73,7 +73,8 @@ class Specs:
                 continue
             # Nova's network devices are always rebound by libvirt.
             managed = entry.get("managed") != "false" or "physical_network" in entry
-            found[address] = (Offer(address, managed, entry.get(tags.GROUP)), entry)
+            offer = Offer(address, managed, entry.get(tags.GROUP), tagged=bool(hpc_tags(entry)))
+            found[address] = (offer, entry)
         return found
 
 

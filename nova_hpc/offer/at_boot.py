@@ -8,7 +8,7 @@ the function that decides what it offers now (:func:`nova_hpc.offer.device_spec.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -16,6 +16,7 @@ import attrs
 from nova_hpc.offer.declaration import EVERY
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.vfio import GENERIC
 from nova_hpc.wire.node_declaration import Wishes
 
 _LAST_BUS: Final = 0xFF
@@ -52,6 +53,7 @@ def foresee(
     *,
     whole: Collection[str],
     left_out: Collection[str],
+    variant: Callable[[Function], str | None] = lambda function: None,
 ) -> Boot:
     """See which functions the node will have.
 
@@ -60,6 +62,7 @@ def foresee(
     :param node: as it is now.
     :param whole: addresses of adapters that are given whole, or ``all``.
     :param left_out: addresses of functions that stay with the host.
+    :param variant: the VFIO driver that the kernel has for the ids of a function.
     """
     wanted = wishes.vfs or {}
     switched: dict[str, Switched] = {}
@@ -82,7 +85,7 @@ def foresee(
                 "has to allow them first."
             )
             count = 0
-        families[each.address] = found = _family(node, each, count)
+        families[each.address] = found = _family(node, each, count, variant)
         if count:
             switched[each.address] = Switched(count, declared, unplaced=len(found) < count)
     return Boot(_with_families(node, families), switched, frozenset(too_many), tuple(notes))
@@ -100,13 +103,17 @@ def look_of(adapter: Function) -> Function:
         vf_stride=None,
         vf_product=None,
         driver=None,
+        vfio=None,
+        vfio_variant=None,
         iommu_group=None,
         link=None,
         unknown=None,
     )
 
 
-def _family(node: Node, adapter: Function, count: int) -> tuple[Function, ...]:
+def _family(
+    node: Node, adapter: Function, count: int, variant: Callable[[Function], str | None]
+) -> tuple[Function, ...]:
     """The first *count* virtual functions, or those of them whose places are known."""
     there = [node.function(each) for each in adapter.virtual_functions]
     found = tuple(each for each in there if each is not None)[:count]
@@ -119,7 +126,16 @@ def _family(node: Node, adapter: Function, count: int) -> tuple[Function, ...]:
     if any(node.function(each) is not None for each in new):
         return found  # who is there is somebody else, so it is not where they will be
     like = found[0] if found else look_of(adapter)
-    like = attrs.evolve(like, driver=None, iommu_group=None, unknown=None, reset_methods=None)
+    wanted = found[0].guest_driver if found else variant(like)
+    like = attrs.evolve(
+        like,
+        driver=None,
+        vfio=None,
+        vfio_variant=None if wanted == GENERIC else wanted,
+        iommu_group=None,
+        unknown=None,
+        reset_methods=None,
+    )
     return (*found, *(attrs.evolve(like, address=each) for each in new))
 
 

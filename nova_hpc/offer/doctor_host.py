@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.offer.findings import Finding, some
-from nova_hpc.topology import cpuset
+from nova_hpc.topology import cpuset, vfio
 from nova_hpc.topology.model import Function, Node
 
 _ACTIVE: Final = "ACTIVE"
@@ -84,19 +84,21 @@ def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[F
             f"kernel's log says which is missing: dmesg | grep {address}",
         )
     for address, driver in host.overrides.items():
-        if not driver.replace("_", "-").endswith("vfio-pci"):
+        if not _gives(node, address, driver):
             yield Finding(
                 "driver-at-boot",
                 f"{address}: driverctl binds it to {driver} at the next start.",
-                f"driverctl set-override {address} vfio-pci",
+                f"driverctl set-override {address} {_wanted(node, address)}",
             )
     for address, rules in host.rules.items():
         for rule in rules:
+            if _gives(node, address, rule.driver):
+                continue
             yield Finding(
                 "driver-rule",
                 f"{address}: {rule.file} binds it to {rule.driver} when it appears.",
                 f"Take the line with {address} out of {rule.file}; then udevadm control --reload "
-                f"&& driverctl set-override {address} vfio-pci",
+                f"&& driverctl set-override {address} {_wanted(node, address)}",
             )
     if host.numvfs:
         yield Finding(
@@ -114,6 +116,16 @@ def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[F
     yield from _translated(host)
     yield from _power(host)
     yield from _ports(node, functions)
+
+
+def _wanted(node: Node, address: str) -> str:
+    function = node.function(address)
+    return vfio.GENERIC if function is None else function.guest_driver
+
+
+def _gives(node: Node, address: str, driver: str) -> bool:
+    """Whether a function that is bound to *driver* at boot can be given to guests."""
+    return driver in (vfio.GENERIC, _wanted(node, address))
 
 
 def passes(command_line: Iterable[str]) -> bool:

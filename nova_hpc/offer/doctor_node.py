@@ -12,6 +12,7 @@ from nova_hpc.offer import (
     configured,
     doctor_host,
     doctor_service,
+    host,
     nova_rules,
     overlooked,
     readiness,
@@ -98,12 +99,12 @@ class Facts:
 
 def look(facts: Facts) -> list[Finding]:
     """Everything that is wrong, in the order of what has to be done first."""
-    host = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
+    ready = readiness.look(facts.node, facts.spec, facts.roles, facts.wishes)
     more = doctor_host.look(facts.host, facts.node, facts.offered)
     service = doctor_service.look(facts.service)
     nobody = overlooked.look(facts.node, facts.roles, facts.offered, facts.own_roles)
     return [
-        *(*host, *_drift(facts), *more, *_devices(facts), *nobody, *_switches(facts)),
+        *(*ready, *_drift(facts), *more, *_devices(facts), *nobody, *_switches(facts)),
         *(*_peer(facts), *_cpus(facts), *_told(facts), *_declared(facts), *service),
     ]
 
@@ -133,15 +134,14 @@ def _devices(facts: Facts) -> Iterator[Finding]:
             and not each.is_bridge
             and each.address not in addresses
             and each.driver is not None
-            and not each.driver.replace("_", "-").endswith("vfio-pci")
+            and not each.on_vfio
         ]
         if others:
             said = ", ".join(f"{each.address} ({each.driver})" for each in others)
             yield Finding(
                 "group-shared",
                 f"IOMMU group {group} has offered devices and functions of the host: {said}.",
-                f"driverctl set-override {others[0].address} vfio-pci; or plug the device into a "
-                "slot of its own",
+                _free_group(others, offered),
             )
     for each in offered:
         if each.link is not None and each.link.narrow and each.physical_function is None:
@@ -169,6 +169,21 @@ def _devices(facts: Facts) -> Iterator[Finding]:
 def _switches(facts: Facts) -> Iterator[Finding]:
     hooks = facts.host.partition_hooks
     yield from overlooked.switches(facts.node, facts.roles, facts.offered, facts.nvlink, hooks)
+
+
+def _free_group(others: Iterable[Function], offered: Iterable[Function]) -> str:
+    """What makes a group viable. Other functions of a card go with it; the rest is the host's."""
+    slots = {each.address.partition(".")[0] for each in offered}
+    mine = [
+        each
+        for each in others
+        if each.address.partition(".")[0] in slots
+        and (each.class_code or "")[:2] not in host.OF_THE_HOST
+    ]
+    if mine != list(others):
+        return "Plug the device, or what the host uses, into a slot of its own."
+    words = "; ".join(f"driverctl set-override {e.address} {e.guest_driver}" for e in mine[:4])
+    return f"{words}; or plug the device into a slot of its own"
 
 
 def _uneven(facts: Facts) -> Iterator[Finding]:

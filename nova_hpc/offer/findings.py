@@ -49,7 +49,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "group-shared": Check(
         _E, "The kernel gives all functions of an IOMMU group together, or none of them."
     ),
-    "driver": Check(_E, "A device on another driver than vfio-pci is withheld from servers."),
+    "driver": Check(_E, "A device whose driver does not speak VFIO is withheld from servers."),
     "vfs-declared": Check(_W, "The node has not the virtual functions that were declared."),
     "vfs-none": Check(_W, "One server would get the whole adapter."),
     "hugepages-none": Check(_E, "Servers with hw:mem_page_size find no memory on this node."),

@@ -8,7 +8,7 @@ how many hugepages each NUMA node has, and what the kernel's command line says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import attrs
@@ -19,6 +19,7 @@ from nova_hpc.offer.declaration import Declaration
 from nova_hpc.offer.device_spec import DeviceSpec
 from nova_hpc.offer.roles import Roles
 from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.vfio import GENERIC, Vfio
 from nova_hpc.wire.node_declaration import Wishes, page_kib
 
 #: Kind of IOMMU -> what switches it on (Documentation/admin-guide/kernel-parameters.txt).
@@ -30,7 +31,7 @@ IOMMU_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 #: Classes of functions that are no companions: disks and network interfaces.
-_OF_THE_HOST: Final = ("01", "02")
+OF_THE_HOST: Final = ("01", "02")
 
 
 @attrs.frozen
@@ -38,7 +39,7 @@ class Bound:
     """A function, and the driver that it has from the start."""
 
     address: str
-    driver: str = "vfio-pci"
+    driver: str = GENERIC
 
 
 @attrs.frozen
@@ -81,6 +82,13 @@ class Host:
     kernel_line: tuple[str, ...] = ()
     #: What is not done, and why; sentences.
     notes: tuple[str, ...] = ()
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """The VFIO drivers that are loaded: vfio-pci, and variants of it."""
+        found = {each.driver for each in (*self.vfio, *(o for a in self.adapters for o in a.bound))}
+        found |= {each.driver for each in self.adapters if each.driver is not None}
+        return (GENERIC, *sorted(found - {GENERIC}))
 
     @property
     def needed(self) -> bool:
@@ -134,7 +142,7 @@ def plan(
         f"{used[each]}. The device cannot be given until then."
         for each in sorted(beside & used.keys(), key=address_key)
     ]
-    vfio = tuple(map(Bound, sorted(given | (beside - used.keys()), key=address_key)))
+    vfio = tuple(_bound(node, sorted(given | (beside - used.keys()), key=address_key)))
     pages = tuple(_pages(node, wishes))
     if (vfio or adapters) and not pages:
         notes.append(
@@ -181,7 +189,7 @@ def companions(
         and each.physical_function is None
         and not each.virtual_functions
         and not each.is_bridge
-        and (each.class_code or "")[:2] not in _OF_THE_HOST
+        and (each.class_code or "")[:2] not in OF_THE_HOST
         and roles.role_of(each, node) is None
         and each.address not in declaration.left_out
     )
@@ -219,6 +227,12 @@ def _adapters(
         if any(offer.provider == address and offer.network for offer in spec.offers):
             yield Adapter(address, switched.count)
             continue
+        if any(one.vfio is Vfio.VENDOR for one in map(boot.node.function, mine) if one):
+            notes.append(
+                f"{address}: its driver {function.driver} gives its virtual functions to guests "
+                "itself, so who switches them on now goes on doing so."
+            )
+            continue
         if switched.unplaced:
             yield from _unplaced(boot, function, mine, roles, declaration, never, notes)
             continue
@@ -231,10 +245,19 @@ def _adapters(
                 f"{address}: {switched.count} virtual functions are switched on now, and will be "
                 "at boot; declare another number with nova-hpc configure --vfs."
             )
-        if len(mine) == switched.count:
-            yield Adapter(address, switched.count, driver=Bound(address).driver)
+        bound = tuple(_bound(boot.node, mine))
+        drivers = {each.driver for each in bound}
+        if len(mine) == switched.count and len(drivers) == 1:
+            yield Adapter(address, switched.count, driver=drivers.pop())
         else:
-            yield Adapter(address, switched.count, bound=tuple(map(Bound, mine)))
+            yield Adapter(address, switched.count, bound=bound)
+
+
+def _bound(node: Node, addresses: Iterable[str]) -> Iterator[Bound]:
+    """Each with the driver that it has for guests; a VFIO driver that it has is kept."""
+    for each in addresses:
+        function = node.function(each)
+        yield Bound(each, GENERIC if function is None else function.guest_driver)
 
 
 def _unplaced(
@@ -260,14 +283,15 @@ def _unplaced(
         return
     held_back = {*declaration.left_out, *declaration.withheld}
     if {*adapter.virtual_functions} <= {*mine} and all(map(boot.node.function, held_back)):
-        yield Adapter(address, count, driver=Bound(address).driver)
+        known = {each.driver for each in _bound(boot.node, mine)}
+        yield Adapter(address, count, driver=known.pop() if len(known) == 1 else GENERIC)
         return
     notes.append(
         f"{address}: the kernel does not say where all of its {count} virtual functions will be, "
         "and one of them may be the host's: they keep its driver. Run the command again when they "
         "are switched on."
     )
-    yield Adapter(address, count, bound=tuple(map(Bound, mine)))
+    yield Adapter(address, count, bound=tuple(_bound(boot.node, mine)))
 
 
 def _pages(node: Node, wishes: Wishes) -> Iterator[Pages]:

@@ -12,7 +12,7 @@ What is written where, and why there:
 ``initramfs``
     The same for devices whose driver is loaded before the root file system is there.
 ``/etc/modules-load.d``
-    vfio-pci itself, which binds what is overridden for it as soon as it is loaded.
+    The VFIO drivers, which bind what is overridden for them as soon as they are loaded.
 ``/etc/tmpfiles.d``, the kernel's command line
     Hugepages: at boot, while memory is in one piece; then what each NUMA node has.
 """
@@ -41,6 +41,9 @@ DRACUT: Final = "etc/dracut.conf.d/nova-hpc.conf"
 #: Every file that some plan needs: what another does not need is removed.
 ALL: Final = (UDEV, MODULES, SYSCTL, TMPFILES, GRUB, HOOK, SCRIPT, DRACUT)
 
+#: The module by which VFIO reaches the IOMMU.
+_IOMMU: Final = "vfio_iommu_type1"
+
 BOOT_LOADERS: Final = ("grub", "grubby", "none")
 INITRAMFS: Final = ("initramfs-tools", "dracut", "none")
 
@@ -65,7 +68,7 @@ def files(host: Host, boot_loader: str, initramfs: str) -> tuple[File, ...]:
         return ()
     found = [
         File(UDEV, _text(_udev(host))),
-        File(MODULES, _text(("vfio-pci", "vfio_iommu_type1"))),
+        File(MODULES, _text((*host.drivers, _IOMMU))),
         File(SYSCTL, _text(_SYSCTL)),
     ]
     if host.pages:
@@ -74,10 +77,10 @@ def files(host: Host, boot_loader: str, initramfs: str) -> tuple[File, ...]:
         line = " ".join(host.kernel_line)
         found.append(File(GRUB, _text((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
     if initramfs == "initramfs-tools":
-        found.append(File(HOOK, _text(_HOOK, "#!/bin/sh"), 0o755))
+        found.append(File(HOOK, _text(_hook(host), "#!/bin/sh"), 0o755))
         found.append(File(SCRIPT, _text(_script(host), "#!/bin/sh"), 0o755))
     elif initramfs == "dracut":
-        found.append(File(DRACUT, _text(_DRACUT)))
+        found.append(File(DRACUT, _text(_dracut(host))))
     return tuple(found)
 
 
@@ -186,15 +189,16 @@ def _tmpfiles(host: Host) -> Iterator[str]:
 
 # --- the initramfs ----------------------------------------------------------------------
 
-_HOOK: Final = (
-    'case "$1" in prereqs) exit 0 ;; esac',
-    ". /usr/share/initramfs-tools/hook-functions",
-    "manual_add_modules vfio-pci vfio_iommu_type1",
-)
-_DRACUT: Final = (
-    'add_drivers+=" vfio-pci vfio_iommu_type1 "',
-    f'install_items+=" /{UDEV} /{MODULES} "',
-)
+
+def _hook(host: Host) -> Iterator[str]:
+    yield 'case "$1" in prereqs) exit 0 ;; esac'
+    yield ". /usr/share/initramfs-tools/hook-functions"
+    yield f"manual_add_modules {' '.join((*host.drivers, _IOMMU))}"
+
+
+def _dracut(host: Host) -> Iterator[str]:
+    yield f'add_drivers+=" {" ".join((*host.drivers, _IOMMU))} "'
+    yield f'install_items+=" /{UDEV} /{MODULES} "'
 
 
 def _script(host: Host) -> Iterator[str]:
@@ -202,5 +206,6 @@ def _script(host: Host) -> Iterator[str]:
     yield 'case "$1" in prereqs) exit 0 ;; esac'
     for each in host.vfio:
         yield f"echo {each.driver} >/sys/bus/pci/devices/{each.address}/driver_override"
-    yield "modprobe -q -b vfio-pci"
+    for driver in host.drivers:
+        yield f"modprobe -q -b {driver}"
     yield "exit 0"

@@ -118,16 +118,11 @@ def _waits(node: Node, function: Function, gpus: Iterable[Function]) -> bool:
 
     A disk or an adapter on the host's driver farther away is the host's.
     """
-    ready = bool(function.virtual_functions) or _is_vfio(function.driver)
+    ready = bool(function.virtual_functions) or function.on_vfio
     near = Level.NUMA if ready else Level.SWITCH
     if not ready and not classes.is_adapter(function.class_code):
         return False
     return any(common_level([function.location, gpu.location]) <= near for gpu in gpus)
-
-
-def _is_vfio(driver: str | None) -> bool:
-    """Whether a driver gives its devices to guests."""
-    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
 
 
 def _entry(function: Function, kind: str) -> dict[str, str]:

@@ -31,7 +31,9 @@ def look(node: Node, spec: DeviceSpec, roles: Roles, wishes: Wishes) -> list[Fin
     return [
         *_iommu(node, functions),
         *_drivers(
-            functions, {each for offer in spec.offers if offer.network for each in offer.functions}
+            node,
+            functions,
+            {each for offer in spec.offers if offer.network for each in offer.functions},
         ),
         *_virtual_functions(node, roles, wishes),
         *(_pages(node, wishes) if functions or wishes.hugepages else ()),
@@ -65,24 +67,39 @@ def _iommu(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
         )
 
 
-def _drivers(offered: Iterable[Function], ports: set[str]) -> Iterator[Finding]:
+def _drivers(node: Node, offered: Iterable[Function], ports: set[str]) -> Iterator[Finding]:
     """Of the devices for Neutron's ports libvirt changes the driver itself."""
-    wrong: dict[str | None, list[str]] = defaultdict(list)
+    wrong: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
     for each in offered:
-        if each.address not in ports and not _is_vfio(each.driver):
-            wrong[each.driver].append(each.address)
-    for driver, addresses in sorted(wrong.items(), key=lambda item: item[0] or ""):
+        if each.address not in ports and not each.on_vfio:
+            key = (each.driver or "", each.guest_driver, _gives_parts(node, each))
+            wrong[key].append(each.address)
+    for (driver, wanted, parts), addresses in sorted(wrong.items()):
         bound = f"bound to {driver}" if driver else "bound to no driver"
+        cure = "; ".join(f"driverctl set-override {each} {wanted}" for each in _some(addresses))
+        if parts:
+            # Whoever unbinds them takes the vGPUs of all servers away.
+            cure = (
+                f"If they are vGPUs of {driver}, leave each of them out: nova-hpc configure "
+                f"--write /etc/nova/nova.conf.d --leave-out {_some(addresses)[0]}"
+            )
         yield Finding(
-            "driver",
-            f"{_listed(addresses)}: {bound}, withheld until bound to vfio-pci.",
-            "; ".join(f"driverctl set-override {each} vfio-pci" for each in _some(addresses)),
+            "driver", f"{_listed(addresses)}: {bound}, withheld until bound to {wanted}.", cure
         )
 
 
-def _is_vfio(driver: str | None) -> bool:
-    """As :func:`nova_hpc.tenancy.health.is_vfio`, which this room does not know."""
-    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")
+def _gives_parts(node: Node, function: Function) -> bool:
+    """Whether a virtual function of an accelerator has the driver of its physical function.
+
+    Such a driver makes vGPUs of it, which some releases show in no other way.
+    """
+    parent = node.function(function.physical_function or "")
+    return (
+        parent is not None
+        and function.driver is not None
+        and function.driver == parent.driver
+        and not (function.class_code or "").startswith("02")
+    )
 
 
 def _virtual_functions(node: Node, roles: Roles, wishes: Wishes) -> Iterator[Finding]:

@@ -20,6 +20,10 @@ from nova_hpc.wire.ledger import Ledger, State
 #: What an operator may switch off. The others guard the host or a tenant.
 OPTIONAL: Final = (Sign.LINK, Sign.RESET)
 
+#: Signs that a device does not do what a flavor of this project promises. What an entry
+#: without tags offers was never promised: Nova and libvirt give it as they always have.
+PROMISED: Final = frozenset({Sign.UNIT, Sign.DRIVER, Sign.LINK, Sign.RESET})
+
 #: Signs that make even the restart of a server fail or harm the host.
 DANGER: Final = frozenset({Sign.ABSENT, Sign.IOMMU, Sign.DRIVER})
 
@@ -29,10 +33,12 @@ class Offer:
     """One function that the node's ``device_spec`` offers."""
 
     address: str  # normalised
-    #: libvirt binds it to vfio-pci itself (``managed``, Nova's default is yes).
+    #: libvirt binds it to a VFIO driver itself (``managed``, Nova's default is yes).
     managed: bool = True
     #: The tag ``hpc_group``: the IOMMU unit that it belongs to.
     unit: str | None = None
+    #: Its entry has this project's tags. Another's is judged by what harms the host alone.
+    tagged: bool = True
 
 
 #: Everything that is looked at here.
@@ -99,8 +105,9 @@ class _Checks:
             (Sign.RESET, self._reset),
             (Sign.SUSPECT, self._suspect),
         )
+        looked = signs if offer.tagged else signs - PROMISED
         for sign, check in checks:
-            reason = check(function, offer) if sign in signs else None
+            reason = check(function, offer) if sign in looked else None
             if reason is not None:
                 silent = sign is Sign.ABSENT and function.silent
                 yield Symptom(Sign.SILENT if silent else sign, reason)
@@ -129,7 +136,7 @@ class _Checks:
                 return self._not_viable(function, f"{member} is in it")
             # vfio leaves bridges to their driver, and an offered function is
             # judged by itself: it goes to the same guest, or the unit does not.
-            if other.is_bridge or other.driver is None or is_vfio(other.driver):
+            if other.is_bridge or other.driver is None or other.on_vfio:
                 continue
             if member in self.offers and self.offers[member].managed:
                 continue
@@ -162,10 +169,11 @@ class _Checks:
         return None if function is None else function.physical_function
 
     def _driver(self, function: Function, offer: Offer) -> str | None:
-        if offer.managed or is_vfio(function.driver):
+        if offer.managed or function.on_vfio:
             return None
         bound = "no driver" if function.driver is None else f"driver {function.driver}"
-        return f"bound to {bound} and not to vfio-pci, and device_spec says managed=no"
+        wanted = function.guest_driver
+        return f"bound to {bound} and not to {wanted}, and device_spec says managed=no"
 
     def _link(self, function: Function, offer: Offer) -> str | None:
         trial = self.ledger.device(function.address).trial
@@ -201,8 +209,3 @@ class _Checks:
             for mate in self.mates(function):
                 reason = f"{address} of the same IOMMU group must not be given: {finding.reason}"
                 findings.setdefault(mate, Symptom(finding.sign, reason))
-
-
-def is_vfio(driver: str | None) -> bool:
-    """Whether *driver* is vfio-pci or one of its variants (``mlx5_vfio_pci``)."""
-    return driver is not None and driver.replace("_", "-").endswith("vfio-pci")

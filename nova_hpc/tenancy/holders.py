@@ -25,7 +25,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.health import is_vfio
+from nova_hpc.topology import vfio
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import AddressError, normalise_address
@@ -83,7 +83,8 @@ def door(tree: Tree, root: Path, address: str) -> Door | None:
     :raises FileError: there should be one, and it is not there or cannot be read.
     """
     driver = _last(tree.target(f"{DEVICES}/{address}/driver"))
-    if not is_vfio(driver):
+    names = tree.names(f"{DEVICES}/{address}/vfio-dev")
+    if vfio.of_driver(tree, driver, names, None) is vfio.Vfio.NO:
         return None
     group = _last(tree.target(f"{DEVICES}/{address}/iommu_group"))
     if group is None or not group.isascii() or not group.isdigit():
@@ -92,7 +93,7 @@ def door(tree: Tree, root: Path, address: str) -> Door | None:
     path = f"{base}/dev/vfio/{group}"
     if os.path.lexists(path):
         return Door(path)
-    for name in tree.names(f"{DEVICES}/{address}/vfio-dev"):
+    for name in names:
         own = f"{base}/dev/vfio/devices/{name}"
         if os.path.lexists(own):
             return Door(own, f"{base}/dev/iommu")

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from nova_hpc.topology import confspace, cpuset
+from nova_hpc.topology import confspace, cpuset, vfio
 from nova_hpc.topology.confspace import ConfigSpace
 from nova_hpc.topology.files import FileError, Folder, Tree
 from nova_hpc.topology.model import (
@@ -217,6 +217,7 @@ class _Device(_Attributes):
         # What the header has needs no file; ids and class it has not for all functions.
         subsystem = config.subsystem or self._subsystem()
         place_of = self.attempt(self._place, None)
+        driver, parent = self.link("driver"), self._function_link("physfn")
         function = Function(
             address=normalise_address(self.place.rpartition("/")[2]),
             vendor_id=vendor,
@@ -225,7 +226,9 @@ class _Device(_Attributes):
             subsystem_id=subsystem[1],
             class_code=class_code,
             revision=config.revision or self.code("revision", 2),
-            driver=self.link("driver"),
+            driver=driver,
+            vfio=vfio.of_driver(self.tree, driver, self.names("vfio-dev"), self._driver_of(parent)),
+            vfio_variant=self._variant(vendor, product, subsystem, class_code),
             root=place_of[0] if place_of else None,
             iommu_group=self._group(),
             acs_capability=config.acs_capability,
@@ -236,7 +239,7 @@ class _Device(_Attributes):
             reset_methods=self._reset_methods(),
             bars=self.attempt(self._bars, ()),
             link=self._link(config),
-            physical_function=self._function_link("physfn"),
+            physical_function=parent,
             virtual_functions=self._virtual_functions(),
             total_vfs=self.number("sriov_totalvfs", least=0),
             silent=config.silent,
@@ -350,6 +353,27 @@ class _Device(_Attributes):
         names = sorted(name for name in held if name.startswith("virtfn"))
         found = (self._function_link(name) for name in names if _VIRTUAL.fullmatch(name))
         return tuple(address for address in found if address is not None)
+
+    def _driver_of(self, address: str | None) -> str | None:
+        """The driver of another function; None: it has none, or cannot be read."""
+        if address is None:
+            return None
+        target = self.attempt(lambda: self.tree.target(self.path("physfn/driver")), None)
+        return target.rpartition("/")[2] if target else None
+
+    def _variant(
+        self,
+        vendor: str | None,
+        product: str | None,
+        subsystem: tuple[str | None, str | None],
+        class_code: str | None,
+    ) -> str | None:
+        if vendor is None or product is None:
+            return None
+        known = vfio.kernel(self.tree)
+        if not known.aliases:
+            return None
+        return known.variant(vfio.alias_of(vendor, product, subsystem, class_code))
 
     def _vf_product(self) -> str | None:
         # Without a prefix and leading zeros, alone of all ids in sysfs.

@@ -17,6 +17,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.topology.level import Location
+from nova_hpc.topology.vfio import GENERIC, Vfio, is_known
 
 #: Domain (4 digits, up to 8 behind VMD or Hyper-V), bus, device, function.
 ADDRESS: Final = re.compile(
@@ -170,6 +171,10 @@ class Function:
     class_code: str | None = None
     revision: str | None = None
     driver: str | None = None  # None: bound to no driver (or not readable)
+    #: What that driver makes of it, by the kernel's word; None: nobody has asked the kernel.
+    vfio: Vfio | None = None
+    #: The VFIO driver that the kernel has for its ids alone; None: vfio-pci, or not known.
+    vfio_variant: str | None = None
     #: NUMA node, where there is exactly one; see also `local_numa_nodes`.
     numa_node: int | None = None
     #: Every NUMA node that is local (several below a host bridge that is
@@ -233,6 +238,18 @@ class Function:
     def is_bridge(self) -> bool:
         """A PCI-to-PCI bridge of any kind: never given to a guest."""
         return self.bridge is not None
+
+    @property
+    def on_vfio(self) -> bool:
+        """Whether its driver offers it by VFIO, to a guest for one."""
+        return is_known(self.driver) if self.vfio is None else self.vfio is not Vfio.NO
+
+    @property
+    def guest_driver(self) -> str:
+        """The driver by which it is given to guests: a VFIO driver that it has is kept."""
+        if self.on_vfio and self.driver not in (None, GENERIC):
+            return str(self.driver)
+        return self.vfio_variant or GENERIC
 
     @property
     def dev_type(self) -> str:

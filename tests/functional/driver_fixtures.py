@@ -117,6 +117,13 @@ class FakeSysfs(fixtures.Fixture):
             target.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
 
+    def offer_by_vfio(self, address: str) -> None:
+        """The driver of a function offers it by VFIO, whatever it is called (Linux 6.1)."""
+        folder = self.devices / address / "vfio-dev/vfio0"
+        folder.mkdir(parents=True)
+        shared = self.root / "sys/class/vfio-dev"
+        shared.mkdir(parents=True, exist_ok=True)
+
     def regroup(self, address: str, group: int) -> None:
         """Put a function into an IOMMU group."""
         groups = self.root / "sys/kernel/iommu_groups"

@@ -214,7 +214,7 @@ def test_which_drivers_there_are(node: FakeNode) -> None:
     for each in found[2:]:
         assert each.startswith(
             "BindError: it may be bound to nvgrace-gpu-vfio-pci, nvgrace_gpu_vfio_pci, nvidia, "
-            "vfio-pci, vfio_pci ([hpc]clean_drivers), and not to "
+            "vfio-pci ([hpc]clean_drivers), and not to "
         ), each
     assert (node.devices / GPU / "driver_override").read_text() == f"{variant}\n"
     # It may stay with what it has, and go back to what it had, and to nothing else.
@@ -243,7 +243,7 @@ for each in ("vfio-pci", "xe", "nvidia", "i915"):
     assert found[1].endswith("it is bound to i915")
     assert "and not to 'i915'" in found[2], "nothing was taken from it yet"
     assert found[3:6] == ["None", "None", "None"]
-    assert "vfio_pci, xe ([hpc]clean_drivers), and not to 'i915'" in found[6]
+    assert "vfio-pci, xe ([hpc]clean_drivers), and not to 'i915'" in found[6]
 
 
 @only_root

@@ -66,6 +66,53 @@ class WithholdTest(DriverTest):
         self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is not offered")))
         self.assertEqual(1, len(self.log_lines(rf"{VFS[2]} is well again")))
 
+    def _without_tags(self, shape: fixtures.Shape) -> list[dict[str, str]]:
+        """GPUs with tags, and another's entry of the virtual functions beside them."""
+        mine = [each for each in shape.device_spec() if each["hpc_role"] != "vf"]
+        plain = shape.device_spec(tags=False)
+        return mine + [each for each in plain if each["product_id"] == fixtures.VF_PRODUCT]
+
+    def _vgpus(self, tree) -> None:
+        """The adapter's driver has its virtual functions, too, and offers them by VFIO."""
+        for address in VFS:
+            tree.bind(address, "mlx5_core")
+            tree.offer_by_vfio(address)
+
+    def test_functions_that_their_vendors_driver_gives(self) -> None:
+        """An entry of another, ``managed: no``, as for vGPUs without mediated devices.
+
+        Before: all withheld ("bound to driver mlx5_core and not to vfio-pci"), so that a
+        stock flavor found no host and a running server could not be hard rebooted.
+        """
+        shape = fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),))
+        entries = self._without_tags(shape)
+        self.host("alpha", shape, entries, before=self._vgpus)
+        self.assertEqual({}, self.stats_of("alpha").withheld)
+        self.assertEqual({FIRST, *VFS}, set(self.tracked("alpha")))
+        server = self.boot(self.make_flavor({"pci_passthrough:alias": "vf:1"}))
+        self._reboot_server(server, hard=True)
+        (mine,) = [device.address for device in self.devices_of(server)]
+        self._delete_server(server)
+        self.update("alpha")
+        # Nobody resets it below the driver that works.
+        self.assertEqual({}, self.stats_of("alpha").withheld)
+        self.assertEqual("", (self.sysfs["alpha"].devices / mine / "reset").read_text().strip())
+
+    def test_what_another_offers_is_judged_by_what_harms_the_host(self) -> None:
+        """The kernel says nothing of VFIO: libvirt decides, as it always has."""
+        shape = fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),))
+        entries = self._without_tags(shape)
+
+        def bind(tree) -> None:
+            for address in VFS:
+                tree.bind(address, "mlx5_core")
+            tree.regroup(VFS[0], 77)
+            tree.regroup(PF, 77)
+
+        self.host("alpha", shape, entries, before=bind)
+        reason = f"IOMMU group 77 is not viable: {PF} (mlx5_core) is in it"
+        self.assertEqual({VFS[0]: reason}, self.stats_of("alpha").withheld)
+
     def test_a_device_in_use_is_never_dropped(self) -> None:
         self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=2),)))
         server = self.boot(self.make_flavor(GPU))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from tests.nodes.describe import (
@@ -366,6 +367,77 @@ def _a100_bridges() -> Machine:
     )
 
 
+#: Of Linux 6.8 with the packages of Ubuntu: what its variants are for.
+_ALIASES: Final = (
+    "# Aliases extracted from modules themselves.",
+    "alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia",
+    "alias vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i* mlx5_vfio_pci",
+    "alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci",
+    "alias vfio_pci:v000010DEd00002345sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci",
+    "alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci",
+)
+
+
+def _gh200_host() -> Machine:
+    """Two Grace Hopper superchips as they are delivered: NVIDIA's driver has the GPUs.
+
+    Their memory reaches a guest by the variant driver alone, which the kernel has.
+    """
+    delivered = _gh200()
+
+    def with_driver(root: Root) -> Root:
+        ports = []
+        for each in root.below:
+            assert isinstance(each, Bridge)
+            (part,) = each.below
+            assert isinstance(part, Endpoint)
+            if part.code == "030200":
+                part = replace(part, driver="nvidia")
+            ports.append(replace(each, below=(part,)))
+        return replace(root, below=tuple(ports))
+
+    return replace(
+        delivered,
+        name="gh200-host",
+        roots=tuple(map(with_driver, delivered.roots)),
+        vfio=("vfio-pci", "nvgrace_gpu_vfio_pci", "mlx5_vfio_pci"),
+        release="6.8.0-1010-nvidia-64k",
+        aliases=_ALIASES,
+    )
+
+
+def _vgpu() -> Machine:
+    """Two L40S: the virtual functions of the first are vGPUs, without mediated devices.
+
+    NVIDIA's driver has both its physical and its virtual functions, and speaks VFIO for the
+    latter (nova/conf/pci.py, the example of ``managed: no``). The second is given whole.
+    """
+
+    def card(bus: int, **more: object) -> Endpoint:
+        return gpu("10de:26b9", "10de:1851", bus, GEN4, **more)
+
+    shared = card(
+        0x17,
+        driver="nvidia",
+        vfs=Vfs("26b9", 4, 32, offset=4, driver="nvidia"),
+        bars=(Bar(0, 16 * MIB, False, False), Bar(2, 64 * GIB), Bar(7, 16 * MIB)),
+    )
+    return Machine(
+        "vgpu",
+        numa_nodes(2, 1, 16, 256, {2048: 0, 1048576: 200}),
+        (
+            Root(0, 0x00, 0, chipset()),
+            Root(0, 0x16, 0, (port("01.0", 0x17, shared, link=GEN4),)),
+            Root(0, 0x64, 1, (port("01.0", 0x65, card(0x65), link=GEN4),)),
+            Root(0, 0x80, 1, (port("01.0", 0x81, adapter(0, 0x81, link=GEN4), link=GEN4),)),
+        ),
+        Processor(XEON, sibling=32),
+        vfio=("vfio-pci", "nvidia"),
+        release="6.8.0-45-generic",
+        aliases=_ALIASES,
+    )
+
+
 def _bare() -> Machine:
     """Nothing for guests: one NUMA node, no IOMMU, no huge pages, an onboard adapter."""
     onboard = Endpoint(
@@ -400,5 +472,7 @@ NODES: Final[Mapping[str, Machine]] = {
         _two_socket(),
         _a100_bridges(),
         _bare(),
+        _gh200_host(),
+        _vgpu(),
     )
 }

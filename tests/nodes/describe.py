@@ -150,6 +150,11 @@ class Machine:
     processor: Processor
     #: An IOMMU is on, so there are IOMMU groups.
     iommu: bool = True
+    #: Drivers that speak VFIO, where the kernel says so (Linux 6.1 and later); (): it does not.
+    vfio: Sequence[str] = ()
+    #: Its release, and the lines of its ``modules.alias`` that name VFIO drivers.
+    release: str | None = None
+    aliases: Sequence[str] = ()
     #: What the operator writes into nova.conf, as no reader can know it.
     nvlink_set: Sequence[str] = ()
 

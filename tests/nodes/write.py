@@ -31,6 +31,7 @@ class _Writer:
         self.root = root
         self.folders: set[str] = set()
         self.next_window = 0x200000000000
+        self.devices = -1
 
     def all(self) -> None:
         self.file("proc/sys/kernel/hostname", self.machine.name)
@@ -40,6 +41,10 @@ class _Writer:
             self.numa(numa)
         for placed in plan.functions(self.machine):
             self.function(placed)
+        release = self.machine.release
+        if release is not None:
+            self.file("proc/sys/kernel/osrelease", release)
+            self.file(f"lib/modules/{release}/modules.alias", "\n".join(self.machine.aliases))
 
     def place(self, path: str) -> Path:
         """Where *path* is to be written; its directory is there."""
@@ -159,6 +164,12 @@ class _Writer:
             driver = virtual.driver
         if driver is not None:
             self.link(f"{folder}/driver", f"sys/bus/pci/drivers/{driver}")
+        # NVIDIA's driver speaks VFIO for virtual functions alone.
+        if driver in self.machine.vfio and (driver != "nvidia" or virtual is not None):
+            self.devices += 1
+            own = f"{folder}/vfio-dev/vfio{self.devices}"
+            self.file(f"{own}/dev", f"511:{self.devices}")
+            self.link(f"sys/class/vfio-dev/vfio{self.devices}", own)
         if isinstance(part, Endpoint):
             self.endpoint(placed, part, folder)
 

@@ -19,10 +19,10 @@ from typing import Final
 import attrs
 
 from nova_hpc.conf import plugin
-from nova_hpc.tenancy.health import is_vfio
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
 from nova_hpc.topology.model import Function
+from nova_hpc.topology.vfio import Vfio
 
 NAMESPACE: Final = "nova_hpc.cleaners"
 GENERIC: Final = "generic"
@@ -80,9 +80,10 @@ class Generic(Cleaner):
 
     def clean(self, function: Function) -> None:
         """Reset the function, unless a driver of the host has it back."""
-        if function.driver is not None and not is_vfio(function.driver):
-            # libvirt gave it back (managed: yes) after vfio had reset it. A
-            # reset now would be one below a working driver.
+        if function.driver is not None and (not function.on_vfio or function.vfio is Vfio.VENDOR):
+            # libvirt gave it back (managed: yes) after vfio had reset it, or its vendor's own
+            # driver has it and clears what it gives (a vGPU). A reset now would be one below
+            # a working driver.
             return
         if function.reset_methods == () and not self.tools.need_reset:
             return
@@ -115,7 +116,7 @@ class NvidiaGpu(Generic):
 
     def clean(self, function: Function) -> None:
         """Reset the GPU; with its driver, also look at its memory."""
-        if function.driver != _DRIVER:
+        if function.driver != _DRIVER or function.vfio is Vfio.VENDOR:
             super().clean(function)
             return
         if shutil.which(_TOOL) is None:

@@ -9,7 +9,6 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy.health import is_vfio
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.identity import is_known
@@ -20,6 +19,7 @@ from nova_hpc.topology import device as topology_device
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function, address_key
+from nova_hpc.topology.vfio import Vfio
 from nova_hpc.wire.ledger import SOMEBODY, Device, Ledger
 
 
@@ -112,7 +112,7 @@ def _route(address: str) -> int:
 
 def idle(function: Function) -> bool:
     """Whether no driver of the host may be using the function."""
-    return function.driver is None or is_vfio(function.driver)
+    return function.driver is None or (function.on_vfio and function.vfio is not Vfio.VENDOR)
 
 
 def baseline_of(device: Device) -> Snapshot | None:

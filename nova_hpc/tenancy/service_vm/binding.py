@@ -17,13 +17,13 @@ from typing import Final
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.hygiene import reset
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.topology import handles, vfio_alias
+from nova_hpc.topology import device as topology_device
+from nova_hpc.topology import handles
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import normalise_address
+from nova_hpc.topology.vfio import GENERIC
 
-#: The driver by which this project gives devices to guests.
-VFIO: Final = vfio_alias.GENERIC
 #: As modules are called; it becomes the text of a file and a part of a path.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}", re.ASCII)
 _PROBE: Final = "/sys/bus/pci/drivers_probe"
@@ -67,6 +67,22 @@ _lent: Final[set[str]] = set()
 
 class BindError(Exception):
     """A device is not with the driver that it should be with."""
+
+
+def driver_for_guests(root: Path, address: str) -> str:
+    """The VFIO driver that a device goes back to: a variant for its ids, else vfio-pci.
+
+    What it has now is kept where that speaks VFIO.
+    """
+    return topology_device.read(Tree(root), normalise_address(address)).function.guest_driver
+
+
+def drivers_for_guests(tree: Tree, address: str) -> frozenset[str]:
+    """The VFIO drivers that may have the function at a normalised *address*."""
+    function = topology_device.read(tree, address).function
+    found = {GENERIC, function.guest_driver, function.vfio_variant or GENERIC}
+    # A module's name has no hyphens; the name of its driver may have them.
+    return frozenset(found | {each.replace("_", "-") for each in found})
 
 
 def bind(root: Path, address: str, driver: str, timeout: float) -> None:

@@ -49,6 +49,7 @@ class OnHost(Runner):
         found: dict[str, str] = {}
         for address, role in devices.items():
             driver = self.drivers.get(role or "")
+            before = binding.driver_for_guests(self.root, address)
             try:
                 if driver is not None:
                     self.bind(self.root, address, driver, _BIND)
@@ -61,7 +62,7 @@ class OnHost(Runner):
             found[address] = "" if result.get("ok") is True else report.reason(result)
             if driver is not None:
                 try:
-                    self.bind(self.root, address, binding.VFIO, _BIND)
+                    self.bind(self.root, address, before, _BIND)
                 except BindError as error:
                     return Outcome(problem=str(error))
         return Outcome(found)
@@ -79,7 +80,8 @@ class OnHost(Runner):
         """See :meth:`Runner.end`: the process ended with its parent; the driver may have it."""
         for address in devices:
             try:
-                self.bind(self.root, address, binding.VFIO, _BIND)
+                back = binding.driver_for_guests(self.root, address)
+                self.bind(self.root, address, back, _BIND)
             except BindError as error:
                 return str(error)
         return None

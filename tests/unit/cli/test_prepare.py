@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nova-hpc prepare``: what a host does at its start, written, repeated, removed."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from nova_hpc.cli.doctor import Doctor
 from nova_hpc.cli.main import main
 from nova_hpc.offer import host_files, spec_entries
 from nova_hpc.topology import sysfs
+from nova_hpc.topology.vfio import Vfio
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli.conftest import put
@@ -350,6 +352,7 @@ def bond(root, *addresses):
         folder = (root / "sys/bus/pci/devices" / address).resolve()
         driver = folder / "driver"
         driver.unlink(missing_ok=True)
+        shutil.rmtree(folder / "vfio-dev", ignore_errors=True)
         driver.symlink_to("../../../../bus/pci/drivers/mlx5_core")
         name = f"eth{number}"
         put(folder, f"net/{name}/flags", "0x1903")
@@ -445,4 +448,58 @@ def test_the_start_follows_what_configure_writes(both, prepare, debian, tmp_path
         if any(spec_entries.matches(entry, each) for entry in entries)
     }
     bare = set(re.findall(r"^# (\S+): nobody has said", said, re.MULTILINE))
-    assert host.touched == host.on({"vfio-pci"}) == offered - bare
+    # NVIDIA's driver has its vGPUs and gives them itself.
+    vgpus = {each.address for each in found.functions if each.vfio is Vfio.VENDOR}
+    assert host.touched == host.on(DRIVERS) == offered - bare - vgpus
+
+
+# --- drivers ------------------------------------------------------------------------------
+
+VARIANT = "nvgrace_gpu_vfio_pci"
+DRIVERS = {"vfio-pci", VARIANT, "mlx5_vfio_pci"}
+
+
+def test_a_variant_that_the_kernel_has_is_written(both, debian, tmp_path):
+    """Before, the rules forced vfio-pci, by which a Grace GPU shows its guest no memory."""
+    root = write(NODES["gh200-host"], tmp_path / "node")
+    host, said, _ = both(root, debian)
+    gpus = ["0009:01:00.0", "0019:01:00.0"]
+    assert [host.devices[each].driver for each in gpus] == [VARIANT, VARIANT]
+    files = {name: text for name, (text, _) in state(debian).items()}
+    assert f'KERNEL=="{gpus[0]}", DRIVER!="{VARIANT}"' in files[UDEV]
+    modules = ["vfio-pci", "mlx5_vfio_pci", VARIANT, "vfio_iommu_type1"]
+    assert files[host_files.MODULES].splitlines()[1:] == modules
+    assert f"manual_add_modules {' '.join(modules)}\n" in files[host_files.HOOK]
+    assert f"echo {VARIANT} >/sys/bus/pci/devices/{gpus[0]}/" in files[host_files.SCRIPT]
+    assert f"modprobe -q -b {VARIANT}" in files[host_files.SCRIPT]
+    # What configure advises until then is the same driver.
+    assert f"withheld until bound to {VARIANT}. driverctl set-override {gpus[0]} {VARIANT}" in said
+
+
+def test_a_variant_that_is_bound_is_kept(both, debian, tmp_path):
+    """No modules.alias is to be seen, and yet the kernel has bound it."""
+    root = write(NODES["gh200"], tmp_path / "node")
+    host, said, _ = both(root, debian)
+    assert host.devices["0009:01:00.0"].driver == VARIANT
+    assert "driverctl" not in said
+
+
+def test_vgpus_stay_with_their_vendors_driver(both, debian, tmp_path):
+    """Before: withheld, with the advice to take the driver of all of them away."""
+    root = write(NODES["vgpu"], tmp_path / "node")
+    host, said, out = both(root, debian)
+    text = (debian / UDEV).read_text()
+    assert "0000:17:" not in text
+    assert "driverctl" not in said
+    assert "0000:17:00.0: its driver nvidia gives its virtual functions to guests itself" in out
+    assert host.devices["0000:65:00.0"].driver == "vfio-pci"
+    assert {"mlx5_vfio_pci"} == {host.devices[f"0000:81:00.{n}"].driver for n in range(1, 8)}
+
+
+def test_a_vgpu_of_which_the_kernel_says_nothing_is_not_taken_away_by_advice(prepare, tmp_path):
+    """An older kernel, or one without a type yet: the advice leaves them where they are."""
+    root = write(dataclasses.replace(NODES["vgpu"], vfio=("vfio-pci",)), tmp_path / "node")
+    status, _, said = prepare.configure("--root", root)
+    assert status == 0
+    assert "bound to nvidia, withheld until bound to vfio-pci. If they are vGPUs" in said
+    assert "driverctl set-override 0000:17" not in said

@@ -108,6 +108,20 @@ FACTS = {
         groups=((pci("0009:01"),),),
         homes={pci("0009:01"): 0, pci("0004:01"): 0, pci("0019:01"): 1},
     ),
+    "gh200-host": Facts(
+        pairs={(pci("0009:01"), pci("0000:01")): NODE},
+        groups=((pci("0009:01"),),),
+        homes={pci("0009:01"): 0, pci("0019:01"): 1},
+    ),
+    "vgpu": Facts(
+        pairs={
+            (pci("17", "00.4"), pci("17", "00.7")): PIX,
+            (pci("17"), pci("65")): SYS,
+        },
+        # Each vGPU is alone, as Nova needs it.
+        groups=((pci("17", "00.4"),), (pci("65"),)),
+        homes={pci("17", "00.4"): 0, pci("65"): 1},
+    ),
     "vmd": Facts(
         pairs={
             # Behind one device, and yet below a host bridge of their own.
@@ -273,6 +287,15 @@ ASKS = [
         {"affinity": "switch", "nvlink": "required"},
         refusal="no whole NVLink set of 4 free",
     ),
+    Ask(
+        "gh200-host",
+        {"gpu": 1, "vf": 1},
+        1,
+        {"affinity": "numa"},
+        (vf("0000:01"), pci("0009:01")),
+        reached=NODE,
+    ),
+    Ask("vgpu", {"vf": 1}, 1, {"affinity": "numa"}, (vf("81"),)),
     Ask("bare", {"gpu": 1}, 0, {"affinity": "switch"}, refusal="0 gpu free"),
 ]  # fmt: skip
 

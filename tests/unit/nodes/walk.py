@@ -52,16 +52,19 @@ def host(node: Node, spec: str) -> Host:
         found = tags.parse(entry)
         assert found is not None
         address = entry["address"]
-        if isinstance(address, dict):  # of a physical function, which is a pattern
-            number = address["function"].strip("[]")
-            address = f"{address['domain']}:{address['bus']}:{address['slot']}.{number}"
+        count = 1
+        if isinstance(address, dict):  # of physical functions, or of VFs with the ids of theirs
+            numbers = address["function"].strip("[]")
+            slots = address["slot"].split("|")
+            address = f"{address['domain']}:{address['bus']}:{slots[0]}.{numbers[0]}"
+            count = len(numbers) * len(slots)
         function = _function(node, address)
         pools.append(
             Pool(
                 id=address,
                 name=address,
                 location=found.location,
-                free=len(function.virtual_functions) or 1,
+                free=len(function.virtual_functions) or count,
                 serves=frozenset({found.role or ""}),
                 unit=found.group,
                 role=found.role,

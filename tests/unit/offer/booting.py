@@ -218,6 +218,8 @@ def kernel_places(node: Node, hidden: tuple[int, int] = (1, 1)) -> Callable[...,
         found = there[:count]
         for index in range(len(found), count):
             number = own + first + index * step
+            if there:
+                number = route(there[-1]) + (index - len(there) + 1) * abs(step)
             where = f"{number >> 8:02x}:{number >> 3 & 31:02x}.{number & 7}"
             found.append(f"{adapter.address.partition(':')[0]}:{where}")
         return found

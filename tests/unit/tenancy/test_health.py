@@ -8,6 +8,7 @@ from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Offer
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import BridgeKind, Function, IommuGroup, Link, Node
+from nova_hpc.topology.vfio import Vfio
 from nova_hpc.wire.ledger import Device, Ledger, State
 
 PORT, PF, VF0, VF1 = "0000:22:00.0", "0000:23:00.0", "0000:23:10.0", "0000:23:10.2"
@@ -62,6 +63,42 @@ def test_bridges_of_the_group_do_not_matter():
 def test_unbound_and_vfio_members_do_not_matter():
     for driver in (None, "vfio-pci", "mlx5_vfio_pci"):
         assert reasons(node(function(GPU), function(AUDIO, driver=driver)), Offer(GPU)) == {}
+    for vfio in (Vfio.GUEST, Vfio.VENDOR):
+        mate = function(AUDIO, driver="nvidia", vfio=vfio)
+        assert reasons(node(function(GPU), mate), Offer(GPU)) == {}
+
+
+def test_the_kernel_says_what_speaks_vfio_and_no_name_does():
+    """A vGPU on nvidia may be given; a driver that is only called like a variant may not."""
+    for vfio in (Vfio.GUEST, Vfio.VENDOR):
+        place = node(function(VF0, driver="nvidia", vfio=vfio))
+        assert reasons(place, Offer(VF0, managed=False)) == {}
+    for named in ("nvidia", "my_vfio_pci", "mlx5_vfio_pci"):
+        place = node(function(VF0, driver=named, vfio=Vfio.NO, vfio_variant="mlx5_vfio_pci"))
+        assert reasons(place, Offer(VF0, managed=False)) == {
+            VF0: (
+                Sign.DRIVER,
+                f"bound to driver {named} and not to mlx5_vfio_pci, "
+                "and device_spec says managed=no",
+            )
+        }
+    assert VF0 in reasons(node(function(VF0, driver="my_vfio_pci")), Offer(VF0, managed=False))
+
+
+def test_what_an_entry_without_tags_offers_is_judged_by_what_harms_the_host():
+    """It promises no flavor of ours anything; a group with the host's functions harms it."""
+    theirs = Offer(VF0, managed=False, tagged=False)
+    place = node(function(VF0, driver="nvidia", reset_methods=(), link=Link(16.0, 8, 16.0, 16)))
+    assert reasons(place, theirs) == {}
+    pair = node(function(VF0, driver="nvidia"), function(VF1, driver="nvidia"))
+    others = Offer(VF1, managed=True, tagged=False)
+    assert reasons(pair, attrs.evolve(theirs, managed=True), others) == {}
+    ours = Offer(VF0, managed=False)
+    assert reasons(place, ours)[VF0][0] is Sign.DRIVER
+    shared = node(function(VF0), function(PF, driver="nvidia"))
+    assert reasons(shared, theirs)[VF0][0] is Sign.IOMMU
+    gone = node(function(GPU))
+    assert reasons(gone, theirs)[VF0][0] is Sign.ABSENT
 
 
 @pytest.mark.parametrize("managed", [True, False])
