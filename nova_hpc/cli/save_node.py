@@ -111,6 +111,27 @@ class Identities:
             text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", capture.NAME, text, flags=re.I)
         return text
 
+    def hide_inside(self, text: str) -> str:
+        """The same, and the name of the host also where it is a part of another name."""
+        text = self.hide(text)
+        for host in self._host:
+            text = re.sub(re.escape(host), capture.NAME, text, flags=re.I)
+        return text
+
+    def is_in(self, text: str) -> bool:
+        """Whether an original is in *text*, but for those that are stand-ins themselves."""
+        standing = set(self._stand_ins.values())
+        for pattern, encoding in zip(self._patterns or (), (None, "latin-1"), strict=False):
+            for match in pattern.finditer(text):
+                raw = (
+                    match[0].encode(encoding)
+                    if encoding
+                    else bytes.fromhex("".join(char for char in match[0] if char in _DIGITS))
+                )
+                if not {raw, raw[::-1]} & standing:
+                    return True
+        return False
+
     def _written(self, text: str) -> str:
         """The stand-in for the identity *text* in the same notation."""
         raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
@@ -149,6 +170,7 @@ def anonymise(
         if isinstance(entry, bytes):
             entry = _file(path, entry, identities, keep_serials)
         elif isinstance(entry, str):
+            entry = _DEVICE.sub(lambda match: _device(match[0], identities), entry)
             entry = identities.hide(entry, names=False)
         found[_DEVICE.sub(lambda match: _device(match[0], identities), path)] = entry
     if isinstance(host, bytes) and host.strip() and not keep_names:
@@ -188,8 +210,15 @@ def _file(path: str, data: bytes, identities: Identities, keep_serials: bool) ->
     if name == _HIVE:
         return _hive(text, identities)
     if name in _LINES:
-        text = "".join(f"{line}\n" for line in text.splitlines() if _LINES[name].fullmatch(line))
-        return identities.hide(text, names=False).encode("ascii")
+        lines = [line for line in text.splitlines() if _LINES[name].fullmatch(line)]
+        # What a hypervisor calls its CPUs its operator chooses; all else are the kernel's words.
+        hidden = (
+            identities.hide_inside(line)
+            if line.startswith("model name")
+            else identities.hide(line, names=False)
+            for line in lines
+        )
+        return "".join(f"{line}\n" for line in hidden).encode("ascii")
     if _guids(path, data):
         # Here an identity is one however little of it is set.
         return _GUID.sub(lambda match: _guid(match[0], identities), text).encode("ascii")
@@ -217,7 +246,29 @@ def _guid(text: str, identities: Identities) -> str:
 
 def _device(name: str, identities: Identities) -> str:
     named = _NAMED_BY.sub(lambda match: identities.add(bytes.fromhex(match[0])).hex(), name)
-    return identities.hide(named)
+    return identities.hide_inside(named)
+
+
+def check_hidden(record: Mapping[str, Entry], identities: Identities) -> None:
+    """See once more whether anything that was replaced is still there, whatever wrote it.
+
+    The name of the host is looked for in the names that people give; ``node1`` and ``vmd`` are
+    words of the kernel, too, and in its own paths they tell nothing.
+
+    :raises InventoryError: it is; the text names the file and not what was found.
+    """
+    for path, entry in record.items():
+        texts = [path, entry] if isinstance(entry, str) else [path]
+        if isinstance(entry, bytes) and not path.endswith("/config"):
+            texts.append(entry.decode("latin-1"))
+        names = [name for text in texts[:2] for name in _DEVICE.findall(text)]
+        if any(map(identities.is_in, texts)) or any(
+            identities.hide_inside(name) != name for name in names
+        ):
+            raise InventoryError(
+                f"--save: {path if path.isprintable() else ascii(path)} would tell what was to be "
+                "replaced, so nothing was written; please report this with the kind of the file"
+            )
 
 
 def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False) -> str:
@@ -243,6 +294,7 @@ def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool 
         # What is no machine's in the archive that was unpacked there stays none's.
         *(capture.replaced(Tree(root)) or ()),
     }
+    check_hidden(record, identities)
     record[capture.PLACE] = capture.dumps(replaced).encode("ascii")
     try:
         _write(target, _packed(record))

@@ -26,6 +26,8 @@ PLACES: Final = frozenset({"vendor_id", "product_id", "address", DEVNAME})
 #: Nova gives devices with it to Neutron's ports alone (nova/pci/request.py, PCI_NET_TAG).
 NETWORK: Final = "physical_network"
 
+#: One function, written in full.
+_WHOLE: Final = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]", re.ASCII)
 _PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
 
 #: Digits of domain, bus, slot and function.
@@ -115,6 +117,11 @@ def matches(entry: Mapping[str, Any], function: Function) -> bool:
 
     One that names an interface (``devname``) is taken to name none: see :func:`translated`.
     """
+    address = entry.get("address")
+    # Most entries name one function in full, and most functions are others.
+    whole = isinstance(address, str) and _WHOLE.fullmatch(address) is not None
+    if whole and str(address).lower() not in (function.address, function.physical_function):
+        return False
     for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
         if str(entry.get(key, "*")).strip().lower().removeprefix("0x") not in ("*", value):
             return False

@@ -30,6 +30,15 @@ from nova_hpc.topology.place import Raw, place
 
 #: Bytes; the XML of the largest machines is a few MiB.
 LARGEST: Final = 1 << 25
+#: PCI functions, all virtual ones among them; the kernel's NUMA nodes (MAX_NUMNODES); objects.
+#: Far more than a node has, and little enough for what is compared with one another.
+MOST_FUNCTIONS: Final = 2048
+MOST_NODES: Final = 1024
+MOST_OBJECTS: Final = 1 << 17
+#: CPUs in all masks together: each CPU is in about a dozen, from the machine to its thread.
+MOST_CPUS: Final = 1 << 20
+#: Problems that are told one by one.
+_TOLD: Final = 20
 
 _TYPE: Final = re.compile(
     r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\] \[([0-9a-f]{4}):([0-9a-f]{4})\]"
@@ -64,7 +73,12 @@ def read(path: Path) -> Node:
     root = parse_file(path)
     version = root.get("version", "")
     reader = _Reader(bits=version.startswith("3"))
-    reader.walk(root)
+    try:
+        reader.walk(root)
+    except _TooManyError as error:
+        raise InventoryError(
+            f"{show(path)}: more than {error}, so not the XML of a node that lstopo wrote"
+        ) from error
     numa_nodes = reader.numa_nodes()
     functions, inactive = place(reader.raws.values(), numa_nodes, {})
     return Node(
@@ -74,7 +88,7 @@ def read(path: Path) -> Node:
         functions=tuple(functions),
         inactive=tuple(inactive),
         hugepages=_total(numa_nodes),
-        problems=tuple(reader.problems),
+        problems=reader.said,
     )
 
 
@@ -134,6 +148,10 @@ class _Numa:
     hugepages: tuple[HugePages, ...]
 
 
+class _TooManyError(Exception):
+    """More of something than any node has."""
+
+
 @attrs.define
 class _Reader:
     bits: bool
@@ -144,12 +162,23 @@ class _Reader:
     packages: dict[int, int] = attrs.Factory(dict)  # CPU -> package
     cpus: set[int] = attrs.Factory(set)  # PUs
     problems: list[str] = attrs.Factory(list)
+    named: int = 0  # CPUs, in all masks
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The first problems, and how many more there are."""
+        more = len(self.problems) - _TOLD
+        rest = (f"and {more} more problems like these",) if more > 0 else ()
+        return (*self.problems[:_TOLD], *rest)
 
     def walk(self, root: etree._Element) -> None:
         """Visit every object; a loop, because Python's own stack is short."""
         queue = [(item, _Around()) for item in _children(root)]
+        seen = 0
         while queue:
             item, around = queue.pop()
+            seen += 1
+            _limit(seen, MOST_OBJECTS, "objects")
             inside = self.visit(item, around)
             # Taken from the end, so put there backwards: in document order.
             queue.extend((child, inside) for child in reversed(_children(item)))
@@ -187,10 +216,13 @@ class _Reader:
         if text is None:
             return inherited
         try:
-            return cpuset.parse_bitmap(text)
+            found = cpuset.parse_bitmap(text)
         except ValueError as error:
             self.problem(item, str(error))
             return inherited
+        self.named += len(found or ())
+        _limit(self.named, MOST_CPUS, "CPUs in its masks")
+        return found
 
     def number(self, item: etree._Element, name: str) -> int | None:
         text = item.get(name)
@@ -206,6 +238,7 @@ class _Reader:
         if index is None or index in self.nodes:
             self.problem(item, "a NUMA node without a number of its own, left out")
             return
+        _limit(len(self.nodes) + 1, MOST_NODES, "NUMA nodes")
         memory = self.number(item, "local_memory")
         pools = []
         # The first is the ordinary page.
@@ -237,6 +270,7 @@ class _Reader:
         if address in self.raws:
             self.problem(item, f"a second {address}, left out")
             return attrs.evolve(around, function=None)
+        _limit(len(self.raws) + 1, MOST_FUNCTIONS, "PCI functions")
         self.raws[address] = self.raw(item, address, around, bridge, buses)
         above = (*around.above, address) if bridge else around.above
         return attrs.evolve(around, above=above, function=address)
@@ -328,6 +362,11 @@ class _Reader:
                 )
             )
         return tuple(found)
+
+
+def _limit(number: int, most: int, what: str) -> None:
+    if number > most:
+        raise _TooManyError(f"{most} {what}")
 
 
 def _children(item: etree._Element) -> list[etree._Element]:

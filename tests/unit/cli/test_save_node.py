@@ -250,6 +250,64 @@ def test_nothing_of_it_can_be_found(drawn):
     ]  # fmt: skip
 
 
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.long
+@given(
+    host=st.from_regex(r"[qz][ghjkz]{3}[0-9]{1,2}(\.in\.org)?", fullmatch=True),
+    before=st.sampled_from(["", "en", "ib0_", "x"]),
+    after=st.sampled_from(["", "0", "ib0", "-r1", "_"]),
+    upper=st.booleans(),
+)
+def test_the_name_of_the_host_is_in_no_name_that_people_give(host, before, after, upper):
+    """Interfaces and RDMA devices are called by the host, and so are CPUs of some hypervisors."""
+    short = host.partition(".")[0]
+    called = f"{before}{short.upper() if upper else short}{after}"
+    card = dataclasses.replace(
+        adapter(0, 0x17),
+        net={called: "94:6d:ae:00:17:01"},
+        rdma=Rdma(called, "946d:ae03:00a1:1701"),
+    )
+    words = {"vendor_id": "GenuineIntel", "model name": f"Xeon of {called} {host}"}
+    roots = (Root(0, 0x16, 0, (port("01.0", 0x17, card),)),)
+    machine = Machine(host, (Numa(0, "0-3", 4, 0, (10,)),), roots, Processor(words))
+    with tempfile.TemporaryDirectory() as folder:
+        root = write(machine, Path(folder, "root"))
+        archive = Path(folder, "node.tar.xz")
+        data = save(root, archive)
+        saved, live = read(archive), sysfs.read(root)
+    assert short.encode() not in data.lower()
+    assert b"Xeon of " in data
+    ((one,), (other,)) = (node.function("0000:17:00.0").rdma for node in (live, saved))
+    assert other.ports[0].state == one.ports[0].state
+    assert len(saved.function("0000:17:00.0").os_devices) == len(
+        live.function("0000:17:00.0").os_devices
+    )
+
+
+def test_nothing_is_written_that_would_tell(synthetic, tmp_path, monkeypatch, capsys):
+    """Whatever the replacing forgets, the last look finds."""
+    target = tmp_path / "node.tar.xz"
+    words = ["inventory", "--root", str(synthetic("hgx-h100")), "--save", str(target)]
+    with monkeypatch.context() as patched:
+        # A notation of which nobody has thought.
+        whole = save_node._file
+
+        def forgetful(path, data, *more):
+            return data if path.endswith("node_guid") else whole(path, data, *more)
+
+        patched.setattr(save_node, "_file", forgetful)
+        assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "node_guid would tell what was to be replaced, so nothing was written" in err
+    assert not target.exists()
+    assert main(words) == 0
+    # A saved node saved again: its numbers stay what they are, and tell nothing.
+    folder = tmp_path / "unpacked"
+    folder.mkdir()
+    subprocess.run(["tar", "-xf", target, "-C", folder], check=True)
+    assert main(["inventory", "--root", str(folder), "--save", str(tmp_path / "2.tar.xz")]) == 0
+
+
 def test_a_guid_that_the_kernel_would_not_write_is_told_by_none(tmp_path):
     guid = bytes.fromhex("0a4a363dcee82989")
     digits = "0a4a:363d:cee8:2989"

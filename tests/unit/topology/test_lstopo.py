@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from nova_hpc.cli.main import main
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.level import Distance, Level, common_level, distance
-from nova_hpc.topology.model import BridgeKind, Function, Node
+from nova_hpc.topology.model import BridgeKind, Function, InventoryError, Node
 
 
 @pytest.fixture(scope="session")
@@ -134,3 +136,60 @@ def test_hwloc_1(tmp_path: Path) -> None:
     assert (adapter.numa_node, adapter.socket) == (0, 4)
     assert adapter.class_code == "0207"
     assert adapter.os_devices == ("infiniband mlx5_0",)
+
+
+DEVICE = '<object type="PCIDev" pci_busid="{}" pci_type="0302 [10de:20b7] [10de:1532] a1"/>'
+HEAD = (
+    '<topology version="2.0"><object type="Machine" os_index="0" cpuset="0x1">{}'
+    '<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[00-ff]">{}</object></object>'
+    "</topology>"
+)
+
+
+def addresses(count):
+    return (f"{n >> 16:04x}:{n >> 8 & 255:02x}:{n >> 3 & 31:02x}.{n & 7}" for n in range(count))
+
+
+CORE = '<object type="Core" os_index="{}" cpuset="' + ",".join(["0xffffffff"] * 400) + '"/>'
+LARGE = {
+    "PCI functions": HEAD.format("", "".join(map(DEVICE.format, addresses(44_000)))),
+    "NUMA nodes": HEAD.format(
+        "".join(f'<object type="NUMANode" os_index="{n}" cpuset="0x1"/>' for n in range(90_000)),
+        DEVICE.format("0000:00:01.0"),
+    ),
+    "CPUs in its masks": HEAD.format(
+        "".join(map(CORE.format, range(1_100))), DEVICE.format("0000:00:01.0")
+    ),
+    "objects": HEAD.format('<object type="Group"/>' * 230_000, DEVICE.format("0000:00:01.0")),
+}
+
+
+@pytest.mark.parametrize("what", sorted(LARGE))
+def test_five_megabytes_are_refused_by_what_is_too_much(what, tmp_path):
+    """Before, 44,000 functions kept ``configure`` busy for hours; masks took a GiB."""
+    path = tmp_path / "node.xml"
+    path.write_text(LARGE[what])
+    assert path.stat().st_size > 4_000_000
+    begin = time.process_time()
+    with pytest.raises(InventoryError, match=rf"more than \d+ {what}, so not the XML of a node"):
+        lstopo.read(path)
+    assert time.process_time() - begin < 20
+
+
+@pytest.mark.long
+def test_the_largest_node_that_is_read_is_configured_in_time(tmp_path, capsys):
+    path = tmp_path / "node.xml"
+    text = "".join(map(DEVICE.format, addresses(lstopo.MOST_FUNCTIONS)))
+    path.write_text(HEAD.format("", text))
+    begin = time.process_time()
+    assert main(["configure", "--xml", str(path), "--part", "compute"]) == 0
+    assert time.process_time() - begin < 60
+    assert capsys.readouterr().out.count("device_spec = ") == lstopo.MOST_FUNCTIONS
+
+
+def test_of_many_problems_the_first_are_told(tmp_path):
+    path = tmp_path / "node.xml"
+    path.write_text(HEAD.format("", DEVICE.format("0000:00:01.0") * 3000))
+    node = lstopo.read(path)
+    assert len(node.problems) == 21
+    assert node.problems[-1] == "and 2979 more problems like these"
