@@ -227,7 +227,8 @@ def _adapters(
         if any(offer.provider == address and offer.network for offer in spec.offers):
             yield Adapter(address, switched.count)
             continue
-        if any(one.vfio is Vfio.VENDOR for one in map(boot.node.function, mine) if one):
+        family = map(boot.node.function, function.virtual_functions)
+        if any(one.vfio is Vfio.VENDOR for one in family if one):
             notes.append(
                 f"{address}: its driver {function.driver} gives its virtual functions to guests "
                 "itself, so who switches them on now goes on doing so."
@@ -282,7 +283,12 @@ def _unplaced(
         yield Adapter(address, count)
         return
     held_back = {*declaration.left_out, *declaration.withheld}
-    if {*adapter.virtual_functions} <= {*mine} and all(map(boot.node.function, held_back)):
+    sure = {*adapter.virtual_functions} <= {*mine} and all(map(boot.node.function, held_back))
+    # In which IOMMU groups the others will be nobody knows either; alone is what is usual.
+    alone = all(
+        len(boot.node.group_members(one)) < 2 for one in map(boot.node.function, mine) if one
+    )
+    if sure and alone:
         known = {each.driver for each in _bound(boot.node, mine)}
         yield Adapter(address, count, driver=known.pop() if len(known) == 1 else GENERIC)
         return
@@ -291,7 +297,7 @@ def _unplaced(
         "and one of them may be the host's: they keep its driver. Run the command again when they "
         "are switched on."
     )
-    yield Adapter(address, count, bound=tuple(_bound(boot.node, mine)))
+    yield Adapter(address, count, bound=tuple(_bound(boot.node, mine if alone else ())))
 
 
 def _pages(node: Node, wishes: Wishes) -> Iterator[Pages]:
