@@ -242,7 +242,8 @@ def _fit(name: str) -> str:
 
 def _check(host: str) -> None:
     # Operators have such hosts (underscores, numbers), and no program reads more into it.
-    wrong = wrong_host(f"n{host.replace('_', '-')}")
+    plain = host.replace("_", "n")
+    wrong = None if plain.isascii() and plain.isdecimal() else wrong_host(plain)
     if wrong is None and host.lower() in _WORDS:
         wrong = "it is a word of Slurm's own"
     if wrong is None and len(host) > _LONGEST:
