@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import time
 from unittest import mock
 
 from nova import exception
 from oslo_utils import uuidutils
 
+from tests.functional import fixtures
+from tests.functional.base import HpcServersTest
 from tests.functional.fixtures import Shape
 from tests.functional.ports_base import ONE, RAIL, PortsTest
 
@@ -77,3 +80,41 @@ class RescheduleTest(PortsTest):
         server = self.boot_where_one_fails(1, "ACTIVE")
         self.assertEqual(2, len(self.tried))
         self.assertEqual(2, len(self.devices_of(server)))
+
+
+class DealtTest(HpcServersTest):
+    """Alternates of a request for several servers."""
+
+    def servers_where_each_first_build_fails(self, count: int) -> list[str]:
+        """States of *count* servers of one request, each with a pair of GPUs."""
+        flavor = self.make_flavor({"pci_passthrough:alias": "gpu:2", "hpc:affinity": "switch"})
+        driver = type(self.computes["one"].manager.driver)
+        real, tried = driver.spawn, set()
+
+        def spawn(this, context, instance, *arguments, **keywords):
+            if instance.uuid in tried:
+                return real(this, context, instance, *arguments, **keywords)
+            tried.add(instance.uuid)
+            raise exception.ComputeResourcesUnavailable(reason="this host does not work")
+
+        with mock.patch.object(driver, "spawn", spawn):
+            body = self._build_server(flavor_id=flavor, networks="none")
+            self.api.post_server({"server": body | {"min_count": count, "max_count": count}})
+            servers = self.api.get_servers(detail=False)
+            done = [self._wait_until_built(each) for each in servers]
+        self.assert_given_once()
+        return sorted(each["status"] for each in done)
+
+    def _wait_until_built(self, server: dict) -> dict:
+        until = time.monotonic() + 60
+        found = self.api.get_server(server["id"])
+        while found["status"] not in ("ACTIVE", "ERROR") and time.monotonic() < until:
+            time.sleep(0.1)
+            found = self.api.get_server(server["id"])
+        return found
+
+    def test_one_to_each_before_any_gets_a_second(self) -> None:
+        """Two servers fill a host, the third begins another: two hosts are for all three."""
+        for name in ("one", "two", "three", "four"):
+            self.start_host(name, fixtures.two_switches(gpus=2))
+        self.assertEqual(["ACTIVE"] * 3, self.servers_where_each_first_build_fails(3))

@@ -9,7 +9,7 @@ Nova's conductor fails, because it notifies of an exception that was never raise
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nova import objects
@@ -55,12 +55,11 @@ def _each_its_own(call: Call) -> Any:
     if given["index"] > 0:
         hosts = given["self"]._get_sorted_hosts(spec, hosts, given["index"])
     found = call(hosts=hosts, index=0)
-    taken = {id(host) for host in given["selected_hosts"]}
+    chosen = given["selected_hosts"]
+    taken = {id(host) for host in chosen}
     promises = _Promises(given, [host for host in hosts if id(host) not in taken])
-    return [
-        [selections[0], *promises.take(host.cell_uuid, most)]
-        for host, selections in zip(given["selected_hosts"], found, strict=True)
-    ]
+    dealt = promises.deal([host.cell_uuid for host in chosen], most)
+    return [[selections[0], *more] for selections, more in zip(found, dealt, strict=True)]
 
 
 class _Promises:
@@ -73,34 +72,45 @@ class _Promises:
         #: What is offered next would collide with what is promised.
         self._used: list[Any] = []
 
-    def take(self, cell: str, most: int) -> list[objects.Selection]:
-        """Up to *most* alternates in a cell, on as many hosts."""
-        found: list[objects.Selection] = []
-        for host in self._next(cell):
-            if len(found) == most:
-                break
-            found.append(
-                objects.Selection.from_host_state(
-                    host,
-                    host.allocation_candidates[0],
-                    self._given["allocation_request_version"],
-                )
-            )
+    def deal(self, cells: Sequence[str], most: int) -> list[list[objects.Selection]]:
+        """Alternates of all servers, one to each in turn: none gets a second before all have one.
+
+        :param cells: of each server, the cell that it can be built in.
+        :param most: how many of one server.
+        :returns: of each server, alternates on different hosts.
+        """
+        found: list[list[objects.Selection]] = [[] for _ in cells]
+        hosts: list[list[Any]] = [[] for _ in cells]
+        for _ in range(most):
+            for cell, mine, before in zip(cells, found, hosts, strict=True):
+                host = self._next(cell, before)
+                if host is not None:
+                    before.append(host)
+                    mine.append(self._selection(host))
         return found
 
-    def _next(self, cell: str) -> Iterator[Any]:
-        """Each host of the cell once, those first of which nothing is promised."""
-        fresh = [host for host in self._fresh if host.cell_uuid == cell]
-        used = [host for host in self._used if host.cell_uuid == cell]
-        for host in fresh:
-            self._fresh.remove(host)
-            self._used.append(host)
-            yield host
-        for host in used:
-            if self._consume(host):
-                yield host
-            else:
+    def _selection(self, host: Any) -> objects.Selection:
+        version = self._given["allocation_request_version"]
+        return objects.Selection.from_host_state(host, host.allocation_candidates[0], version)
+
+    def _next(self, cell: str, but: Sequence[Any]) -> Any:
+        """A host of the cell, first one of which nothing is promised; None: there is none.
+
+        :param but: hosts that the server has already.
+        """
+        for host in self._fresh:
+            if host.cell_uuid == cell and host not in but:
+                self._fresh.remove(host)
+                self._used.append(host)
+                return host
+        for host in tuple(self._used):
+            if host.cell_uuid == cell and host not in but:
+                # What is promised least goes first the next time.
                 self._used.remove(host)
+                if self._consume(host):
+                    self._used.append(host)
+                    return host
+        return None
 
     def _consume(self, host: Any) -> bool:
         """Take what the host offers from it, as for a server; whether it offers more."""
