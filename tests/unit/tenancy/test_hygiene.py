@@ -20,6 +20,13 @@ ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-2222
 
 @pytest.fixture
 def node(tmp_path):
+    """Its first update is over."""
+    return settled(make(tmp_path))
+
+
+@pytest.fixture
+def new(tmp_path):
+    """Nobody knows who has had its devices."""
     return make(tmp_path)
 
 
@@ -32,7 +39,6 @@ def why(node, address=GPU):
 
 
 def test_the_life_of_a_device(node):
-    settled(node)
     assert sweep(node) == {}
     assert record(node).baseline is not None
     assert record(node).server is None
@@ -52,45 +58,45 @@ def test_the_life_of_a_device(node):
     assert step.unreported() == frozenset()
 
 
-def test_what_nobody_knows_is_cleaned_first(node):
+def test_what_nobody_knows_is_cleaned_first(new):
     """No entry is no proof: neither at an update nor before a server."""
-    assert sweep(node) == {}
-    assert (node.resets(GPU), node.resets(OTHER)) == (True, True)
-    assert (record(node).cleaned, record(node).proof, record(node).unreported) == (1, "", False)
-    node.forget(GPU)
-    assert sweep(node) == {}
-    assert not node.resets(GPU)
+    assert sweep(new) == {}
+    assert (new.resets(GPU), new.resets(OTHER)) == (True, True)
+    assert (record(new).cleaned, record(new).proof, record(new).unreported) == (1, "", False)
+    new.forget(GPU)
+    assert sweep(new) == {}
+    assert not new.resets(GPU)
     # One that comes later, and one that a server gets before the node has looked.
-    node.add("0000:44:00.0")
-    found = node.candidates("0000:44:00.0")
-    assert node.step().give(ONE, found) == {}
-    assert node.resets("0000:44:00.0")
+    new.add("0000:44:00.0")
+    found = new.candidates("0000:44:00.0")
+    assert new.step().give(ONE, found) == {}
+    assert new.resets("0000:44:00.0")
 
 
-def test_a_reset_that_fails_at_first(node):
+def test_a_reset_that_fails_at_first(new):
     """Nobody gets it; what firmware has left on is no failure of the reset."""
-    node.config(GPU, master=True)
-    (node.devices / OTHER / "reset").unlink()
-    found = sweep(node)
+    new.config(GPU, master=True)
+    (new.devices / OTHER / "reset").unlink()
+    found = sweep(new)
     assert "bus mastering" in found[GPU]
-    assert record(node).state is State.SUSPECT
-    assert record(node, OTHER).state is State.QUARANTINED
-    assert record(node).proof is record(node, OTHER).proof is None
-    node.config(GPU)
-    assert GPU not in sweep(node)
-    assert record(node).proof == ""
+    assert record(new).state is State.SUSPECT
+    assert record(new, OTHER).state is State.QUARANTINED
+    assert record(new).proof is record(new, OTHER).proof is None
+    new.config(GPU)
+    assert GPU not in sweep(new)
+    assert record(new).proof == ""
 
 
-def test_a_physical_function_is_not_reset_under_servers_of_its_functions(node):
-    node.add(PF)
-    node.add(VF, physfn=PF)
-    step = node.step()
-    assert step.sweep(node.candidates(PF, VF), lambda: frozenset({VF})) == {}
-    assert not node.resets(PF)
-    assert record(node, PF).proof is None
+def test_a_physical_function_is_not_reset_under_servers_of_its_functions(new):
+    new.add(PF)
+    new.add(VF, physfn=PF)
+    step = new.step()
+    assert step.sweep(new.candidates(PF, VF), lambda: frozenset({VF})) == {}
+    assert not new.resets(PF)
+    assert record(new, PF).proof is None
     # It is, when they are gone.
-    assert step.sweep(node.candidates(PF, VF)) == {}
-    assert node.resets(PF)
+    assert step.sweep(new.candidates(PF, VF)) == {}
+    assert new.resets(PF)
 
 
 def test_a_device_that_nobody_cleaned_is_cleaned_by_the_next_update(node):
@@ -107,16 +113,16 @@ def test_a_device_that_nobody_cleaned_is_cleaned_before_the_next_server(node):
     assert record(node).server == TWO
 
 
-def test_a_server_that_has_a_device_when_it_is_first_seen(node):
-    assert sweep(node, GPU) == {}
-    assert record(node).server == SOMEBODY
-    assert record(node).baseline is None
-    node.step().keep(ONE, [GPU])
-    assert record(node).server == ONE
-    node.step().keep(TWO, [GPU])
-    assert record(node).server == ONE
-    assert sweep(node) == {}
-    assert record(node).baseline is not None
+def test_a_server_that_has_a_device_when_it_is_first_seen(new):
+    assert sweep(new, GPU) == {}
+    assert record(new).server == SOMEBODY
+    assert record(new).baseline is None
+    new.step().keep(ONE, [GPU])
+    assert record(new).server == ONE
+    new.step().keep(TWO, [GPU])
+    assert record(new).server == ONE
+    assert sweep(new) == {}
+    assert record(new).baseline is not None
 
 
 DAMAGES = {
@@ -213,15 +219,15 @@ def test_a_narrow_link_withholds_as_long_as_it_lasts(node):
     assert why(node) is None
 
 
-def test_bus_mastering_of_a_free_device(node):
-    node.config(GPU, master=True)
-    assert "bus mastering" in sweep(node)[GPU]
-    assert record(node).baseline is None
-    node.config(GPU)
-    assert sweep(node) == {}
-    node.step().give(ONE, node.candidates(GPU))
-    node.config(GPU, master=True)
-    assert "bus mastering is still on" in node.step().take_back(ONE, {})[GPU]
+def test_bus_mastering_of_a_free_device(new):
+    new.config(GPU, master=True)
+    assert "bus mastering" in sweep(new)[GPU]
+    assert record(new).baseline is None
+    new.config(GPU)
+    assert sweep(new) == {}
+    new.step().give(ONE, new.candidates(GPU))
+    new.config(GPU, master=True)
+    assert "bus mastering is still on" in new.step().take_back(ONE, {})[GPU]
 
 
 def test_the_number_of_virtual_functions(tmp_path):
@@ -235,17 +241,17 @@ def test_the_number_of_virtual_functions(tmp_path):
     assert found == {VF: "2 virtual functions are on, and there were 1"}
 
 
-def test_errors_of_another_boot_do_not_count(node):
-    node.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 2")
-    assert sweep(node) == {}
-    node.boot("second")
-    node.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 4")
+def test_errors_of_another_boot_do_not_count(new):
+    new.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 2")
+    assert sweep(new) == {}
+    new.boot("second")
+    new.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 4")
     # Also of a device that a server has from now on: before anything runs.
-    assert sweep(node, GPU) == {}
-    node.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 5")
-    assert sweep(node) == {}
-    node.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 7")
-    assert "2 new uncorrected fatal" in sweep(node)[GPU]
+    assert sweep(new, GPU) == {}
+    new.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 5")
+    assert sweep(new) == {}
+    new.write(GPU, "aer_dev_fatal", "TOTAL_ERR_FATAL 7")
+    assert "2 new uncorrected fatal" in sweep(new)[GPU]
 
 
 # -- resets -------------------------------------------------------------------
@@ -349,7 +355,6 @@ def test_strange_files(node, name, text):
 
 
 def test_two_deletes_at_once(node):
-    settled(node)
     going, most = [], []
 
     def reset(address):
@@ -398,7 +403,6 @@ def test_the_next_server_waits_for_the_reset_and_the_update_does_not(node):
 
 def test_a_device_that_is_given_while_the_update_looks(node):
     """What Nova says first is old when the update comes to clean."""
-    settled(node)
     step = node.step()
     step.give(ONE, node.candidates(GPU))
     answers = iter([frozenset(), frozenset({GPU})])
@@ -434,12 +438,12 @@ def test_a_state_file_that_is_cut_is_read_from_its_copy(node):
 
 
 @pytest.mark.parametrize("body", ["[]", '{"v": 2, "devices": {}}', '{"v": 1}', '{"devices": {}}'])
-def test_a_file_of_another_version_is_not_touched(node, body):
-    node.state.write_text(body)
-    assert node.ledger.lost
+def test_a_file_of_another_version_is_not_touched(new, body):
+    new.state.write_text(body)
+    assert new.ledger.lost
     with pytest.raises(LedgerError):
-        sweep(node)
-    assert node.state.read_text() == body
+        sweep(new)
+    assert new.state.read_text() == body
 
 
 def test_a_damaged_record_is_that_of_a_used_device(node):
@@ -473,7 +477,6 @@ def test_release_is_a_clean_device_or_none(node):
 
 
 def test_a_device_of_a_server_is_not_touched(node):
-    settled(node)
     step = node.step()
     (candidate,) = node.candidates(GPU).values()
     node.step().give(ONE, {GPU: candidate})
@@ -492,7 +495,6 @@ def test_a_device_that_is_not_as_it_should_be_is_not_accepted(node):
 
 
 def test_how_often_it_was_clean_is_counted(node):
-    settled(node)
     for number in range(3):
         node.step().give(f"server-{number}", node.candidates(GPU))
         node.step().take_back(f"server-{number}", {})
