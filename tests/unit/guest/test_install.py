@@ -254,6 +254,19 @@ def test_what_is_of_another_user_is_not_used(guest, what):
     assert "of user 65534" in err
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another group")
+@pytest.mark.parametrize(("group", "mode", "good"), [(65534, 0o664, False), (65534, 0o644, True)])
+def test_what_another_group_may_write_is_not_used(guest, group, mode, good):
+    assert run(guest, "install")[0] == 0
+    copy = guest.root / "run/nova-hpc/guest.json"
+    os.chown(copy, 0, group)
+    copy.chmod(mode)
+    (guest.root / "sys/firmware/qemu_fw_cfg").rename(guest.root / "elsewhere")
+    status, _, err = run(guest, "check")
+    assert status == (0 if good else 2)
+    assert ("others may write it" in err) is not good
+
+
 def test_a_umask_hides_nothing_from_users(guest):
     before = os.umask(0o077)
     try:

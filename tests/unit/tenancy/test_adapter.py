@@ -438,3 +438,25 @@ def test_this_machines_own_kernel_refuses_guids_of_a_device_without_functions():
         pytest.raises(AdapterError, match=r"node_guid of lo: .*(not permitted|not supported)"),
     ):
         link.write(loopback, adapter.Setting("node_guid", 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("mac", ["0e:00:00:00:00:01", NO_MAC], ["01:00:00:00:00:01", "0E:00:00:00:00:01", "x", 7]),
+        ("vlan", [(0, 0), (4095, 7)], [(4096, 0), (0, 8), (-1, 0), (1,), [1, 0], (True, 0)]),
+        ("rate", [(0, 0), (0, (1 << 32) - 1)], [(0, 1 << 32), (0,), (0.5, 1)]),
+        ("spoof_check", [True, False], [1, 0, None, "yes"]),
+        ("trust", [True, False], [1, 0, None, "yes"]),
+        ("node_guid", [0, (1 << 64) - 1], [1 << 64, -1, "x", True]),
+        ("port_guid", [1], [1 << 64, -1, 1.0]),
+        ("link_state", list(LinkState), ["auto", 0]),
+        ("driver", [], ["x"]),
+    ],
+)
+def test_what_somebody_else_asks_for_is_looked_at(name, good, bad):
+    for value in good:
+        assert adapter.checked(name, value) == adapter.Setting(name, value)
+    for value in bad:
+        with pytest.raises(AdapterError, match="is no value of the setting"):
+            adapter.checked(name, value)

@@ -9,7 +9,7 @@ from nova_hpc.tenancy.health import Offer
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import BridgeKind, Function, IommuGroup, Link, Node
 from nova_hpc.topology.vfio import Vfio
-from nova_hpc.wire.ledger import Device, Ledger, State
+from nova_hpc.wire.ledger import Device, Ledger, State, Trial
 
 PORT, PF, VF0, VF1 = "0000:22:00.0", "0000:23:00.0", "0000:23:10.0", "0000:23:10.2"
 GPU, AUDIO = "0000:41:00.0", "0000:41:00.1"
@@ -165,6 +165,12 @@ class TestUnits:
         place = node(function(GPU, driver="nvidia"), function(AUDIO, driver="snd_hda_intel"))
         tagged = (Offer(GPU, unit=GPU), Offer(AUDIO, unit=GPU))
         assert reasons(place, *tagged) == {}
+        # One that nobody takes from its driver keeps the whole group with the host.
+        mixed = (tagged[0], attrs.evolve(tagged[1], managed=False))
+        assert reasons(place, *mixed)[GPU] == (
+            Sign.IOMMU,
+            f"IOMMU group 17 is not viable: {AUDIO} (snd_hda_intel) is in it",
+        )
         unmanaged = tuple(attrs.evolve(offer, managed=False) for offer in tagged)
         assert set(reasons(place, *unmanaged)) == {GPU, AUDIO}
 
@@ -188,6 +194,13 @@ class TestLink:
 
     def test_narrower_than_both_ends(self):
         assert reasons(self.place(8), Offer(GPU)) == {GPU: (Sign.LINK, "link is x8, can be x16")}
+
+    @pytest.mark.parametrize("spared", [True, False])
+    def test_only_what_was_spared_is_let_through(self, spared):
+        """A trial alone, as of one that was ill before, excuses nothing."""
+        ledger = Ledger(devices={GPU: Device(trial=Trial(tries=2, spared=spared))})
+        found = reasons(self.place(8), Offer(GPU), ledger=ledger)
+        assert found.keys() == (set() if spared else {GPU})
 
     def test_full_width_at_low_speed_is_idle_and_not_ill(self):
         assert reasons(self.place(16), Offer(GPU)) == {}

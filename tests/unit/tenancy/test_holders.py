@@ -167,6 +167,28 @@ def test_the_group_is_open_while_the_device_is_being_reset(node):
     assert seen
 
 
+def test_a_group_is_a_number(node):
+    """What another name would open below /dev/vfio is no group's."""
+    link = node.devices / GPU / "iommu_group"
+    link.unlink()
+    link.symlink_to(node.root / "sys/kernel/iommu_groups/devices")
+    (node.root / "dev/vfio/devices").touch()
+    with pytest.raises(HeldError, match="in no IOMMU group"):
+        reset(node)
+    assert not node.resets(GPU)
+
+
+def test_a_function_that_the_host_uses_is_not_reset(node):
+    node.bind(GPU, "ice")
+    net = node.devices / GPU / "net/ens1"
+    net.mkdir(parents=True)
+    (net / "flags").write_text("0x1003\n")
+    (net / "master").symlink_to("/sys/class/net/bond0")
+    with pytest.raises(HeldError, match="the host uses its network interface ens1"):
+        reset(node)
+    assert not node.resets(GPU)
+
+
 def test_a_reset_that_fails_is_no_holder(node):
     path = node.devices / GPU / "reset"
     path.unlink()

@@ -422,3 +422,21 @@ def test_a_driver_that_does_not_take_a_device(host):
     (host.root / "sys/bus/pci/drivers_probe").unlink()
     with pytest.raises(BindError, match="drivers_probe"):
         binding.bind(host.root, GPU, "nvidia", 20.0)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "evil\n", "a b", "x" * 65, "-x"])
+def test_what_is_no_name_of_a_driver(host, name):
+    """It would become the text of a file."""
+    (host.devices / GPU / "driver_override").write_text("")
+    with pytest.raises(BindError, match="no name of a driver"):
+        binding.bind(host.root, GPU, name, 20.0)
+    assert (host.devices / GPU / "driver_override").read_text() == ""
+
+
+def test_a_device_that_somebody_has_is_not_taken_from_its_driver(host):
+    for name in ("driver_override", "driver/unbind"):
+        (host.devices / GPU / name).write_text("")
+    (host.root / "sys/bus/pci/drivers_probe").write_text("")
+    with host.held(GPU), pytest.raises(BindError, match="/dev/vfio/1 cannot be opened"):
+        binding.bind(host.root, GPU, "nvidia", 20.0)
+    assert (host.devices / GPU / "driver_override").read_text() == ""
