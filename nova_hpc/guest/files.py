@@ -153,7 +153,8 @@ class Root:
                 here = os.open(part, _DIRECTORY, dir_fd=here)
                 stack.callback(os.close, here)
                 if made:
-                    os.fchmod(here, 0o755)  # whatever the umask
+                    # Whatever the umask: all users read what lies there, and root alone writes.
+                    os.fchmod(here, 0o755)  # nosec B103
                 _expect_own(here, place)
             yield here, name
 
