@@ -51,6 +51,8 @@ class Answer:
     show: Callable[[], None] | None = None
     #: Says it in JSON where rows would not say everything.
     document: Callable[[], str] | None = None
+    #: What an empty table says to people, in place of an empty line.
+    nothing: str = ""
 
 
 class _Base(InertOutput, DisplayCommandBase):
@@ -131,11 +133,18 @@ class _Base(InertOutput, DisplayCommandBase):
                 text = _yaml(json.loads(text))
             sys.stdout.write(text)
         else:
-            self.formatter = self._formatter_plugins[args.formatter].obj
-            try:
-                self.produce_output(args, answer.columns, answer.rows)
-            except ValueError as error:
-                raise CommandError(str(error)) from error  # an unknown --column
+            self._emit_rows(args, answer)
+
+    def _emit_rows(self, args: argparse.Namespace, answer: Answer) -> None:
+        rows = list(answer.rows)
+        if answer.nothing and args.formatter == "table" and not rows:
+            print(answer.nothing)
+            return
+        self.formatter = self._formatter_plugins[args.formatter].obj
+        try:
+            self.produce_output(args, answer.columns, rows)
+        except ValueError as error:
+            raise CommandError(str(error)) from error  # an unknown --column
 
 
 def _yaml(document: Any) -> str:

@@ -273,7 +273,7 @@ class List(base.List):
             for address in place.addresses()
         )
         columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
-        return Answer(columns, rows)
+        return Answer(columns, rows, nothing="This node offers no device.")
 
 
 def _absent(ledger: Ledger) -> Answer:
@@ -287,7 +287,8 @@ def _absent(ledger: Ledger) -> Answer:
         )
         for hardware, found in sorted(ledger.absent.items())
     ]
-    return Answer(("Hardware", "State", "Reason", "Server", "Cleaned"), rows)
+    columns = ("Hardware", "State", "Reason", "Server", "Cleaned")
+    return Answer(columns, rows, nothing="No hardware of this node is missing.")
 
 
 def _all_nodes(config: Sequence[str]) -> Answer:
@@ -300,7 +301,8 @@ def _all_nodes(config: Sequence[str]) -> Answer:
                     (node.host, address, kind or state, reason, when(since) if since else "")
                 )
         rows += [(node.host, "", "note", note, "") for note in node.notes]
-    return Answer(("Host", "Address", "State", "Reason", "Since"), rows)
+    columns = ("Host", "Address", "State", "Reason", "Since")
+    return Answer(columns, rows, nothing="No node withholds a device.")
 
 
 class Show(_One):

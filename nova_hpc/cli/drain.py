@@ -268,6 +268,10 @@ def _stopped(host: str, done: int, total: int, what: str) -> str:
     )
 
 
+def _servers(count: int) -> str:
+    return f"{count} server{'' if count == 1 else 's'}"
+
+
 def _show(
     host: str, moves: Sequence[Move], done: Sequence[Move], yes: bool, why: str | None
 ) -> None:
@@ -276,6 +280,6 @@ def _show(
     elif not yes:
         for move in moves:
             print(f"to do: {_line(move)}")
-        print(f"{len(moves)} servers; nothing was changed, --yes does it")
+        print(f"{_servers(len(moves))}; nothing was changed, --yes does it")
     elif why is None:
-        print(f"{len(done)} servers have left {host}")
+        print(f"{_servers(len(done))} {'has' if len(done) == 1 else 'have'} left {host}")

@@ -47,6 +47,7 @@ class Groups(base.List):
         return Answer(
             columns=[name.capitalize() for name in names],
             rows=[attrs.astuple(line) for line in found],
+            nothing="No server group has a domain of the fabric.",
         )
 
 

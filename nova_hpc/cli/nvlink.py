@@ -81,7 +81,8 @@ class List(_List):
             )
             for one in partitions
         )
-        return Answer(("Partition", "GPUs", "NVLinks", "Active", "Server"), rows)
+        columns = ("Partition", "GPUs", "NVLinks", "Active", "Server")
+        return Answer(columns, rows, nothing="The manager of the fabric has no partition.")
 
 
 class Check(_List):

@@ -219,7 +219,7 @@ class DrainTest(DriverTest):
         self.admin_api.put_service_force_down(service["id"], False)
         status, out, err = self.drain("--yes")
         self.assertEqual(0, status, err)
-        self.assertIn("1 servers have left alpha\n", out)
+        self.assertIn("1 server has left alpha\n", out)
         self.assertNotIn("alpha", self.where(first, second))
         self.assert_given_once()
 

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command on a running cloud of two alike nodes, as its user types it.
+
+Each runs as a process of its own, with the configuration that a service has: what worked only
+where a test had configured Nova before is not enough. A row says what the command has to say.
+"""
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+
+SHAPE = Path(__file__).with_name("two-nodes.yaml")
+
+pytestmark = pytest.mark.parametrize(
+    "lab", [pytest.param((SHAPE, 2), id="two-nodes")], indirect=True
+)
+
+NODES = ("hpc1", "hpc2")
+FLAVOR = "lab.member"
+PROPERTIES = {
+    "hw:cpu_policy": "dedicated",
+    "hw:mem_page_size": "2048",
+    "hw:pci_numa_affinity_policy": "required",
+    "pci_passthrough:alias": "gpu:1,vf:1",
+    "hpc:affinity": "root",
+    "hpc:fabric": "leaf",
+}
+MAP = 'nova_hpc_fabric: 1\ndomains:\n- {leaf: l1, spine: s1, hosts: "hpc[1-2]"}\n'
+#: What no answer may have: an error of ours, or a warning that its reader can do nothing about.
+NEVER = re.compile(r"Traceback|already parsed|Placement answered|WARNING|DeprecationWarning")
+
+
+@attrs.frozen
+class Row:
+    """One command line; {name} stands for what the cloud has."""
+
+    words: str
+    #: Parts of what it prints, in their order.
+    says: tuple[str, ...]
+    status: int = 0
+    #: Where it runs: the controller, or a node.
+    node: bool = False
+    #: It reads nova.conf of the scheduler.
+    configured: bool = True
+
+
+READING = (
+    Row("explain --flavor {flavor}", ("hpc1, hpc2: fits at level root", "It fits on 2 of 2 hosts")),
+    Row("explain --flavor {flavor} --count 4", ("All 4 servers fit", "leaf fabric/l1: 4 fit")),
+    Row("explain --flavor {flavor} --format json", ('"fits": true',)),
+    Row("explain --flavor nothing", ("nothing",), status=2),
+    Row("simulate snapshot {folder}/cloud.json", ("2 hosts, 6 devices",)),
+    Row(
+        "explain --flavor {flavor} --snapshot {folder}/cloud.json",
+        ("It fits on 2 of 2 hosts",),
+        configured=False,
+    ),
+    Row("capacity --flavor {flavor} --members 2", ("4 more servers fit", "leaf")),
+    Row("drain hpc1", ("no server with hpc: keys is on hpc1",)),
+    Row("device list --all-nodes", ("No node withholds a device.",)),
+    Row("doctor", ("Nothing is wrong.",)),
+    Row("status upgrade check", ("Functions of Nova", "Success")),
+    Row("flavor create --host hpc1", ("gpu:1",), status=1),
+    Row("fabric show {folder}/map.yaml", ("2 hosts, 1 leaf", "hpc[1-2]"), configured=False),
+    Row("fabric diff {folder}/map.yaml", ("nothing differs",), configured=False),
+    Row("fabric sync {folder}/map.yaml", ("say what the map says",), configured=False),
+    Row("fabric groups", ("No server group has a domain of the fabric.",)),
+    Row("fabric reap", ("Tickets",)),
+    Row(
+        "fabric export {folder}/map.yaml -f slurm-tree",
+        ("SwitchName=l1 Nodes=hpc[1-2]",),
+        configured=False,
+    ),
+    Row("device list", ("0000:21:00.0", "gpu", "0000:22:00.0"), node=True),
+    Row("device list --absent", ("No hardware of this node is missing.",), node=True),
+    Row("device show 0000:21:00.0", ("Role", "gpu", "Driver", "vfio-pci"), node=True),
+    Row("device check 0000:21:00.0", (), node=True),
+    Row("device reserved", ("Nothing is reserved",), node=True),
+    Row("inventory", ("0000:21:00.0",), node=True),
+    Row("inventory --format json", ('"0000:21:00.0"',), node=True, configured=False),
+    Row("configure", ("[pci]", "device_spec"), node=True),
+    Row("prepare --root /", ("65-nova-hpc.rules",), node=True),
+    Row("doctor", (), node=True),
+    Row("nvlink list", ("this node has no partitions",), status=2, node=True),
+)
+
+#: Of owners of a cluster of two members.
+OWNERS = (
+    Row("hpc cluster list", ("train", "ACTIVE", "2/2")),
+    Row("hpc cluster show train", ("members", "train-1, train-2", "leaf='1'")),
+    Row("hpc cluster hosts train", ("train-1", "train-2")),
+    Row("hpc cluster hosts train --format ansible", ("train-1", "ansible_host")),
+    Row("hpc cluster topology train", ("train: ", "1 leaf", "train-1")),
+    Row("hpc cluster topology train -f slurm --nodes train-[1-4]", ("train-none", "train-all")),
+    Row("hpc server show train-1", ("level_reached", "root", "beside", "train-2")),
+)
+
+#: Of operators of a cloud with these members.
+OPERATORS = (
+    Row("explain --server train-1", ("flavor lab.member", "Its devices sit at level root")),
+    Row("fabric groups", ("leaf", "fabric/l1", "decided")),
+    Row("capacity --flavor {flavor}", ("2 more servers fit",)),
+    Row("drain hpc1", ("to do: train-", "1 server; nothing was changed"), status=1),
+    Row("simulate snapshot {folder}/cloud.json", ("2 servers with devices",)),
+    Row("doctor", ("Nothing is wrong.",)),
+)
+
+
+@pytest.fixture(scope="module")
+def site(lab, tmp_path_factory):
+    """A flavor, a map in Nova, and what rows name."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "map.yaml").write_text(MAP)
+    words = [part for key in PROPERTIES for part in ("--property", f"{key}={PROPERTIES[key]}")]
+    lab.openstack("flavor", "create", FLAVOR, "--vcpus", "1", "--ram", "384", "--disk", "1", *words)
+    done = lab.run("fabric", "sync", str(folder / "map.yaml"), "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield {"flavor": FLAVOR, "folder": str(folder)}
+    for each in json.loads(lab.openstack("hpc", "cluster", "list", "-f", "json")):
+        lab.openstack("hpc", "cluster", "delete", each["ID"], check=False)
+    lab.openstack("flavor", "delete", FLAVOR)
+    for each in json.loads(lab.openstack("aggregate", "list", "-f", "json")):
+        for node in NODES:
+            lab.openstack("aggregate", "remove", "host", each["Name"], node, check=False)
+        lab.openstack("aggregate", "delete", each["Name"])
+
+
+def run_row(lab, row, site):
+    """What the command prints, both ways, and its status."""
+    words = row.words.format(**site).split()
+    if words[0] == "hpc":
+        done = lab.client(*words)
+    elif row.node:
+        config = ["--config-file", "/etc/nova/nova.conf"] if row.configured else []
+        line = " ".join(["/opt/nova-hpc/venv/bin/nova-hpc", *words, *config])
+        done = lab.nova_hpc("ssh", "hpc1", "--", line)
+    else:
+        conf = lab.state / "etc" / "nova" / "nova.conf"
+        done = lab.run(*words, *(["--config-file", str(conf)] if row.configured else []))
+    return done.returncode, done.stdout + done.stderr
+
+
+def check_rows(lab, rows, site):
+    """Each row; all that is wrong at once, since a lab takes minutes to come up."""
+    wrong = []
+    for row in rows:
+        status, said = run_row(lab, row, site)
+        missing = [part for part in row.says if part not in said]
+        never = NEVER.search(said)
+        if status != row.status or missing or never:
+            wrong.append(f"{row.words}: status {status}, without {missing}, {never}\n{said[-2000:]}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_what_reads(lab, site):
+    check_rows(lab, READING, site)
+
+
+@pytest.mark.slow
+def test_a_cluster_and_its_operator(lab, site):
+    words = ("--members", "2", "--flavor", FLAVOR, "--image", "hpc-guest", "--network", "lab")
+    lab.openstack("hpc", "cluster", "create", "train", *words, "--timeout", "900")
+    check_rows(lab, OWNERS + OPERATORS, site)
+    with contextlib.suppress(AssertionError):
+        lab.openstack("hpc", "cluster", "delete", "train")
