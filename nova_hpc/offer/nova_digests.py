@@ -55,6 +55,11 @@ DIGESTS: Final[Mapping[str, Mapping[int, str]]] = {
         33: "0062473b03ba70e91e59e23b299ac37d3b476c81348bfc0cc2cd22788f904f40",
         34: "92364e7424306e4625390388a42a5b6989d74986cd6941990e0e9e508c7c7454",
     },
+    "nova.compute.manager:ComputeManager.revert_resize": {
+        32: "7c4e71fa949423343c4939747c3b1dff5dcf600c532a49afdfc16771d1642b67",
+        33: "7c4e71fa949423343c4939747c3b1dff5dcf600c532a49afdfc16771d1642b67",
+        34: "b5ae8833c13bb554b79226556c48ce256ebc0ceb3c79585439f4d5e6204f8c4a",
+    },
     "nova.compute.manager:ComputeManager.snapshot_instance": {
         32: "f872e3fb9fce1bc04f04ffb3cc9385274e8edfb2065895584fffe36401ab61b6",
         33: "e6c2918ffecaf77ea0196b4c666b0dddd3167081cfcb78d9bc3e4b2ae61e1ca3",

@@ -25,7 +25,7 @@ OPTIONAL: Final = (Sign.LINK, Sign.RESET)
 PROMISED: Final = frozenset({Sign.UNIT, Sign.DRIVER, Sign.LINK, Sign.RESET})
 
 #: Signs that make even the restart of a server fail or harm the host.
-DANGER: Final = frozenset({Sign.ABSENT, Sign.IOMMU, Sign.DRIVER})
+DANGER: Final = frozenset({Sign.ABSENT, Sign.SILENT, Sign.IOMMU, Sign.DRIVER})
 
 
 @attrs.frozen

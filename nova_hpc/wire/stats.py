@@ -10,6 +10,7 @@ functions of one physical function usually fail together::
      "withheld": {"IOMMU group 17 is not viable: ...": ["0000:22:10.0", ...]},
      "in_use": {"link is x8, the device can do x16": ["0000:41:00.0"]},
      "differs": {"is gone from the guest of server ...: hard reboot ...": ["0000:42:00.0"]},
+     "unusable": ["0000:43:00.0"],
      "states": {"suspect": {"1767225600": ["0000:22:10.0", ...]}},
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
@@ -21,7 +22,7 @@ devices before it starts: without it :func:`judge` lets no ``hpc:`` flavor there
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
@@ -44,6 +45,7 @@ OTHER_DRIVER: Final = (
 
 _LONGEST_REASON: Final = 240
 _MOST_NOTES: Final = 8
+_MOST_UNUSABLE: Final = 256
 
 
 def _plain(text: str) -> str:
@@ -63,6 +65,10 @@ def _states(value: Mapping[str, tuple[str, float]]) -> dict[str, tuple[str, floa
     }
 
 
+def _addresses(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(_plain, value))[:_MOST_UNUSABLE])
+
+
 def _notes(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(_plain(note) for note in value[:_MOST_NOTES])
 
@@ -76,6 +82,8 @@ class StatsDocument:
     #: PCI address -> what is wrong with a device that a server has; it stays
     #: with that server and will be withheld when it is free.
     in_use: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
+    #: Those of *in_use* with which no server could start: away, silent, or the host's.
+    unusable: tuple[str, ...] = attrs.field(default=(), converter=_addresses)
     #: PCI address -> how a server's guest differs from what the server was given, and the
     #: cure: the device is gone from it, or is in one that was not given it.
     differs: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
@@ -137,6 +145,8 @@ class StatsDocument:
         for kind, reasons in kinds.items():
             if reasons:
                 body[kind] = _by_reason(reasons)
+        if self.unusable:
+            body["unusable"] = list(self.unusable)
         if states:
             body["states"] = _by_state(states)
         if self.notes:
@@ -161,9 +171,13 @@ def read(text: object) -> StatsDocument | None:
         raise STATS.broken("has notes that are no texts")
     if type(left_out) is not int or left_out < 0:
         raise STATS.broken("has a left_out that is no count")
+    unusable = body.get("unusable", [])
+    if not isinstance(unusable, list) or not all(isinstance(each, str) for each in unusable):
+        raise STATS.broken("has unusable devices that are no addresses")
     return StatsDocument(
         withheld=_by_address(body, "withheld"),
         in_use=_by_address(body, "in_use"),
+        unusable=tuple(unusable),
         differs=_by_address(body, "differs"),
         states=_read_states(body.get("states", {})),
         notes=tuple(notes),

@@ -168,5 +168,14 @@ class FakeSysfs(fixtures.Fixture):
     def vanish(self, address: str) -> None:
         """Take a function away, as hardware does that falls off the bus."""
         link = self.devices / address
-        shutil.rmtree(link.resolve())
-        link.unlink()
+        away = self.root / "away" / address
+        away.mkdir(parents=True)
+        shutil.move(link.resolve(), away / "folder")
+        link.rename(away / "link")
+
+    def come_back(self, address: str) -> None:
+        """Plug in again what has vanished."""
+        away, link = self.root / "away" / address, self.devices / address
+        (away / "link").rename(link)
+        shutil.move(away / "folder", self.devices / link.readlink())
+        away.rmdir()

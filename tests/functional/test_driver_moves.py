@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from nova import exception
+from nova import context as nova_context
+from nova import exception, objects
 
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -221,6 +222,71 @@ class MoveTest(DriverTest):
         self._wait_for_migration_status(server, ["reverted"])
         self._wait_for_state_change(server, "ACTIVE")
         self.assertEqual(before, self.decision(server))
+
+    def resized(self) -> tuple[dict, str]:
+        """A server that was resized from alpha to beta, and its address at alpha."""
+        self.host("alpha", TOGETHER)
+        server = self.boot(self.make_flavor(ONE))
+        (before,) = [each.address for each in self.devices_of(server)]
+        self.host("beta", FOUR)
+        self.api.post_server_action(server["id"], {"resize": {"flavorRef": self.make_flavor(PAIR)}})
+        self._wait_for_state_change(server, "VERIFY_RESIZE")
+        return server, before
+
+    def refused_revert(self, server: dict) -> None:
+        """The server runs on as it is; its resize can be confirmed, or reverted later."""
+        request = self.instance(server)
+        devices, given = self.devices_of(server), len(self.domains.given[server["id"]])
+        self.api.post_server_action(server["id"], {"revertResize": None})
+        idle = {"OS-EXT-STS:task_state": None, "status": "VERIFY_RESIZE"}
+        self._wait_for_migration_status(server, ["finished"])
+        self._wait_for_server_parameter(server, idle)
+        self.eventually(
+            lambda: self.assertIn("It runs on as it is", " ".join(self.fault_messages(server)))
+        )
+        self.assert_no_secrets(self.fault_messages(server)[0])
+        self.assertEqual("beta", self.host_of(server))
+        self.assertEqual(devices, self.devices_of(server))
+        self.assertEqual(given, len(self.domains.given[server["id"]]))
+        self.assertEqual(request.flavor.id, self.instance(server).flavor.id)
+        spec = objects.RequestSpec.get_by_instance_uuid(
+            nova_context.get_admin_context(), server["id"]
+        )
+        self.assertEqual(request.flavor.flavorid, spec.flavor.flavorid)
+
+    def test_a_revert_to_a_device_that_is_gone_is_refused(self) -> None:
+        """It ended in ERROR: the guest was destroyed before its old host was asked."""
+        server, before = self.resized()
+        self.sysfs["alpha"].vanish(before)
+        self.update("alpha")
+        self.assertEqual((before,), self.stats_of("alpha").unusable)
+        self.refused_revert(server)
+        self.refused_revert(server)
+        # It is plugged in again.
+        self.sysfs["alpha"].come_back(before)
+        self.update("alpha")
+        self.api.post_server_action(server["id"], {"revertResize": None})
+        self._wait_for_migration_status(server, ["reverted"])
+        self._wait_for_state_change(server, "ACTIVE")
+        self.assertEqual([before], [each.address for each in self.devices_of(server)])
+
+    def test_what_is_no_danger_is_no_reason_against_a_revert(self) -> None:
+        server, before = self.resized()
+        (self.sysfs["alpha"].devices / before / "reset_method").unlink()
+        self.update("alpha")
+        self.assertEqual({before}, self.stats_of("alpha").in_use.keys())
+        self.api.post_server_action(server["id"], {"revertResize": None})
+        self._wait_for_migration_status(server, ["reverted"])
+        self._wait_for_state_change(server, "ACTIVE")
+
+    def test_a_resize_whose_revert_was_refused_is_confirmed(self) -> None:
+        server, before = self.resized()
+        self.quarantine("alpha", before, "to be replaced")
+        self.sysfs["alpha"].bind(before, "nvidia")
+        self.update("alpha")
+        self.refused_revert(server)
+        self._confirm_resize(server)
+        self.assertEqual(2, len(self.devices_of(server)))
 
     def test_a_move_to_a_device_that_is_ill_is_refused(self) -> None:
         self.host("alpha", TOGETHER)

@@ -34,7 +34,7 @@ from nova_hpc.topology.model import normalise_address
 from virt_driver_patches import errors, patches
 from virt_driver_patches.domain import attach, emulator_threads
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import arrivals, guest_topology, position, suspend
+from virt_driver_patches.driver import arrivals, guest_topology, position, suspend, way_back
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import Domains
 from virt_driver_patches.driver.node import HpcNode
@@ -142,7 +142,13 @@ class HpcLibvirtDriver(LibvirtDriver):
             "rebuild_instance": restart,
             "snapshot_instance": self._hpc_check_snapshot,
             "backup_instance": self._hpc_check_snapshot,
+            "revert_resize": self._hpc_check_revert,
         }
+
+    def _hpc_check_revert(self, instance: objects.Instance) -> None:
+        """Refuse the way back to devices that are gone, while the guest still runs."""
+        reading = self.hpc_node.source.read() if self.hpc_node.active else None
+        way_back.check(instance, self.hpc_service, reading)
 
     def _hpc_check_snapshot(self, instance: objects.Instance) -> None:
         """Refuse a snapshot for which Nova would suspend a guest that must not be."""

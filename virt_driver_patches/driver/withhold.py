@@ -10,7 +10,7 @@ has: it stays with its server.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from nova import context as nova_context
@@ -20,6 +20,7 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.claim import hpc_tags
+from nova_hpc.tenancy import health
 from nova_hpc.tenancy.owners import Row, Rows
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import AddressError, normalise_address
@@ -98,7 +99,7 @@ class Withholder:
         """Edit *resources*, the answer of ``get_available_resource``, in place.
 
         :param reading: the node as it is now.
-        :param taken: asked only when there is something to withhold.
+        :param taken: which devices servers have, by Nova's records.
         :param more: what was found out elsewhere.
         :param look: is told what is withheld; says what else is not given, and notes.
         """
@@ -109,7 +110,11 @@ class Withholder:
             findings.setdefault(address, Symptom(Sign.UNIT, reason))
         for address, finding in (more or {}).items():
             findings.setdefault(address, finding)
-        used = taken() if findings else frozenset()
+        used = taken()
+        for address in used:
+            # Libvirt does not list it any more: Nova keeps its record, and says nothing.
+            if reading.node.function(address) is None:
+                findings.setdefault(address, Symptom(Sign.ABSENT, "the device is not there"))
         withheld = {each: found.reason for each, found in findings.items() if each not in used}
         unfit = {each: found.reason for each, found in findings.items() if each in used}
         kept = [device for device in reported if _address(device) not in withheld]
@@ -123,11 +128,14 @@ class Withholder:
         if look is not None:
             shown, more_notes = look(reading, offers, reported, withheld)
             # What a server has is not free anyway.
-            used = taken() if shown.keys() - withheld.keys() and not findings else used
             shown = {each: why for each, why in shown.items() if each not in used}
             withheld, notes = {**shown, **withheld}, (*notes, *more_notes)
         document = stats.StatsDocument(
-            withheld=withheld, in_use=unfit, states=reading.states(), notes=notes
+            withheld=withheld,
+            in_use=unfit,
+            unusable=_unusable(unfit, findings, reading, offers),
+            states=reading.states(),
+            notes=notes,
         )
         resources["stats"][stats.KEY] = document.dumps()
         self._log(withheld, unfit)
@@ -143,6 +151,16 @@ class Withholder:
                 LOG.warning("PCI device %s %s", address, text)
         for address in sorted(before.keys() - now.keys()):
             LOG.info("PCI device %s is well again", address)
+
+
+def _unusable(
+    unfit: Collection[str], findings: Mapping[str, Symptom], reading: Reading, offers: Offers
+) -> tuple[str, ...]:
+    """Those of *unfit* with which no server could start; one may be in quarantine as well."""
+    if not unfit:
+        return ()
+    danger = reading.judge(offers, health.DANGER)
+    return tuple(each for each in unfit if each in danger or findings[each].sign in health.DANGER)
 
 
 def _address(device: Mapping[str, Any]) -> str | None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from nova import exception
+from nova import availability_zones, exception
 from nova.compute import manager as compute_manager
 from nova.compute import utils as compute_utils
+from nova.virt import hardware
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.gate import Call, Patch, wrap
@@ -75,6 +76,13 @@ ACTIONS: Final = {
             "As for snapshot_instance.",
             "image_id",
         ),
+        _action(
+            "revert_resize",
+            {32: (5916, 5962), 33: (6081, 6127), 34: (5605, 5654)},
+            "A revert destroys the guest before the source is asked for the devices that the "
+            "server had: where they are gone, it ends in ERROR.",
+            *("migration", "request_spec"),
+        ),
     )
 }
 
@@ -105,10 +113,37 @@ def _install(manager: Any, patch: Patch, check: Check) -> None:
                 compute_utils.delete_image(
                     context, instance, manager.image_api, image, log_exc_info=True
                 )
+            if patch.name == "revert_resize":
+                _keep_resized(context, instance, call.given)
             return refuse(manager, context, instance=instance, error=error)
         return call()
 
     wrap(manager, patch, around)
+
+
+def _keep_resized(context: Any, instance: Any, given: Mapping[str, Any]) -> None:
+    """Take back what Nova's API has written for a revert, so that it can be asked for again.
+
+    (``revert_resize`` of nova/compute/api.py, 32 to 34.) The zone and the request
+    specification are in the API database, which this service need not reach.
+    """
+    migration, spec = given["migration"], given["request_spec"]
+    migration.status = "finished"
+    migration.save()
+    try:
+        instance.availability_zone = availability_zones.get_host_availability_zone(
+            context, instance.host
+        )
+        if spec is not None and spec.flavor.id != instance.flavor.id:
+            spec.flavor = instance.flavor
+            spec.numa_topology = hardware.numa_get_constraints(instance.flavor, instance.image_meta)
+            spec.save()
+    except Exception as error:
+        LOG.warning(
+            "The zone and the request specification stay those of the revert: %s",
+            error,
+            instance=instance,
+        )
 
 
 def _refusal(name: str) -> Callable[..., Any]:

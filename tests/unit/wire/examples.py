@@ -199,6 +199,7 @@ DECISION_OF_PAIRS: Final = Decision(
 STATS: Final = StatsDocument(
     withheld={"0000:22:10.2": "IOMMU group 17 is not viable", "0000:23:00.0": "quarantined"},
     in_use={"0000:41:00.0": "link is x8, the device can do x16"},
+    unusable=("0000:41:00.0",),
     differs={
         "0000:42:00.0": "is gone from the guest of server "
         "11111111-2222-3333-4444-555555555555: hard reboot of server "

@@ -188,7 +188,7 @@ def test_texts_of_the_first_code_are_read() -> None:
         examples.TAGS, nvlink=None
     )
     assert READERS["stats"](golden("stats/v1-first.json")) == attrs.evolve(
-        examples.STATS, differs={}, states={}
+        examples.STATS, differs={}, states={}, unusable=()
     )
     assert READERS["guest-abi"](golden("guest-abi/v1.json")) == attrs.evolve(
         examples.ABI, version=1

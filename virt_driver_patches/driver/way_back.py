@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back of a server that was resized: are the devices that it had still good?
+
+Nova destroys the guest at the destination first; its source finds out when nothing is left
+to keep (``revert_resize`` and ``finish_revert_resize`` of nova/compute/manager.py, 32 to 34).
+So the destination asks before: what the source has said of its devices in its last update
+stands in Nova's database, and on the same host the node itself is read.
+"""
+
+from __future__ import annotations
+
+from nova import context as nova_context
+from nova import exception, objects
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import node_health
+from nova_hpc.tenancy import health
+from nova_hpc.topology.model import AddressError, normalise_address
+from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.errors import DeviceFault
+
+LOG = logging.getLogger(__name__)
+
+
+def unusable(reading: Reading, addresses: frozenset[str]) -> dict[str, str]:
+    """Address -> why no server could start with a device, as this node is now."""
+    found = reading.judge(reading.offers(), health.DANGER)
+    absent = {
+        each: "the device is not there" for each in addresses if reading.node.function(each) is None
+    }
+    return {each: one.reason for each, one in found.items() if each in addresses} | absent
+
+
+def check(instance: objects.Instance, here: str, reading: Reading | None) -> None:
+    """Refuse the revert of a resize whose devices at the source no server could have.
+
+    :param here: this service's name.
+    :param reading: of this node; None: nothing of it is this project's.
+    :raises DeviceFault: it would end in ERROR; the server runs on as it is.
+    """
+    moved = instance.migration_context
+    former = [] if moved is None else moved.old_pci_devices or []
+    addresses = frozenset(filter(None, (_normal(each.address) for each in former)))
+    if not addresses:
+        return
+    context = nova_context.get_admin_context()
+    migration = objects.Migration.get_by_id(context, moved.migration_id)
+    if migration.source_compute == here and reading is not None:
+        gone = unusable(reading, addresses)
+    else:
+        gone = _at(context, migration, addresses)
+    for address, why in gone.items():
+        LOG.error(
+            "The resize cannot be reverted: PCI device %s of host %s cannot be given back: %s",
+            address,
+            migration.source_compute,
+            why,
+            instance=instance,
+        )
+    if gone:
+        raise DeviceFault(
+            f"Of the {len(addresses)} PCI devices that the server had before, {len(gone)} cannot "
+            "be given back now. It runs on as it is: confirm the resize, or revert it when the "
+            "host that it came from is well again."
+        )
+
+
+def _at(
+    context: nova_context.RequestContext, migration: objects.Migration, addresses: frozenset[str]
+) -> dict[str, str]:
+    """What the other host says of these devices."""
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(
+            context, migration.source_compute, migration.source_node
+        )
+    except exception.ComputeHostNotFound:
+        return dict.fromkeys(addresses, "its host is not there any more")
+    word = node_health.word_of(node)
+    if word.unread is not None:
+        return dict.fromkeys(addresses, f"what its host says of it is unknown: {word.unread}")
+    if word.document is None:
+        return {}  # the host does not run this project's driver: Nova's own affair
+    document = word.document
+    return {
+        each: document.in_use.get(each, "the last update of its host says no more")
+        for each in sorted(addresses.intersection(document.unusable))
+    }
+
+
+def _normal(address: object) -> str | None:
+    try:
+        return normalise_address(str(address))
+    except AddressError:
+        return None
