@@ -32,6 +32,24 @@ Related options:
 * ``[libvirt]device_detach_attempts``
 """,
     ),
+    cfg.IntOpt(
+        "boot_patience",
+        default=60,
+        min=0,
+        help="""
+Seconds for which servers that come back with their host wait for what the host itself
+makes late: devices that a unit of the host binds to vfio-pci, and huge pages. Once they are
+over, the service goes on, and the starts say what is wrong. It is one time for all servers
+of a start of the service.
+
+Nova brings servers back where ``[DEFAULT]resume_guests_state_on_host_boot`` is set, and
+answers no request before.
+
+Related options:
+
+* ``[DEFAULT]resume_guests_state_on_host_boot``
+""",
+    ),
     cfg.BoolOpt(
         "server_metadata",
         default=True,

@@ -25,7 +25,7 @@ OPTIONAL: Final = (Sign.LINK, Sign.RESET)
 PROMISED: Final = frozenset({Sign.UNIT, Sign.DRIVER, Sign.LINK, Sign.RESET})
 
 #: Signs that make even the restart of a server fail or harm the host.
-DANGER: Final = frozenset({Sign.ABSENT, Sign.SILENT, Sign.IOMMU, Sign.DRIVER})
+DANGER: Final = frozenset({Sign.ABSENT, Sign.SILENT, Sign.IOMMU, Sign.DRIVER, Sign.UNBOUND})
 
 
 @attrs.frozen
@@ -109,8 +109,7 @@ class _Checks:
         for sign, check in checks:
             reason = check(function, offer) if sign in looked else None
             if reason is not None:
-                silent = sign is Sign.ABSENT and function.silent
-                yield Symptom(Sign.SILENT if silent else sign, reason)
+                yield Symptom(_exactly(sign, function), reason)
 
     def _present(self, function: Function, offer: Offer) -> str | None:
         if function.is_bridge:
@@ -209,3 +208,12 @@ class _Checks:
             for mate in self.mates(function):
                 reason = f"{address} of the same IOMMU group must not be given: {finding.reason}"
                 findings.setdefault(mate, Symptom(finding.sign, reason))
+
+
+def _exactly(sign: Sign, function: Function) -> Sign:
+    """Which of the signs that one check looks for it is."""
+    if sign is Sign.ABSENT and function.silent:
+        return Sign.SILENT
+    if sign is Sign.DRIVER and function.driver is None:
+        return Sign.UNBOUND
+    return sign

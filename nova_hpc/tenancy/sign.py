@@ -19,7 +19,7 @@ class Sign(enum.Enum):
 
     The value is written to the ledger (``health.sign``), said in notifications, and for
     the optional checks it is the word of ``[hpc]health_checks``. Ledgers of earlier
-    releases have ``unfit`` in place of ``iommu``, ``unit``, ``driver`` and ``reset``.
+    releases have ``unfit`` in place of ``iommu``, ``unit``, ``driver``, ``unbound`` and ``reset``.
     """
 
     #: It is not there, or cannot be read.
@@ -30,8 +30,10 @@ class Sign(enum.Enum):
     IOMMU = "iommu"
     #: It can only be given together with others.
     UNIT = "unit"
-    #: It has to be on a VFIO driver, and is not.
+    #: It has to be on a VFIO driver, and is on another.
     DRIVER = "driver"
+    #: It has to be on a VFIO driver, and is on none yet.
+    UNBOUND = "unbound"
     #: The kernel knows no way to reset it.
     RESET = "reset"
     #: The host, as it is set up, cannot do what has to be done to it.
@@ -92,6 +94,7 @@ _USER: Final[Mapping[Sign, str]] = {
     Sign.IOMMU: "is in an IOMMU group that is not viable",
     Sign.UNIT: "can only be given together with the other devices of its IOMMU group",
     Sign.DRIVER: "is in use by the host",
+    Sign.UNBOUND: "has no driver on the host yet",
     Sign.LINK: "has a degraded link",
     Sign.RESET: "cannot be reset",
     Sign.SUSPECT: "is being checked",

@@ -13,6 +13,7 @@ methods that are overridden are in ``patches.ALL``, with Nova's lines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from virt_driver_patches.domain.guest_domain import GuestDomain
 from virt_driver_patches.driver import arrivals, guest_topology, position, suspend, way_back
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import Domains
+from virt_driver_patches.driver.host_boot import HostBoot
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.promises import Promises
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
@@ -81,6 +83,10 @@ class HpcLibvirtDriver(LibvirtDriver):
             lambda instance: self._host.get_guest(instance),
             self.hpc_admission.restart,
         )
+
+    @functools.cached_property
+    def _hpc_host_boot(self) -> HostBoot:
+        return HostBoot(self.hpc_node.source.read, CONF.hpc.boot_patience)
 
     # -- the node ---------------------------------------------------------------
 
@@ -222,10 +228,12 @@ class HpcLibvirtDriver(LibvirtDriver):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Tell the user why a server did not come back.
+        """Wait for what the host makes late, and tell the user why a server did not come back.
 
         The manager (``_resume_guests_state``) only logs it and sets the server to ERROR.
         """
+        if self.hpc_node.active:
+            self._hpc_host_boot.wait(instance)
         try:
             super().resume_state_on_host_boot(context, instance, *args, **kwargs)
         except (ClaimRefused, DeviceFault, StartFault) as error:

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that come back with their host: what the host itself makes late is waited for.
+
+Nova resumes them while its service starts (``_resume_guests_state`` of
+nova/compute/manager.py), which may be before a unit of the host has bound devices to
+vfio-pci or made huge pages. Then a start fails that would have been good some seconds
+later, and the server stays in ERROR. So it is waited for, once for all servers of a start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import attrs
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.tenancy.sign import Sign
+from nova_hpc.topology.model import AddressError, Node, normalise_address
+from virt_driver_patches.driver.reading import Reading
+
+LOG = logging.getLogger(__name__)
+
+#: Seconds between two looks.
+_PAUSE: Final = 1.0
+_KIB: Final = 1024
+
+
+def missing(instance: objects.Instance, reading: Reading) -> tuple[str, ...]:
+    """What the host has not made yet that a server needs; one sentence each, for operators."""
+    return (*_devices(instance, reading), *_pages(instance, reading.node))
+
+
+def _devices(instance: objects.Instance, reading: Reading) -> Iterator[str]:
+    found = reading.judge(reading.offers(), frozenset({Sign.ABSENT, Sign.DRIVER}))
+    for each in instance.pci_devices or ():
+        try:
+            address = normalise_address(each.address)
+        except AddressError:
+            continue
+        function, symptom = reading.node.function(address), found.get(address)
+        if function is None:
+            yield f"PCI device {address} is not there"
+        elif symptom is not None:
+            yield f"PCI device {address}: {symptom.reason}"
+
+
+def _pages(instance: objects.Instance, node: Node) -> Iterator[str]:
+    """Huge pages alone: of small ones there are always some."""
+    topology = instance.numa_topology
+    need: dict[tuple[int, int], int] = defaultdict(int)
+    for cell in () if topology is None else topology.cells:
+        if cell.pagesize:
+            # KiB and MiB.
+            need[cell.id, cell.pagesize] += -(-cell.memory * _KIB // cell.pagesize)
+    free = {
+        (numa.id, pool.size_kib): pool.free for numa in node.numa_nodes for pool in numa.hugepages
+    }
+    for (numa_id, size), count in sorted(need.items()):
+        there = free.get((numa_id, size))
+        if there is not None and there < count:
+            yield (
+                f"NUMA node {numa_id} has {there} free huge pages of {size} KiB, and the server "
+                f"needs {count}"
+            )
+
+
+@attrs.define
+class HostBoot:
+    """Waits, so long in all."""
+
+    #: Reads the node afresh.
+    read: Callable[[], Reading]
+    #: Seconds, from the first server that has to wait.
+    patience: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _deadline: float | None = None
+
+    def wait(self, instance: objects.Instance) -> None:
+        """Wait until there is what a server needs, or for no longer.
+
+        The start itself says what is wrong then.
+        """
+        said: tuple[str, ...] = ()
+        while lacks := missing(instance, self.read()):
+            if lacks != said:
+                LOG.info("Waiting for the host: %s", "; ".join(lacks), instance=instance)
+                said = lacks
+            now = self.clock()
+            if self._deadline is None:
+                self._deadline = now + self.patience
+            if now >= self._deadline:
+                LOG.error("The host is not ready: %s", "; ".join(lacks), instance=instance)
+                return
+            self.sleep(min(_PAUSE, self._deadline - now))
