@@ -42,6 +42,7 @@ MATCHES = frozenset(("match", "search", "fullmatch", "findall", "finditer", "sub
 #: (File, source of the expression) -> whose words they are.
 FOREIGN = {
     ("nova_hpc/cli/prepare.py", "key.strip() == 'CPU implementer'"): "/proc/cpuinfo",
+    ("nova_hpc/cli/save_node.py", "line.startswith('model name')"): "/proc/cpuinfo",
     ("nova_hpc/cli/simulation.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc/topology/nccl.py", "'CPU implementer' in first"): "/proc/cpuinfo",
 }
