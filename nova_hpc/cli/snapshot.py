@@ -49,24 +49,30 @@ def add_arguments(parser: argparse.ArgumentParser, snapshot: bool = True) -> Non
     :param snapshot: also offer ``--snapshot``.
     """
     group = parser.add_argument_group("where the cloud is read")
-    one = group.add_mutually_exclusive_group() if snapshot else group
     if snapshot:
-        one.add_argument(
+        group.add_argument(
             "--snapshot",
             type=Path,
             metavar="FILE",
             help="a snapshot that was taken with nova-hpc simulate snapshot; without it, the "
             "cloud itself is read, as nova-manage reads it",
         )
-    node_config.add_options(one, "Nova's scheduler")
+    node_config.add_options(group, "Nova's scheduler")
 
 
 def take(snapshot: Path | None, config: Sequence[str] = (), image: str | None = None) -> Snapshot:
     """The snapshot in a file, or a fresh one of the cloud.
 
-    :raises SnapshotError: it cannot be had; the text names the cure.
+    :raises SnapshotError: it cannot be had, or both are named; the text names the cure.
     """
     if snapshot is not None:
+        # argparse cannot say that one option excludes two that go together.
+        for each in config:
+            option = each.partition("=")[0]
+            raise SnapshotError(
+                f"--snapshot and {option} exclude each other: a snapshot is the cloud as it was, "
+                f"and {option} says where the running cloud is read; leave one out"
+            )
         return snapshot_document.read(snapshot)
     return cast(Reader, _reader("nova"))(config, image)
 

@@ -12,6 +12,9 @@ import attrs
 import pytest
 
 from nova_hpc.cli import snapshot
+from nova_hpc.cli.capacity import ShowCapacity
+from nova_hpc.cli.explain import Explain
+from nova_hpc.cli.flavor import CreateFlavors
 from nova_hpc.cli.main import main
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import FlavorWant
@@ -141,7 +144,8 @@ def test_json(run):
         (("--server", "s1", "--host", "fit1"), "--host needs --flavor"),
         (("--flavor", "pair", "--count", "0"), "--count"),
         (("--flavor", "pair", "--count", "many"), "--count"),
-        (("--flavor", "pair", "--config-file", "x"), "not allowed with"),
+        (("--flavor", "pair", "--config-file", "x"), "--snapshot and --config-file exclude each"),
+        (("--flavor", "pair", "--config-dir", "x"), "--snapshot and --config-dir exclude each"),
         (("--flavor", "pear"), "there is no flavor 'pear'; there is: pair"),
         (("--flavor", "pair", "--host", "fit3"), "there is no host 'fit3'; there is: fit"),
         (("--flavor", "pair", "--image", "linux"), "was not read with image 'linux'"),
@@ -158,6 +162,15 @@ def test_bad_questions_end_with_status_2(run, words, text, capsys):
     assert out == ""
     assert text in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [Explain, ShowCapacity, CreateFlavors])
+def test_files_and_directories_go_together(command):
+    """As Nova's own services take them, in the order in which they are given."""
+    words = ["--config-dir", "d", "--config-file", "f", "--config-dir", "e"]
+    wish = [] if command is CreateFlavors else ["--flavor", "pair"]
+    args = command(None, None).get_parser("it").parse_args([*wish, *words])
+    assert args.config == ["--config-dir=d", "--config-file=f", "--config-dir=e"]
 
 
 def test_a_damaged_file_is_named(run, file):
