@@ -180,7 +180,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
         lines.rejected(misses, views, spec, len(passed))
         lines.unmeasured(order.work, spec)
         if not passed:
-            return _refuse(spec, _for_user(request, misses.values()))
+            return _refuse(spec, _for_user(request, misses.values(), spec))
         if answer is not None:
             named = {host.uuid: host for host in passed}
             claims.put_down(spec, ChooseAgain(named, order, bound, answer))
@@ -234,12 +234,16 @@ def _with_known(bound: Mapping[str, str], task: server.Task) -> dict[str, str]:
     return {want: role for want, role in seen.items() if role is not None} | dict(bound)
 
 
-def _for_user(request: Request, misses: Iterable[Miss]) -> str:
+def _for_user(request: Request, misses: Iterable[Miss], spec: objects.RequestSpec) -> str:
     """Why no host is left: no name of a host, no address, and by default no count."""
     found = list(misses)
     if not CONF.hpc.disclose_capacity:
-        all_asked = all(miss.unmet is not Unmet.OTHER for miss in found)
-        return refusal.sentence(request, refusal.nearest(found), all_asked)
+        asked = refusal.Asked(
+            unusable=any(miss.unmet is Unmet.OTHER for miss in found),
+            cut=answers.is_cut(spec),
+            left_out=bool("ignore_hosts" in spec and spec.ignore_hosts),
+        )
+        return refusal.sentence(request, refusal.nearest(found), asked)
     counter = collections.Counter(miss.user for miss in found)
     parts = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
     return "; ".join(f"{count} of {len(found)} nodes: {text}" for text, count in parts)
@@ -254,7 +258,9 @@ def _refuse(spec: objects.RequestSpec, reason: str) -> list[Any]:
     """
     LOG.info("HpcTopologyFilter finds no host for server %s: %s", _uuid(spec), reason)
     groups = spec.requested_resources if "requested_resources" in spec else None
-    claimed = any(group.provider_uuids for group in groups or ())
+    # Those of a server that moves are where it is.
+    several = answers.servers_of(spec) > 1
+    claimed = several and any(group.provider_uuids for group in groups or ())
     if claimed:
         reason = f"Not for every server of the request: {reason}"
     answers.put_down(spec, reason)

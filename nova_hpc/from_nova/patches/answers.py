@@ -12,6 +12,7 @@ Nova tells nobody what was missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import oslo_messaging as messaging
@@ -21,11 +22,12 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
-from nova_hpc.from_nova import placement_answer, server, shortage
+from nova_hpc.from_nova import hosts, placement_answer, server, shortage
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.said import SAID, more
 from nova_hpc.placement import flavor, refusal
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
+from nova_hpc.placement.shortage import Shortage
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -40,7 +42,10 @@ SELECT: Final = Patch(
 )
 DECIDE: Final = Patch(
     f"{_MANAGER}._select_destinations",
-    parameters=("self", "context", "spec_obj", "alloc_reqs_by_rp_uuid", "provider_summaries"),
+    parameters=(
+        *("self", "context", "spec_obj", "instance_uuids"),
+        *("alloc_reqs_by_rp_uuid", "provider_summaries"),
+    ),
     lines={32: (281, 309), 33: (304, 332), 34: (309, 337)},
     why="A filter can give no reason with its answer; and nobody says that [scheduler]"
     "max_placement_results has hidden hosts.",
@@ -52,6 +57,9 @@ _LONGEST: Final = 220
 _MARK: Final = "hpc_answers"
 #: On a request specification: the reason of the filter that ran last.
 _REASON: Final = "_hpc_reason"
+#: Likewise: for how many servers, and whether Placement's answer was cut off.
+_SERVERS: Final = "_hpc_servers"
+_CUT: Final = "_hpc_cut"
 
 
 def install() -> None:
@@ -83,9 +91,26 @@ def shortened(reason: str) -> str:
     return reason if len(reason) <= _LONGEST else reason[: _LONGEST - 3] + "..."
 
 
+def servers_of(spec: objects.RequestSpec) -> int:
+    """For how many servers Nova asks for hosts now, at once."""
+    found: int | None = getattr(spec, _SERVERS, None)
+    if found is not None:
+        return found
+    # Of a server that moves it is what it was made with.
+    return int(spec.num_instances) if "num_instances" in spec else 1
+
+
+def is_cut(spec: objects.RequestSpec) -> bool:
+    """Whether Placement's answer for *spec* was cut off, and hosts may be missing in it."""
+    return bool(getattr(spec, _CUT, False))
+
+
 def _with_reason(call: Call) -> Any:
     spec = call.given["spec_obj"]
     if _is_mine(spec):
+        uuids = call.given["instance_uuids"]
+        setattr(spec, _SERVERS, len(uuids) if uuids else None)
+        setattr(spec, _CUT, _reaches_limit(call))
         _look_at_limit(call, spec)
     elif not _is_of_fabric(spec):
         return call()
@@ -137,7 +162,7 @@ def _is_of_fabric(spec: Any) -> bool:
 def _why_no_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> str | None:
     try:
         task = server.read_task(spec)
-        _log_shortage(this, context, spec, task)
+        found = _look(this, context, spec, task)
         # With a wrong flavor nothing would ever fit, whatever is free.
         _check(task)
     except FlavorError as error:
@@ -145,7 +170,7 @@ def _why_no_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> st
     except Exception:
         LOG.exception("Why Placement has no candidates could not be told")
         return None
-    return refusal.unplaced(task.server.wants)
+    return refusal.unplaced(found, task.server.wants)
 
 
 def _check(task: server.Task) -> None:
@@ -160,39 +185,69 @@ def _check(task: server.Task) -> None:
         LOG.debug("A name in hpc:group may be a role of devices that are all in use")
 
 
-def _log_shortage(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task) -> None:
+def _look(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task) -> Shortage | None:
+    """Why there is no candidate, said in the log; None: Placement does not tell."""
     name, uuid = spec.flavor.flavorid, spec.instance_uuid if "instance_uuid" in spec else None
-    held = SAID.due(("no candidates", name))
-    if held is None:
-        return
     try:
         found = shortage.look(context, spec, task, this.host_manager)
-        host, title, missing = found.nearest, "", {}
-        if host is not None:
-            title = shortage.name_of(host)
-            if host not in found.roomy:
-                missing = shortage.lacking(host, found.rest)
     except shortage.NoAnswerError as error:
-        LOG.warning("Why Placement has no candidates for flavor %s is unknown: %s", name, error)
-        return
-    LOG.info(
-        "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
-        name,
-        uuid,
-        more(held),
-        found.asked(),
-        found.have(),
-        found.why(missing, title),
-    )
+        if SAID.due(("no answer", name)) is not None:
+            LOG.warning("Why Placement has no candidates for flavor %s is unknown: %s", name, error)
+        return None
+    # The same flavor may be refused for another cause the next time.
+    held = SAID.due(("no candidates", name, tuple(map(str, sum(found.causes, ())))))
+    if held is not None:
+        host = found.nearest
+        LOG.info(
+            "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
+            name,
+            uuid,
+            more(held),
+            found.asked(),
+            found.have(),
+            found.why(_named(host), _withheld_by(this, context, spec, host)),
+        )
+    return found
+
+
+def _named(host: str | None) -> str:
+    try:
+        return "" if host is None else shortage.name_of(host)
+    except shortage.NoAnswerError:
+        return str(host)
+
+
+def _withheld_by(
+    this: Any, context: Any, spec: objects.RequestSpec, host: str | None
+) -> Mapping[str, str]:
+    """What the node of a host does not give, by its own word: PCI address -> why."""
+    if host is None:
+        return {}
+    try:
+        states = this.host_manager.get_host_states_by_uuids(context.elevated(), [host], spec)
+        documents = [hosts.word_of(each).document for each in states]
+    except Exception as error:
+        LOG.debug("What host %s withholds could not be read: %s", host, error)
+        return {}
+    return {
+        address: why
+        for document in documents
+        if document is not None
+        for address, why in document.withheld.items()
+    }
+
+
+def _reaches_limit(call: Call) -> bool:
+    listed = call.given["alloc_reqs_by_rp_uuid"] or {}
+    candidates = {id(each) for each_list in listed.values() for each in each_list}
+    return len(candidates) >= int(CONF.scheduler.max_placement_results)
 
 
 def _look_at_limit(call: Call, spec: objects.RequestSpec) -> None:
     """Warn where Placement's answer was cut off and hosts are not in it."""
-    listed = call.given["alloc_reqs_by_rp_uuid"] or {}
-    candidates = {id(each) for each_list in listed.values() for each in each_list}
-    limit = CONF.scheduler.max_placement_results
-    if len(candidates) < limit:
+    if not is_cut(spec):
         return
+    limit = CONF.scheduler.max_placement_results
     held = SAID.due(("limit", spec.flavor.flavorid))
     if held is None:
         return

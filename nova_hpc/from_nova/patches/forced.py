@@ -13,7 +13,7 @@ from nova import objects
 from nova.scheduler import host_manager, utils
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import hosts
+from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.placement import flavor, refusal
@@ -41,7 +41,7 @@ def install() -> None:
 def _without_unchecked(call: Call) -> Any:
     spec = call.given["spec_obj"]
     if not _is_forced(spec):
-        return call()
+        return _with_words(call, spec)
     whole = list(call.given["hosts"])
     out = {host: why for host in whole if (why := hosts.word_of(host).out) is not None}
     found = call(hosts=[host for host in whole if host not in out])
@@ -56,6 +56,30 @@ def _without_unchecked(call: Call) -> Any:
             out[host],
         )
         answers.put_down(spec, refusal.UNUSABLE)
+    return found
+
+
+def _with_words(call: Call, spec: Any) -> Any:
+    """As Nova; where a rule that is none of this project's leaves no host, that is said."""
+    if not isinstance(spec, objects.RequestSpec) or not flavor.has_hpc_keys(
+        spec.flavor.extra_specs or {}
+    ):
+        return call()
+    whole = list(call.given["hosts"])
+    answers.put_down(spec, None)
+    found = call(hosts=whole)
+    if found or not whole or answers.put_down_for(spec) is not None:
+        return found
+    never = {host.lower() for host in spec.ignore_hosts or ()}
+    left_out = all(host.host.lower() in never for host in whole)
+    try:
+        wants = server.read_task(spec).server.wants
+    except Exception as error:
+        # What is wrong with the request is said where it is read for a decision.
+        LOG.debug("The request cannot be read for its reason: %s", error)
+        return found
+    text = refusal.all_left_out(wants) if left_out else refusal.by_other_rules(wants)
+    answers.put_down(spec, text)
     return found
 
 

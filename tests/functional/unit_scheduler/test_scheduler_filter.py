@@ -120,6 +120,9 @@ class FilterTest(HostStates):
         asked = spec()
         asked.requested_resources[0].provider_uuids = [uuids.gpu1]
         text = self.refused([self.named("full")], asked)
+        self.assertNotIn("Not for every server", text)
+        asked.num_instances = 2
+        text = self.refused([self.named("full")], asked)
         self.assertIn("Not for every server of the request: No host has 1 gpu free", text)
 
     def test_the_wish_for_ports(self) -> None:

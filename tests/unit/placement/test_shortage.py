@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why Placement has no candidate: what is named is needed for it, and nothing else is named."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nova_hpc.placement import refusal
+from nova_hpc.placement.model import Want
+from nova_hpc.placement.shortage import Shortage, Sign, Source, Wish
+
+HOSTS = "abcd"
+GPU = (Want("0", "gpu", 2),)
+
+
+@st.composite
+def shortages(draw: st.DrawFn) -> Shortage:
+    """A request and which of four hosts meet each wish of it."""
+    free = draw(st.dictionaries(st.sampled_from(HOSTS), st.integers(1, 3)))
+    equipped = frozenset(host for host, amount in free.items() if amount >= 2)
+    wishes = [
+        Wish(Sign.DEVICES, "gpu", equipped, amount=2, resource_class="CUSTOM_GPU", free=free),
+        Wish(Sign.AMOUNT, "VCPU", draw(st.frozensets(st.sampled_from(HOSTS))), amount=4),
+    ]
+    for sign in draw(st.lists(st.sampled_from(list(Sign)[2:-1]), max_size=4)):
+        hosts = draw(st.frozensets(st.sampled_from(HOSTS)))
+        inverted = sign in (Sign.BANNED, Sign.CLOSED)
+        wishes.append(Wish(sign, f"CUSTOM_{len(wishes)}", hosts, inverted))
+    return Shortage(tuple(wishes))
+
+
+def some(wishes: tuple[Wish, ...]) -> bool:
+    """Whether one of the hosts, or one that nobody has heard of, meets all of these."""
+    return any(all(wish.met(host) for wish in wishes) for host in (*HOSTS, "unheard of"))
+
+
+@given(shortages())
+def test_a_cause_is_true_and_nothing_of_it_can_be_left_out(found: Shortage) -> None:
+    assert bool(found.causes) is not some(found.wishes)
+    for cause in found.causes:
+        assert not some(cause)
+        for wish in cause:
+            assert some(tuple(each for each in cause if each is not wish))
+    named = [id(wish) for cause in found.causes for wish in cause]
+    assert len(named) == len(set(named))
+    said = refusal.unplaced(found, GPU)
+    assert len(said) > 20
+    if len(found.causes) == 1:
+        (cause,) = found.causes
+        assert ("gpu" in said.partition("; ")[0]) is any(w.sign is Sign.DEVICES for w in cause)
+        assert ("CPUs" in said.partition("; ")[0]) is any(w.name == "VCPU" for w in cause)
+
+
+@given(shortages())
+def test_what_may_help_could(found: Shortage) -> None:
+    """With that wish changed, a host is left that meets all others."""
+    (devices,) = found.devices
+    if len(found.causes) == 1 and "fewer devices" in refusal.unplaced(found, GPU):
+        others = tuple(wish for wish in found.wishes if wish is not devices)
+        assert any(all(wish.met(host) for wish in others) for host in devices.free)
+
+
+def test_the_sentences() -> None:
+    """Of each sign alone, with devices on one host."""
+    gpu = Wish(Sign.DEVICES, "gpu", frozenset("a"), amount=2, free={"a": 2, "b": 1})
+    none: frozenset[str] = frozenset()
+    expected = {
+        Wish(Sign.TRAIT, "T", none, source=Source.FLAVOR): "No host has trait T, which the flavor "
+        "requires; a flavor without that trait may help",
+        Wish(Sign.TRAIT, "T", none): "No host has trait T, which Nova requires for this flavor "
+        "and image; ask the cloud's operator",
+        Wish(Sign.CLOSED, "T", frozenset("ab"), inverted=True): "No host with 2 gpu free is in "
+        "service; ask the cloud's operator",
+        Wish(Sign.ZONE, "z", frozenset("b")): "No host of availability zone z has 2 gpu free; "
+        "fewer devices or another zone may help",
+        Wish(Sign.ZONE, "z", frozenset("c")): "No host of availability zone z has 2 gpu free; "
+        "another zone may help",
+        Wish(Sign.RULE, "x", none): "No host may be used by this project and flavor; ask the "
+        "cloud's operator",
+        Wish(Sign.AMOUNT, "PCPU", frozenset("b"), amount=8): "No host has 2 gpu and 8 dedicated "
+        "CPUs free together; fewer devices or fewer CPUs may help",
+    }
+    for wish, sentence in expected.items():
+        assert refusal.unplaced(Shortage((gpu, wish)), GPU) == sentence
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_where_each_host_has_each_of_it(isolated: bool) -> None:
+    gpu = Wish(Sign.DEVICES, "gpu", frozenset("a"), amount=2, free={"a": 2})
+    said = refusal.unplaced(Shortage((gpu,), isolated), GPU)
+    assert ("group_policy none" in said) is isolated
+    assert "has each of these" in Shortage((gpu,), isolated).why("a")
+
+
+def test_what_is_withheld_is_counted() -> None:
+    gpu = Wish(Sign.DEVICES, "gpu", frozenset(), amount=8, resource_class="G", free={"a": 7})
+    said = Shortage((gpu,)).why("a", {"0000:40:00.0": "in quarantine: hot"})
+    assert said == (
+        "no host has 8 gpu (G); the nearest is a with 7 of 8 gpu, 1 is withheld by the node: "
+        "0000:40:00.0 (in quarantine: hot)"
+    )
+
+
+def test_no_answer_names_no_cause() -> None:
+    said = refusal.unplaced(None, GPU)
+    assert said == (
+        "No host has 2 gpu free together with all else that is asked for; ask the cloud's operator"
+    )
+
+
+def test_the_hosts_that_were_asked() -> None:
+    """Each sign has its words, and they do not hide each other."""
+    said = {refusal.Asked(*each).subject() for each in itertools.product((False, True), repeat=3)}
+    assert len(said) == 8
+    assert refusal.Asked(cut=True).subject() == "None of the hosts looked at"
+    assert refusal.Asked(left_out=True).subject() == "No host but its own or one already tried"
