@@ -116,10 +116,8 @@ def unplaced(found: Shortage | None, wants: Iterable[Want]) -> str:
 
 def all_left_out(wants: Iterable[Want]) -> str:
     """What is said where Placement has only hosts that the server may not go to."""
-    return (
-        f"{Asked(left_out=True).subject()} has {_devices(wants)} free together with the CPUs, "
-        "memory and disk of the flavor; fewer devices may help"
-    )
+    asked = Asked(left_out=True).subject()
+    return f"{asked} has {_devices(wants)} free together with all else that is asked for{_OPERATOR}"
 
 
 def by_other_rules(wants: Iterable[Want]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 from nova_hpc.from_nova import pools
@@ -186,3 +187,39 @@ class QuietLogTest(base.HpcServersTest):
         lines = self.log_lines("WARNING .* is not used: ")
         self.assertEqual(1, len(lines), lines)
         self.assertTrue(re.search("'77'.*; so are 5 more, on 3 hosts", lines[0]), lines[0])
+
+
+class MovingTest(base.HpcServersTest):
+    """A server that is there, and goes nowhere else."""
+
+    def start(self, gpus: int = 2, hosts: tuple[str, ...] = ("one", "two")) -> None:
+        for name in hosts:
+            self.start_host(name, Shape((Switch(gpus=gpus),)))
+
+    def migrated(self, server: dict) -> str:
+        """Move a server live to wherever there is room; what the scheduler said in the end."""
+        action = {"os-migrateLive": {"host": None, "block_migration": "auto"}}
+        with contextlib.suppress(base.client.OpenStackApiException):
+            self.admin_api.post_server_action(server["id"], action)
+        return "\n".join(self.log_lines("WARNING .*No valid host was found"))
+
+    def test_live_where_a_pair_is_free_on_a_host_that_was_tried(self) -> None:
+        """Nova asks first, and finds out then that the GPUs cannot be moved live."""
+        self.start()
+        self.start_host("three", fixtures.two_switches(gpus=1))
+        flavor = self.make_flavor(PAIR)
+        said = self.migrated(self.boot(flavor))
+        self.assertNotIn("Not for every server", said)
+        self.assertNotIn("No host has", said)
+        self.assertIn("No host but its own or one already tried has 2 gpu under one switch", said)
+
+    def test_a_resize_whose_only_host_is_its_own(self) -> None:
+        self.flags(allow_resize_to_same_host=False)
+        self.start(gpus=4, hosts=("one",))
+        server = self.boot(self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:1"}))
+        bigger = self.make_flavor(PAIR)
+        with contextlib.suppress(base.client.OpenStackApiException):
+            self.api.post_server_action(server["id"], {"resize": {"flavorRef": bigger}})
+        said = "\n".join(self.log_lines("WARNING .*No valid host was found"))
+        self.assertNotIn("not enough hosts", said)
+        self.assertIn("No host but its own or one already tried has 2 gpu free", said)
