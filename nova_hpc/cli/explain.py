@@ -265,6 +265,11 @@ def _asked(console: Console, asked: Asked) -> None:
         console.print(f"  Its user reads: {asked.fault}")
     for note in asked.notes:
         console.print(Text(f"  not looked at: {note}", style="yellow"))
+    if asked.placement:
+        text = f"  Placement has no candidate for it now: {asked.placement}"
+        console.print(Text(text, style="bold red"))
+        console.print("  Of the devices alone, this is what it would find now:")
+        return
     console.print("  This is what it would find now:")
 
 

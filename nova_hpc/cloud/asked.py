@@ -34,5 +34,7 @@ class Asked:
     group: str | None = None
     #: How many members were announced for that; None: nothing was.
     members: int | None = None
+    #: Why Placement has no candidate for it now; None: that is not why.
+    placement: str | None = None
     #: What else was asked for, about which ``explain`` knows nothing.
     notes: tuple[str, ...] = ()

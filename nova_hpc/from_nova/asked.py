@@ -13,10 +13,12 @@ from typing import Any, Final
 
 from nova import context as nova_context
 from nova import exception, objects
+from nova.scheduler import request_filter
 
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import SnapshotError, direct_ports, printable
-from nova_hpc.from_nova import fabric, server, snapshot
+from nova_hpc.from_nova import fabric, server, shortage, snapshot
+from nova_hpc.placement import flavor as hpc_flavor
 
 #: Servers in ERROR that are looked at for a request.
 _MOST: Final = 2000
@@ -116,8 +118,33 @@ def _asked(context: Any, one: objects.Instance, uuids: Iterable[str], request: s
         ),
         group=_group(spec),
         members=_members(spec),
+        placement=_placement_says(context, spec),
         notes=tuple(_notes(spec)),
     )
+
+
+def _placement_says(context: Any, spec: objects.RequestSpec) -> str | None:
+    """What no host has by Placement, as the log of nova-scheduler would say it now.
+
+    None: each wish is met somewhere together with the others, or a host was forced. Ports'
+    own request groups are not stored with the request, and not in it.
+    """
+    if (
+        spec.force_hosts
+        or spec.force_nodes
+        or not hpc_flavor.has_hpc_keys(spec.flavor.extra_specs or {})
+    ):
+        return None
+    wanted = spec.obj_clone()
+    wanted.requested_resources = []
+    try:
+        wanted.generate_request_groups_from_pci_requests()
+        request_filter.process_reqspec(context, wanted)
+        found = shortage.look(context, wanted, server.read_task(wanted), None)
+        host = found.nearest
+        return found.why(shortage.name_of(host) if host else "") if found.causes else None
+    except (exception.NovaException, shortage.NoAnswerError, ValueError) as error:
+        return f"that cannot be told ({printable(str(error))})"
 
 
 def _group(spec: objects.RequestSpec) -> str | None:

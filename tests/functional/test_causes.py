@@ -46,7 +46,7 @@ class Cause:
     #: In the log; a pattern.
     operator: str
     #: Of ``explain``: what it says of the host that comes nearest, or that it fits.
-    explain: str = "it fits"
+    explain: str = "Placement has no candidate for it now: no host has "
     specs: Mapping[str, str] = PAIR
     flavor: Mapping[str, int] = attrs.field(factory=dict)
     boot: Mapping[str, str] = attrs.field(factory=dict)
@@ -147,8 +147,7 @@ CAUSES: Final = (
         "more devices than any host has",
         "No host has 5 gpu free; fewer devices may help",
         SHORT + r"the nearest is alpha with 4 of 5 gpu",
-        "4 gpu free (needs 5)",
-        PAIR | {"pci_passthrough:alias": "gpu:5"},
+        specs=PAIR | {"pci_passthrough:alias": "gpu:5"},
     ),
     Cause(
         "more CPUs than any host has",
@@ -174,7 +173,6 @@ CAUSES: Final = (
         SHORT + r"which has the devices, but not 32 PCPU",
         specs=PAIR | PINNED,
         flavor={"vcpu": 32},
-        explain="",
     ),
     Cause(
         "devices on one host, the CPUs on another",
@@ -224,7 +222,6 @@ CAUSES: Final = (
         "hw:cpu_thread_policy prefer may help",
         SHORT + r"no trait HW_CPU_HYPERTHREADING",
         specs=PAIR | PINNED | {"hw:cpu_thread_policy": "isolate"},
-        explain="",
     ),
     Cause(
         "a resource class of the flavor's own that no host has",
@@ -255,7 +252,6 @@ CAUSES: Final = (
         "all hosts are disabled",
         "No host with 2 gpu free is in service" + OPERATOR,
         SHORT + r"no trait COMPUTE_STATUS_DISABLED",
-        "its nova-compute is disabled",
         change=made(_quiet),
     ),
     Cause(
@@ -282,6 +278,8 @@ CAUSES: Final = (
         "the host that was asked for has too few",
         "No host that was asked for has 2 gpu free; another host may help",
         SHORT + r"gamma",
+        # Nova does not store which host was asked for; there is room elsewhere.
+        "it fits",
         boot={"host": "gamma"},
     ),
     Cause(
@@ -479,7 +477,10 @@ class CausesTest(base.HpcServersTest):
 
     def _explained(self, server: str) -> str:
         try:
-            report = explain_asked(snapshot.take(), asked.find(server))
+            found = asked.find(server)
+            if found.placement:
+                return f"Placement has no candidate for it now: {found.placement}"
+            report = explain_asked(snapshot.take(), found)
         except SnapshotError as error:
             return re.sub(r"^flavor \S+: ", "", str(error))
         if report.fits:

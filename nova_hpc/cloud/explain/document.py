@@ -82,6 +82,7 @@ def _asked(asked: Asked | None) -> dict[str, Any] | None:
         "state": asked.state,
         "fault": asked.fault,
         "request": asked.request,
+        "placement": asked.placement,
         "notes": list(asked.notes),
     }
 
