@@ -43,6 +43,7 @@ PLACEHOLDERS = {
     "NETWORK": "physnet4",
     "NETWORK:COUNT": "physnet4:2",
     "NODE": "node17",
+    "TEXT": "why",
     "SERVER": "train-1",
     "UUID": "6f0c1b52-0000-4000-8000-000000000000",
 }

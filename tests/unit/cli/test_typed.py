@@ -56,8 +56,21 @@ def parser_of(words: tuple[str, ...]) -> tuple[argparse.ArgumentParser, int]:
                 if error.name is None or error.name.split(".")[0] in ("nova_hpc", "nova_hpc_lab"):
                     raise
                 pytest.skip(f"{error.name} is not installed here")
-            return kind(None, None).get_parser(" ".join(words[:count])), count
+            parser = kind(None, None).get_parser(" ".join(words[:count]))
+            parser.allow_abbrev = False
+            return parser, count
     raise ValueError(f"there is no command {' '.join(words)}")
+
+
+def is_named_only(parser: argparse.ArgumentParser, words: list[str]) -> bool:
+    """Whether words name a command and options, and nothing that the command is done with."""
+    values = {*words, *(word.partition("=")[2] for word in words)}
+    loosen(parser)
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+        found, _ = parser.parse_known_args(words)
+        given = [getattr(found, each.dest) for each in parser._get_positional_actions()]
+        return not any(str(each) in values for each in given)
+    return True
 
 
 def loosen(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +123,11 @@ def refusal(typed: pages.Typed) -> str | None:
         except ValueError as error:
             return str(error)
         parse, rest = parser.parse_args, list(words[count:])
-        if typed.inline:
-            loosen(parser)
+        if typed.inline and is_named_only(parser, rest):
             rest = complete(parser, rest)
+        else:
+            parser, _ = parser_of(words)
+            parse = parser.parse_args
     err = io.StringIO()
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
@@ -150,6 +165,8 @@ def test_that_commands_are_found():
         ("``nova-hpc explain SERVER``", "unrecognized arguments"),
         ("``nova-hpc explain server``", "unrecognized arguments"),
         ("``nova-hpc explian``", "there is no command"),
+        ("``nova-hpc explain --flav FLAVOR``", "unrecognized arguments"),
+        ("``nova-hpc device quarantine ADDRESS``", "arguments are required: --reason"),
         ("::\n\n   nova-hpc simulate snapshot > cloud.json\n", "arguments are required: FILE"),
         ("::\n\n   nova-hpc explain\n", "is required"),
         ("::\n\n   nova-hpc device release --sinse 2h\n", "unrecognized arguments"),
