@@ -56,7 +56,7 @@ class _LabCommand(Command):
                 raise
             raise RuntimeError(
                 f"the Python module {err.name} is not installed; install all that the lab"
-                " needs: pip install nova-hpc-lab"
+                " needs: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
             ) from err
 
     def existing(self) -> Cloud:

@@ -94,7 +94,8 @@ def shim(driver: str | None) -> Shim | None:
         )
     if not place.complete:
         return Shim(
-            f"{place.python} does not find nova-hpc.", f"{place.python} -m pip install nova-hpc"
+            f"{place.python} does not find nova-hpc.",
+            f"Install its wheel there: {place.python} -m pip install nova_hpc-*.whl",
         )
     if found == "foreign":
         return Shim(

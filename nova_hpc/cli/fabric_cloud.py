@@ -61,7 +61,7 @@ def compute(args: argparse.Namespace) -> Any:
     try:
         import openstack
     except ImportError as error:
-        raise CloudError("openstacksdk is not installed: pip install 'nova-hpc[client]'") from error
+        raise CloudError("openstacksdk is not installed: pip install openstacksdk") from error
     try:
         return openstack.connect(cloud=args.os_cloud).compute
     except Exception as error:  # configuration and catalog have errors of several libraries

@@ -196,7 +196,7 @@ class InstallShim(Record):
         if not place.complete:
             raise ShimError(
                 f"{place.python} does not find nova-hpc, which the file imports; "
-                f"install it there: {place.python} -m pip install nova-hpc"
+                f"install its wheel there: {place.python} -m pip install nova_hpc-*.whl"
             )
         if found != "installed":
             write(place.target, text)

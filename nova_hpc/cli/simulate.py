@@ -28,8 +28,8 @@ class Simulate(List):
     """Replay requests over nodes with several placement policies side by side.
 
     Takes nodes and requests from the openb trace, from CSV files or from a
-    snapshot of a cloud, and changes nothing anywhere. Needs the extra
-    nova-hpc[simulate].
+    snapshot of a cloud, and changes nothing anywhere. Needs numpy,
+    and matplotlib for pictures (the extra simulate of the wheel).
     """
 
     acts_with = ("svg",)
@@ -176,7 +176,7 @@ def _libraries(drawing: bool) -> None:
             import matplotlib  # noqa: F401
     except ImportError as error:
         raise CommandError(
-            f"{error.name} is not installed; install nova-hpc[simulate] ({error})"
+            f"{error.name} is not installed: pip install numpy matplotlib ({error})"
         ) from error
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files, the runs and the results of ``nova-hpc simulate``.
 
-Apart from the command, because all of it needs the extra ``nova-hpc[simulate]``.
+Apart from the command, because all of it needs the extra ``simulate``.
 """
 
 from __future__ import annotations

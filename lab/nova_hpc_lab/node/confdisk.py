@@ -147,7 +147,9 @@ def _project(target: Path) -> None:
     try:
         metadata = importlib.metadata.distribution("nova-hpc")
     except importlib.metadata.PackageNotFoundError as err:
-        raise LabError("the project is not installed; run: pip install nova-hpc-lab") from err
+        raise LabError(
+            "the project is not installed; run: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
+        ) from err
     texts = {name: metadata.read_text(name) for name in ("METADATA", "entry_points.txt")}
     information = target / f"nova_hpc-{metadata.version}.dist-info"
     information.mkdir()
@@ -168,7 +170,9 @@ def _folder(package: str) -> Path:
     """Where a package of the project is, without its being imported: two of them need Nova."""
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        raise LabError("the project is not installed; run: pip install nova-hpc-lab")
+        raise LabError(
+            "the project is not installed; run: pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
+        )
     return Path(found.origin).parent
 
 

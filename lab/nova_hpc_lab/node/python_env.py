@@ -86,7 +86,7 @@ def distributions(venv: Path) -> dict[str, importlib.metadata.Distribution]:
     if "nova" not in installed:
         raise LabError(
             f"the environment {venv} holds no Nova; install all that the lab needs: "
-            "pip install nova-hpc-lab"
+            "pip install nova_hpc-*.whl nova_hpc_lab-*.whl"
         )
     chosen: dict[str, importlib.metadata.Distribution] = {}
     waiting = [(name, "") for name in (*_ROOTS, _PROJECT_NAME)]

@@ -6,6 +6,7 @@ reStructuredText is read as far as it is needed: literal blocks, and inline lite
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import shlex
@@ -24,6 +25,11 @@ PAGES = (
     TOP / "README.rst",
     TOP / "lab/README.rst",
     *sorted(path for path in DOCS.rglob("*") if path.suffix in (".rst", ".inc")),
+)
+MODULES = tuple(
+    path
+    for folder in ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
+    for path in sorted((TOP / folder).rglob("*.py"))
 )
 #: How a command of ours begins.
 OURS = (("nova-hpc",), ("nova-hpc-guest",), ("openstack", "hpc"))
@@ -55,6 +61,7 @@ _OURS = re.compile(rf"(?<![\w/.:-])(?:{_WORDS})(?= |$)")
 _SUBSTITUTED = re.compile(r"\$\(([^()]*)\)")
 #: A line of a systemd unit that runs something.
 _UNIT = re.compile(r"^Exec\w+=(?:\S*/)?")
+_NAMED = re.compile(rf"(?:{_WORDS})(?: [a-z][a-z-]*)+(?: --[a-z-]+(?: [A-Z][A-Z:]*(?![a-z]))?)*")
 _INLINE = re.compile(rf"``((?:{_WORDS})(?:\s[^`]*)?)``")
 _ASSIGNED = re.compile(r"^\s*(\w+)=('[^']*'|\"[^\"]*\"|\S*)$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"\.\. (?:code-block|sourcecode|code|parsed-literal)::\s*(\S*)$")
@@ -151,6 +158,15 @@ def commands(page: Path) -> Iterator[Typed]:
         for each in _alternatives(said):
             for words in _calls(each, variables):
                 yield Typed(str(page.relative_to(TOP)), line, said, words, inline=True)
+
+
+def named(module: Path) -> Iterator[Typed]:
+    """The commands, with the options behind them, that texts of a module name."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for said in _NAMED.findall(" ".join(node.value.split())):
+                words = tuple(said.split())
+                yield Typed(str(module.relative_to(TOP)), node.lineno, said, words, inline=True)
 
 
 def _in_block(block: Block, variables: dict[str, str]) -> Iterator[Typed]:

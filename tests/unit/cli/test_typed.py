@@ -211,9 +211,34 @@ def test_resource_classes_are_those_that_configure_writes():
 
 
 def test_nothing_is_installed_from_an_index_that_does_not_have_it():
-    for page in pages.PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert not re.search(r"pip install[^`\n]*['\" ]nova-hpc", text), page
+    for path in (*pages.PAGES, *pages.MODULES):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install[^`\n]*['\" ]nova-hpc", text), path
+
+
+def test_commands_that_the_code_names():
+    """What programs print and what options say: each command's options are its own."""
+    wrong = {
+        str(each): unknown
+        for path in pages.MODULES
+        for each in pages.named(path)
+        if (unknown := unknown_options(each.words))
+    }
+    assert wrong == {}
+    assert sum(1 for path in pages.MODULES for _ in pages.named(path)) > 140
+
+
+def unknown_options(words: tuple[str, ...]) -> list[str]:
+    if not any(words[:count] in entry_points() for count in range(len(words), 1, -1)):
+        return []  # "nova-hpc is ...", or several commands that begin alike
+    parser, count = parser_of(words)
+    known = parser._option_string_actions
+    return [each for each in words[count:] if each.startswith("--") and each not in known]
+
+
+def test_wrong_options_that_the_code_names_are_found():
+    assert unknown_options(("nova-hpc", "device", "release", "--sinse")) == ["--sinse"]
+    assert unknown_options(("nova-hpc", "device", "release", "--since")) == []
 
 
 def test_the_lab_needs_as_much_memory_on_all_pages():

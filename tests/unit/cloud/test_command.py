@@ -113,7 +113,7 @@ def test_missing_files(files, capsys):
 def test_without_the_extra(files, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert run(files) == 2
-    assert "install nova-hpc[simulate]" in capsys.readouterr().err
+    assert "pip install numpy matplotlib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--seeds", "0"], ["--levels", "101"], ["--demand", "x"]])

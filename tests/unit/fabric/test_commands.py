@@ -146,7 +146,7 @@ def test_without_openstacksdk_it_says_what_to_install(ask, tree, monkeypatch):
     monkeypatch.setitem(sys.modules, "openstack", None)
     status, _, err = ask("sync", tree)
     assert status == 2
-    assert "pip install 'nova-hpc[client]'" in err
+    assert "pip install openstacksdk" in err
 
 
 class Interrupted:

@@ -148,7 +148,7 @@ def test_the_copy_runs_and_holds_neither_tests_nor_path_files(venv, tmp_path):
 
 def test_an_environment_without_nova_is_refused(tmp_path):
     (tmp_path / "lib/python3.11/site-packages").mkdir(parents=True)
-    with pytest.raises(LabError, match=r"holds no Nova; .* pip install nova-hpc-lab"):
+    with pytest.raises(LabError, match=r"holds no Nova; .* pip install nova_hpc-\*.whl"):
         python_env.distributions(tmp_path)
 
 

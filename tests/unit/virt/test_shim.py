@@ -84,7 +84,7 @@ def test_a_nova_whose_interpreter_lacks_this_project(nova, monkeypatch):
     monkeypatch.setattr(install_shim, "locate", locate)
     status, text = run()
     assert status == 2
-    assert "-m pip install nova-hpc" in text
+    assert "-m pip install nova_hpc-*.whl" in text
     assert not (nova / "hpc.py").exists()
 
 
