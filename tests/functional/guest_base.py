@@ -30,7 +30,7 @@ class GuestTest(DriverTest):
     def setUp(self) -> None:
         super().setUp()
         #: Libvirt's events do not arrive.
-        self.silent = False
+        self.no_answer = False
         self.flags(hw_machine_type=["x86_64=q35"], group="libvirt")
         self.guests = self.useFixture(FaithfulDomains(self._removed))
         self.useFixture(fixtures.fixtures.MonkeyPatch(f"{attach.__name__}._PAUSE", 0.0))
@@ -46,7 +46,7 @@ class GuestTest(DriverTest):
         self.host("alpha", HOST)
 
     def _removed(self, connection: Any, uuid: str, alias: str) -> None:
-        if self.silent:
+        if self.no_answer:
             return
         event = libvirtevent.DeviceRemovedEvent(uuid, alias)
         driver = self.computes["alpha"].driver

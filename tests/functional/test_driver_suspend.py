@@ -101,7 +101,7 @@ class AllowedTest(GuestTest):
         before = self.places(server)
         self.guests.busy = True
         self.ask(server, SUSPEND)
-        self.silent = True
+        self.no_answer = True
         self.reset(server)
         self.assertEqual({}, self.places(server))
         self.update("alpha")
@@ -112,7 +112,7 @@ class AllowedTest(GuestTest):
         before = self.places(server)
         self.guests.busy = True
         self.ask(server, SUSPEND)
-        self.silent = True
+        self.no_answer = True
         self.reset(server)
         for each in self.devices_of(server):
             self.sysfs["alpha"].bind(each.address, "nvidia")
