@@ -142,6 +142,7 @@ def test_release_in_bulk(node, ask):
     for each in GPUS[:3]:
         node.file.quarantine({each: "a bad night"})
     (node.devices / GPU / "reset").unlink()
+    node.forget(OTHER)
     status, out, err = ask("release", "--all")
     assert status == 2
     assert out.count("a bad night") == 3

@@ -118,7 +118,10 @@ def test_the_fabric_of_a_flavor(specs, expected):
 @pytest.mark.parametrize(
     ("specs", "text"),
     [
-        ({"hpc:fabric": "rack"}, "hpc:fabric is 'rack'; it must be one of nvlink_domain, leaf"),
+        (
+            {"hpc:fabric": "rack"},
+            "hpc:fabric is 'rack'; it must be one of sub_domain, nvlink_domain, leaf",
+        ),
         ({"hpc:fabric_policy": "preferred"}, "hpc:fabric_policy is set without hpc:fabric"),
         ({"hpc:fabric": "leaf", "hpc:fabric_policy": "soft"}, "hpc:fabric_policy is 'soft'"),
     ],

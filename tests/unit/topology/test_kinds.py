@@ -98,8 +98,10 @@ def test_where_no_value_is_usual_all_are_told():
 
 
 def test_nodes_of_other_kinds_are_not_compared():
-    fleet = kinds.compare({name: node(name) for name in NODES})
-    assert [len(kind.nodes) for kind in fleet.kinds] == [1] * len(NODES)
+    # One of these is another before it was prepared: the same hardware, with other drivers.
+    names = [name for name in NODES if name != "gh200-host"]
+    fleet = kinds.compare({name: node(name) for name in names})
+    assert [len(kind.nodes) for kind in fleet.kinds] == [1] * len(names)
     assert fleet.differences == ()
 
 
