@@ -362,11 +362,20 @@ def table(rows: Mapping[str, tuple[str, str, str]]) -> str:
     """The page: cause -> what user, log and explain say."""
     lines = [".. list-table::", "   :header-rows: 1", ""]
     head = ("Cause", "The user reads", "The log of nova-scheduler", "``nova-hpc explain --server``")
-    for cells in (head, *((name, *said) for name, said in rows.items())):
+    for cells in (head, *((name, *map(_unnamed, said)) for name, said in rows.items())):
         lines += [
             f"   {'*' if not number else ' '} - {_plain(cell)}" for number, cell in enumerate(cells)
         ]
     return "\n".join(lines) + "\n"
+
+
+_NEAREST: Final = "the nearest is HOST, which has the devices, but not ..."
+
+
+def _unnamed(text: str) -> str:
+    """Of hosts that are equally near the one with the first UUID is named, which is drawn."""
+    text = re.sub(r"\w{8}-\w{4}-\w{4}-\w{4}-\w{12}", "...", text)
+    return re.sub(r"the nearest is \w+, which has the devices, but .*", _NEAREST, text)
 
 
 def _plain(text: str) -> str:
