@@ -373,7 +373,14 @@ _NEAREST: Final = "the nearest is HOST, which has the devices, but not ..."
 
 
 def _unnamed(text: str) -> str:
-    """Of hosts that are equally near the one with the first UUID is named, which is drawn."""
+    """Hosts in an order of their own.
+
+    Of those that are equally near the one with the first UUID is named, and several come in the
+    order of Placement's answer: both are drawn anew for each cloud.
+    """
+    text = text.replace(
+        "rejects beta, beta; alpha, alpha for", "rejects alpha, alpha; beta, beta for"
+    )
     text = re.sub(r"\w{8}-\w{4}-\w{4}-\w{4}-\w{12}", "...", text)
     return re.sub(r"the nearest is \w+, which has the devices, but .*", _NEAREST, text)
 
