@@ -221,10 +221,14 @@ class Ground:
         return {host: order[part] for host, part in parts.items()}
 
     def _part(self, host: str) -> tuple[str, str]:
-        """The leaf of a host, or, where nobody knows, itself; and its NVLink domain."""
+        """The leaf of a host, or, where nobody knows, itself; its NVLink domain and part of it.
+
+        The planner puts a gang into one part of an NVLink domain where it fits, so members that
+        come one after the other have to find it again.
+        """
         place = self.fabric.place(host) or Place(host=host)
         leaf = f"leaf {place.leaf}" if place.leaf is not None else f"host {host}"
-        return leaf, place.nvlink_domain or ""
+        return leaf, " ".join(filter(None, (place.nvlink_domain, place.sub_domain)))
 
 
 def _scores(order: Iterable[tuple[str, str]]) -> dict[tuple[str, str], float]:
