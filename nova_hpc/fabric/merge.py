@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
-
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Problem, Rail, Switch
 from nova_hpc.fabric.problems import Found, Reading
 
@@ -16,9 +14,9 @@ def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Read
     """One reading of all of them; what two of them say differently is a problem, and unknown.
 
     :param readings: at least one.
-    :param name: of the map; None: what the first one says.
+    :param name: of the map where there are several; None: what the first one says.
     """
-    if len(readings) == 1 and name is None:
+    if len(readings) == 1:
         return readings[0]
     found = Found()
     for reading in readings:
@@ -27,11 +25,11 @@ def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Read
         found.problems += [_of(problem, of) for problem in reading.problems]
         found.notes += [_of(note, of) for note in reading.notes]
     maps = [reading.fabric for reading in readings]
-    places: dict[str, Place] = {}
-    for fabric in maps:
-        for place in fabric.places:
-            known = places.get(place.host)
-            places[place.host] = place if known is None else _merge_places(known, place, found)
+    said: dict[str, list[Place]] = {}
+    for place in (each for fabric in maps for each in fabric.places):
+        said.setdefault(place.host, []).append(place)
+    # All at once: what two maps dispute, a third one does not settle.
+    places = [_merge_places(each, found) for each in said.values()]
     switches: dict[str, Switch] = {}
     for switch in (each for fabric in maps for each in fabric.switches):
         if switches.setdefault(switch.name, switch) != switch:
@@ -40,7 +38,7 @@ def merge_readings(readings: Sequence[Reading], name: str | None = None) -> Read
     for link in (each for fabric in maps for each in fabric.links):
         links.setdefault((link.lower, link.upper), link)
     merged = FabricMap(
-        places.values(),
+        places,
         switches.values(),
         links.values(),
         name or maps[0].name,
@@ -57,20 +55,22 @@ def _of(problem: Problem, source: str) -> Problem:
     return Problem(f"{source}: {problem}") if source and problem.line else problem
 
 
-def _merge_places(one: Place, other: Place, found: Found) -> Place:
+def _merge_places(places: Sequence[Place], found: Found) -> Place:
+    """One host, as several maps place it."""
+    host = places[0].host
     domains: dict[str, Any] = {}
     for level in FabricLevel:
-        names = {name for name in (one.domain(level), other.domain(level)) if name is not None}
+        names = {name for place in places if (name := place.domain(level)) is not None}
         if len(names) > 1:
             said = " and ".join(repr(name) for name in sorted(names))
             found.wrong(
-                f"host {one.host!r} is in the {level.noun(1)} {said}, by two maps: which one is "
-                "unknown"
+                f"host {host!r} is in the {level.noun(1)} {said}, by {len(places)} maps: which one "
+                "is unknown"
             )
         domains[level.word] = names.pop() if len(names) == 1 else None
     rails: dict[str, Rail] = {}
-    for rail in (*one.rails, *other.rails):
+    for rail in (each for place in places for each in place.rails):
         known = rails.get(rail.name)
         if known is None or (known.switch is None and rail.switch is not None):
             rails[rail.name] = rail
-    return attrs.evolve(one, rails=tuple(rails[name] for name in sorted(rails)), **domains)
+    return Place(host, rails=tuple(rails[name] for name in sorted(rails)), **domains)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -221,8 +222,13 @@ def test_what_two_maps_say_differently_is_unknown():
     one, other = read(graph(a=["l1", "s1"])), read(graph(a=["l2", "s1"], b=["l2", "s1"]))
     merged = merge_readings([one, other])
     assert said(merged) == [
-        "host 'a' is in the leaf 'l1' and 'l2', by two maps: which one is unknown"
+        "host 'a' is in the leaf 'l1' and 'l2', by 2 maps: which one is unknown"
     ]
+    # A third map does not settle what two dispute, in whatever order they come.
+    for maps in itertools.permutations([one, other, one]):
+        place = merge_readings(list(maps)).fabric.place("a")
+        assert place is not None
+        assert place.leaf is None
     place = merged.fabric.place("a")
     assert place is not None
     assert (place.leaf, place.spine) == (None, "s1")
