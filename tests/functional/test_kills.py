@@ -129,8 +129,11 @@ def test_killed_in_the_stage_between_two_servers(tmp_path: Path) -> None:
 SILENT = """
 import sqlite3, sys
 from pathlib import Path
-from tests.functional.kills import __main__, run
-import tests.functional.conftest, tests.functional.kills.world
+# As the command does: native threads are asked for, then Nova's tests set them up, before any
+# other module of Nova can import eventlet.
+import tests.functional.kills.__main__
+import tests.functional.conftest
+from tests.functional.kills import run, world
 runner = run.Runner(Path(sys.argv[1]))
 runner.begin()
 runner.life.kill()
