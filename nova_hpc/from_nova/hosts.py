@@ -329,6 +329,7 @@ def _pattern(found: Sequence[Seen], nodes: tuple[HostNode, ...], devices: Hashab
                 pool=attrs.evolve(
                     seen.pool(identifier),
                     rival=seen.known.name if seen.known.name in whole else None,
+                    whole=seen.known.whole,
                 ),
                 nvlink=None if seen.known.tags is None else seen.known.tags.nvlink,
                 shared=seen.known.several,

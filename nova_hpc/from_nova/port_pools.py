@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import attrs
 from nova import objects
+from nova.objects import fields
 from nova.pci import request as pci_request
 
 from nova_hpc.from_nova import pools, server
@@ -273,7 +274,7 @@ def _adapters(
     sockets: Mapping[int, int | None],
 ) -> list[Pool]:
     """The pools that Nova would take for the ports, with the guest on these cells."""
-    names = collections.Counter(pool["address"] for pool in stats.pools)
+    adapters = {pool["address"] for pool in stats.pools if _is_adapter(pool)}
     found = []
     for number, pool in enumerate(stats.pools):
         if _NETWORK not in pool or pool["count"] < 1:
@@ -285,6 +286,11 @@ def _adapters(
         }
         if keys:
             made = _pool(f"pool {number}", pool, keys, pool["count"], sockets)
-            rival = made.name if names[made.name] > 1 else None
-            found.append(attrs.evolve(made, rival=rival))
+            rival = made.name if pool["address"] in adapters else None
+            found.append(attrs.evolve(made, rival=rival, whole=_is_adapter(pool)))
     return found
+
+
+def _is_adapter(pool: Mapping[str, Any]) -> bool:
+    """Whether it is an adapter that can be had itself, and no functions of one."""
+    return bool(pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF)

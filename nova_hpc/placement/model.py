@@ -94,6 +94,15 @@ class Cell:
 
 
 @attrs.frozen
+class Cap:
+    """At most so many devices of some pools for some names of wants."""
+
+    pools: frozenset[str]  # Pool.id
+    names: frozenset[str]  # Want.name
+    most: int
+
+
+@attrs.frozen
 class Request:
     """A flavor with ``hpc:`` keys, validated, in the engine's words."""
 
@@ -114,6 +123,8 @@ class Request:
     roles: Mapping[str, str] = attrs.field(factory=dict, converter=_words, hash=False)
     #: Neutron's direct ports, which are dealt to the groups.
     ports: tuple[Ports, ...] = ()
+    #: What holds for all ports of some networks together.
+    caps: tuple[Cap, ...] = ()
     #: What Nova follows for devices off the guest's cells; None: whoever asks does not say.
     numa_policy: str | None = None
     #: The guest's tree of devices mirrors the host's: none may be off its cells.
@@ -141,6 +152,9 @@ class Pool:
     #: Equal for an adapter and its virtual functions where both are free: a
     #: server cannot have the one and some of the others. None: no such pool.
     rival: str | None = None
+    #: Of those with a *rival*: it is the adapter itself. What is not are functions of it, in
+    #: several pools where they differ, and goes together.
+    whole: bool = False
 
 
 @attrs.frozen

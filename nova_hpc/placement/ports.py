@@ -6,53 +6,43 @@ they are to each other. Ports are dealt evenly: the numbers of two groups differ
 one at most, for each word of ``hpc:group`` by itself. Which port goes to which group
 is not laid down, so of all even dealings the best counts.
 
-The solver knows groups that are alike, and devices that serve a name. So its request
-has one name for all ports of a word, whatever their networks, and where the groups
-cannot have equally many ports, *blanks* beside every device stand for those that are
-missing. What it finds may take more of one network, or more blanks, than there are
-ports for it. By Hall's theorem it then takes too much from some set of adapters, and
-every real solution takes less from one of them: the search branches over which. Best
-bounds come first, so the first solution that holds is the best one.
+The solver is asked for groups that are alike (:mod:`nova_hpc.placement.dealing`), and what
+it finds may take more of one network than there are ports for it. By Hall's theorem it then
+takes too much from some set of adapters: more than there are ports that these could serve.
+That is told to the solver as a cap, which every real solution keeps, and it is asked again.
+There are at most as many caps as sets of networks, so this ends, and the first answer that
+holds is the best one. That an adapter is not given beside its own functions the solver
+knows by itself where both are in one place (``Item.rival``).
+
+Where the exact search would take too long, what is found instead may keep no caps. Then the
+search branches over the adapters from which less is taken, the best bounds first.
 """
 
 from __future__ import annotations
 
+import collections
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import attrs
 
+from nova_hpc.placement.dealing import CLOSED, Caps, Dealt
 from nova_hpc.placement.model import (
     Answer,
     DeviceSet,
-    Group,
     Host,
     Miss,
-    Pick,
-    Pool,
-    Ports,
     Request,
     Unmet,
-    Want,
 )
-from nova_hpc.topology.level import Location
 
 #: Choose for a request without ports.
 Plain = Callable[[Request, Host, int], Answer]
 
 #: Searches for one request on one host, at most.
 TRIES: Final = 96
-
-#: Begins the key and the pools of what stands for a port that is not there.
-_BLANK: Final = "\0"
-
-#: Ends the key of ports that only some groups have one of.
-_MORE: Final = "\0more"
-
-#: Pool id -> how many of its functions ports may take.
-_Caps = Mapping[str, int]
 
 
 def choose(request: Request, host: Host, limit: int, plain: Plain) -> Answer:
@@ -66,7 +56,10 @@ def choose(request: Request, host: Host, limit: int, plain: Plain) -> Answer:
     if short is not None:
         return Answer(miss=short)
     dealt = Dealt.of(request)
-    found = _search(dealt, host, plain)
+    found: Answer | tuple[DeviceSet, Caps] | None
+    dealt, found = _capped(dealt, host, plain)
+    if found is None:
+        found = _search(dealt, host, plain)
     if isinstance(found, Answer):
         return Answer(miss=_because_of_ports(request, host, found.miss, plain))
     best, caps = found
@@ -96,165 +89,6 @@ def turned(
     return other if isinstance(other, DeviceSet) else devices
 
 
-@attrs.frozen
-class Dealt:
-    """A request with ports as the solver understands it."""
-
-    request: Request
-    ports: tuple[Ports, ...]
-    #: Word -> blanks of it.
-    blanks: Mapping[str, int]
-
-    @classmethod
-    def of(cls, request: Request) -> Dealt:
-        """Deal the ports of *request* to its groups."""
-        number = len(request.groups)
-        blanks: dict[str, int] = {}
-        hands = [dict(group.counts) for group in request.groups]
-        wants: dict[tuple[str, str], int] = {}
-        for name, kinds in _by_name(request.ports).items():
-            keys = [ports.key for ports in kinds for _ in range(ports.count)]
-            every, odd = divmod(len(keys), number)
-            # Every group has so many ports, and some have one more.
-            rounds = [(name, key) for key in keys[: every * number]]
-            last = [(f"further {name}" if every else name, key) for key in keys[every * number :]]
-            if odd:
-                blanks[name] = number - odd
-                more = last[0][0]
-                last = [(more, key + _MORE) for _, key in last]
-                last += [(more, _BLANK + name)] * blanks[name]
-            for group, hand in enumerate(hands):
-                mine = rounds[group * every : (group + 1) * every] + last[group : group + 1]
-                for _, key in mine:
-                    hand[key] = hand.get(key, 0) + 1
-            for pair in (*rounds, *last):
-                wants[pair] = wants.get(pair, 0) + 1
-        plain = attrs.evolve(
-            request,
-            wants=(
-                *request.wants,
-                *(Want(key, name, count) for (name, key), count in wants.items()),
-            ),
-            groups=tuple(Group(hand) for hand in hands),
-            ports=(),
-        )
-        return cls(plain, request.ports, blanks)
-
-    @property
-    def keys(self) -> frozenset[str]:
-        """The keys of the ports."""
-        return frozenset(ports.key for ports in self.ports)
-
-    def host(self, host: Host, caps: _Caps) -> Host:
-        """*host* with blanks, and with no more functions than there are ports for."""
-        counts = {ports.key: ports.count for ports in self.ports}
-        if self.blanks:
-            host = attrs.evolve(host, pools=tuple(map(_placed, host.pools)))
-        pools: list[Pool] = []
-        for pool in host.pools:
-            mine = pool.serves & counts.keys()
-            others = pool.serves - mine
-            most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in mine))
-            # As far as the solver knows: which of a word's networks it is comes later.
-            words = {ports.name for ports in self.ports if ports.key in mine}
-            every = others | {
-                key
-                for ports in self.ports
-                if ports.name in words
-                for key in (ports.key, ports.key + _MORE)
-            }
-            if not mine:
-                pools.append(pool)
-            elif not most:
-                pools.append(attrs.evolve(pool, serves=others))
-            else:
-                free = pool.free if others else min(pool.free, most)
-                pools.append(attrs.evolve(pool, free=free, serves=every))
-        places = self._places(host) if self.blanks else ()
-        for name, count in self.blanks.items():
-            for number, place in enumerate(places):
-                identifier = f"{_BLANK}{name}{_BLANK}{number}"
-                free = min(count, caps.get(identifier, count))
-                if free:
-                    serves = frozenset({_BLANK + name})
-                    pools.append(Pool(identifier, identifier, place, free, serves))
-        return attrs.evolve(host, pools=tuple(pools))
-
-    def _places(self, host: Host) -> Sequence[Location]:
-        """Where a group could be: beside each device that it could have."""
-        keys = self.keys
-        plain = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
-        if not plain:
-            plain = [pool for pool in host.pools if pool.free > 0 and pool.serves]
-        nodes = (Location(numa=node.id, socket=node.socket) for node in host.nodes)
-        known = [pool.location for pool in plain]
-        # A group of ports alone may be where no adapter is.
-        return list(dict.fromkeys([*known, *nodes] if not self._has_devices else known))
-
-    @property
-    def _has_devices(self) -> bool:
-        keys = self.keys
-        return any(_port(want.key) not in keys | {""} for want in self.request.wants)
-
-    def wanted(self, host: Host, pools: Sequence[str]) -> int:
-        """For how many ports, or blanks, any of *pools* could be."""
-        serves = {pool.id: pool.serves for pool in host.pools}
-        blank = [pool for pool in pools if pool.startswith(_BLANK)]
-        return sum(
-            count for name, count in self.blanks.items() if any(name in pool for pool in blank)
-        ) + sum(
-            ports.count
-            for ports in self.ports
-            if any(ports.key in serves.get(pool, ()) for pool in pools)
-        )
-
-    def real(self, host: Host, devices: DeviceSet) -> DeviceSet | Sequence[str]:
-        """*devices* with each port's own function, without the blanks.
-
-        :returns: or the pools of which it takes too much: any real solution takes
-            less from one of them.
-        """
-        serves = {pool.id: pool.serves for pool in host.pools}
-        names = {ports.key: ports.name for ports in self.ports}
-        names.update((_BLANK + name, name) for name in self.blanks)
-        picks: list[Pick] = []
-        by_name: dict[str, list[Pick]] = {}
-        for pick in devices.picks:
-            key = pick.want.removesuffix(_MORE)
-            if key in names:
-                by_name.setdefault(names[key], []).append(pick)
-            else:
-                picks.append(pick)
-        for name, taken in by_name.items():
-            kinds = {ports.key: ports.count for ports in self.ports if ports.name == name}
-            kinds[_BLANK + name] = self.blanks.get(name, 0)
-            given = _match([pick.pool for pick in taken], kinds, serves)
-            if not isinstance(given, list):
-                return sorted(given)
-            for pick, key in zip(taken, given, strict=True):
-                if not key.startswith(_BLANK):
-                    picks.append(attrs.evolve(pick, want=key))
-        clash = _clash(host, picks)
-        if clash:
-            return clash
-        picks.sort(key=lambda pick: (pick.group, pick.want, pick.pool))
-        return attrs.evolve(devices, picks=tuple(picks))
-
-
-def _port(key: str) -> str:
-    """The key of a want without what was added here; "" for one of blanks."""
-    return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
-
-
-def _placed(pool: Pool) -> Pool:
-    """A device whose place is not known is in one of its own, which a blank can be in."""
-    place = pool.location
-    if pool.free != 1 or (place.root is not None and place.switches):
-        return pool
-    own = _BLANK + pool.id
-    return attrs.evolve(pool, location=attrs.evolve(place, root=place.root or own, switches=(own,)))
-
-
 def _because_of_ports(request: Request, host: Host, miss: Miss | None, plain: Plain) -> Miss | None:
     """The wish that is not met is that of the ports, where it is met without them."""
     if miss is None or miss.unmet not in (Unmet.DEVICES, Unmet.TOGETHER):
@@ -264,14 +98,41 @@ def _because_of_ports(request: Request, host: Host, miss: Miss | None, plain: Pl
     return attrs.evolve(miss, unmet=Unmet.PORTS)
 
 
-def _by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:
-    found: dict[str, list[Ports]] = {}
-    for each in ports:
-        found.setdefault(each.name, []).append(each)
-    return found
+def _capped(
+    dealt: Dealt, host: Host, plain: Plain
+) -> tuple[Dealt, Answer | tuple[DeviceSet, Caps] | None]:
+    """Ask again and again with one cap more, until the answer holds.
+
+    :returns: the request with its caps, and the best set, or why there is none; None: the
+        answers keep no caps.
+    """
+    shown = dealt.host(host, {})
+    for _ in range(TRIES):
+        answer = plain(dealt.request, shown, 1)
+        if not answer.sets:
+            if not dealt.request.caps:
+                return dealt, answer
+            return dealt, _none(dealt)
+        real = dealt.real(host, answer.sets[0])
+        if isinstance(real, DeviceSet):
+            return dealt, (real, {})
+        cap = dealt.cap(host, real)
+        if cap is None or cap in dealt.request.caps:
+            return dealt, None
+        request = attrs.evolve(dealt.request, caps=(*dealt.request.caps, cap))
+        dealt = attrs.evolve(dealt, request=request)
+    return dealt, None
 
 
-def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet, _Caps]:
+def _none(dealt: Dealt, tried: str = "") -> Answer:
+    """No choice holds."""
+    text = "the adapters' functions that are free for the ports are not beside the groups"
+    networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
+    operator = f"{text} ({networks}{tried})"
+    return Answer(miss=Miss(operator=operator, user=text, unmet=Unmet.PORTS))
+
+
+def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet, Caps]:
     """Best first: the least bound, and of equal ones the one nearest to a solution."""
     first = plain(dealt.request, dealt.host(host, {}), 1)
     if not first.sets:
@@ -300,9 +161,9 @@ def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet,
         real = dealt.real(host, devices)
         if isinstance(real, DeviceSet):
             return real, caps
-        for pool in real:
-            used = sum(1 for pick in devices.picks if pick.pool == pool)
-            more = {**caps, pool: max(used - 1, 0)}
+        used = collections.Counter(pick.pool for pick in devices.picks)
+        for less in real.branches(used):
+            more = {**caps, **less}
             name = frozenset(more.items())
             if name not in known:
                 known.add(name)
@@ -311,14 +172,10 @@ def _search(dealt: Dealt, host: Host, plain: Plain) -> Answer | tuple[DeviceSet,
         found = _dive(dealt, host, plain)
         if found is not None:
             return found
-    text = "the adapters' functions that are free for the ports are not beside the groups"
-    networks = ", ".join(sorted({ports.network for ports in dealt.ports}))
-    tried = f", after {tries} searches" if heap else ""
-    operator = f"{text} ({networks}{tried})"
-    return Answer(miss=Miss(operator=operator, user=text, unmet=Unmet.PORTS))
+    return _none(dealt, f", after {tries} searches" if heap else "")
 
 
-def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, _Caps] | None:
+def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, Caps] | None:
     """Any solution that holds: what is too much is taken from all adapters alike."""
     caps: dict[str, int] = {}
     for _ in range(TRIES):
@@ -328,69 +185,16 @@ def _dive(dealt: Dealt, host: Host, plain: Plain) -> tuple[DeviceSet, _Caps] | N
         real = dealt.real(host, answer.sets[0])
         if isinstance(real, DeviceSet):
             return real, caps
-        used = {pool: sum(1 for pick in answer.sets[0].picks if pick.pool == pool) for pool in real}
-        left = max(dealt.wanted(host, real), 0)
-        if sum(used.values()) <= left:
-            left = 0  # an adapter and its functions: the first of them has to do
-            used = dict(list(used.items())[1:])
-        for number, pool in enumerate(real):
-            if pool in used:
-                caps[pool] = (left + len(real) - 1 - number) // len(real)
+        if real.name is None:
+            # An adapter and its functions: those that serve fewer have to go.
+            used = collections.Counter(pick.pool for pick in answer.sets[0].picks)
+            side = min(real.sides, key=lambda pools: sum(used[pool] for pool in pools))
+            caps.update(dict.fromkeys(side, CLOSED))
+            continue
+        left = max(dealt.wanted(host, real.pools), 0)
+        for number, pool in enumerate(real.pools):
+            caps[pool] = (left + len(real.pools) - 1 - number) // len(real.pools)
     return None
-
-
-def _match(
-    pools: Sequence[str], kinds: Mapping[str, int], serves: Mapping[str, frozenset[str]]
-) -> list[str] | set[str]:
-    """A port of a kind for each function that was taken.
-
-    :param pools: of the functions.
-    :param kinds: key -> ports of the kind.
-    :returns: the kind of each; or the pools of a set of functions for which there
-        are fewer ports.
-    """
-    slots = [key for key, count in kinds.items() for _ in range(count)]
-    of_slot: list[int | None] = [None] * len(slots)
-
-    def fits(function: int, slot: int) -> bool:
-        pool, key = pools[function], slots[slot]
-        if pool.startswith(_BLANK) or key.startswith(_BLANK):
-            return pool.startswith(key + _BLANK)
-        return key in serves.get(pool, ())
-
-    def place(function: int, seen: set[int]) -> bool:
-        for slot in range(len(slots)):
-            if slot in seen or not fits(function, slot):
-                continue
-            seen.add(slot)
-            other = of_slot[slot]
-            if other is None or place(other, seen):
-                of_slot[slot] = function
-                return True
-        return False
-
-    for function in range(len(pools)):
-        seen: set[int] = set()
-        if not place(function, seen):
-            # All slots that were seen are taken, by functions that fit no others.
-            within = {of_slot[slot] for slot in seen} | {function}
-            return {pools[each] for each in within if each is not None}
-    given = {function: slots[slot] for slot, function in enumerate(of_slot) if function is not None}
-    return [given[function] for function in range(len(pools))]
-
-
-def _clash(host: Host, picks: Sequence[Pick]) -> Sequence[str]:
-    """Pools of one adapter, itself and its virtual functions: Nova gives only one."""
-    rivals = {pool.id: pool.rival for pool in host.pools}
-    mine: dict[str, set[str]] = {}
-    for pick in picks:
-        rival = rivals[pick.pool]
-        if rival is not None:
-            mine.setdefault(rival, set()).add(pick.pool)
-    for pools in mine.values():
-        if len(pools) > 1:
-            return sorted(pools)
-    return ()
 
 
 def _short(request: Request, host: Host) -> Miss | None:

@@ -19,7 +19,7 @@ import attrs
 from nova_hpc.placement import ports
 from nova_hpc.placement.model import DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.placement.solver.classes import Forest, Node
+from nova_hpc.placement.solver.classes import Alike, Forest, Node
 from nova_hpc.placement.solver.demand import Demand
 from nova_hpc.placement.solver.domains import Item, Member, Site, survey
 from nova_hpc.placement.solver.measure import measure
@@ -108,10 +108,15 @@ class _Turn:
             lambda part: repr([item.id for items in part.items for item in items]),
         )
         for part, stand_in in zip(one.parts, parts, strict=True):
-            for mine, theirs in zip(part.items, stand_in.items, strict=True):
-                mixed = self._mixed(theirs, lambda item: 0, lambda item: item.id)
-                for item, replacement in zip(mine, mixed, strict=True):
-                    self.items[item.id] = replacement.id
+            self._swap(part, stand_in)
+
+    def _swap(self, part: Alike, stand_in: Alike) -> None:
+        for mine, theirs in zip(part.items, stand_in.items, strict=True):
+            mixed = self._mixed(theirs, lambda item: 0, lambda item: item.id)
+            for item, replacement in zip(mine, mixed, strict=True):
+                self.items[item.id] = replacement.id
+        if part.instead is not None and stand_in.instead is not None:
+            self._swap(part.instead, stand_in.instead)
 
     def _mixed(
         self,

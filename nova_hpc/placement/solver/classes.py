@@ -24,8 +24,8 @@ CLOSED: Final = 3  # must not be taken
 #: First words of keys of real domains at each rank.
 _REAL: Final = ("pix", "switch", "root", "numa", "socket", "host")
 
-#: Signature of alike devices: kind, free devices, label, how many, all or none.
-Many = tuple[int, int, int, int, bool]
+#: Signature of alike devices: kind, free devices, label, how many, all or none, caps.
+Many = tuple[int, int, int, int, bool, int]
 
 
 @attrs.frozen(eq=False)
@@ -36,11 +36,13 @@ class Alike:
     unit: bool
     #: the devices, by name; not part of the signature
     items: tuple[tuple[Item, ...], ...]
+    #: What can be taken in its place, and not beside it: an adapter itself, or its functions.
+    instead: Alike | None = None
 
     @property
     def signature(self) -> tuple[object, ...]:
         """All that matters of it."""
-        return (self.unit, self.many)
+        return (self.unit, self.many, None if self.instead is None else self.instead.signature)
 
 
 @attrs.frozen(eq=False)
@@ -164,8 +166,10 @@ class Forest:
         labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
         tidy = tidy_held = 0
-        units: dict[str, dict[tuple[int, int, int], list[Item]]] = {}
-        alike: dict[tuple[int, int, int, bool], list[Item]] = {}
+        units: dict[str, dict[tuple[int, int, int, int], list[Item]]] = {}
+        alike: dict[tuple[int, int, int, bool, int], list[Item]] = {}
+        rivals = _rivals(items, marks)
+        either: dict[str, dict[bool, dict[tuple[int, int, int, int], list[Item]]]] = {}
         for item in items:
             label, mark = problem.label[item.id], marks.get(item.id, 0)
             if label >= 0:
@@ -182,26 +186,37 @@ class Forest:
             for i in range(len(avail)):
                 if item.kind >> i & 1:
                     avail[i] += item.free
-            sort = (item.kind, item.free, label)
-            if mark != FORCED and item.unit is not None and item.unit in local:
+            sort = (item.kind, item.free, label, problem.capped.get(item.id, 0))
+            if item.rival in rivals:
+                sides = either.setdefault(str(item.rival), {True: {}, False: {}})
+                sides[item.whole].setdefault(sort, []).append(item)
+            elif mark != FORCED and item.unit is not None and item.unit in local:
                 units.setdefault(item.unit, {}).setdefault(sort, []).append(item)
             else:
-                alike.setdefault((*sort, mark == FORCED), []).append(item)
+                alike.setdefault((*sort[:3], mark == FORCED, sort[3]), []).append(item)
         parts = [
-            Alike(((kind, free_each, label, len(same), forced),), False, (tuple(same),))
-            for (kind, free_each, label, forced), same in alike.items()
+            Alike(((kind, free_each, label, len(same), forced, caps),), False, (tuple(same),))
+            for (kind, free_each, label, forced, caps), same in alike.items()
         ]
+        for sides in either.values():
+            parts.append(attrs.evolve(_side(sides[False]), instead=_side(sides[True])))
         for inside in units.values():
             ordered = sorted(inside.items())
             parts.append(
                 Alike(
-                    tuple((*sort, len(same), True) for sort, same in ordered),
+                    tuple((*sort[:3], len(same), True, sort[3]) for sort, same in ordered),
                     True,
                     tuple(tuple(same) for _, same in ordered),
                 )
             )
         # Stable: of equal parts the first by name stays the first.
-        parts.sort(key=lambda part: (part.unit, [(-m[1], *m) for m in part.many]))
+        parts.sort(
+            key=lambda part: (
+                part.unit,
+                [(-many[1], *many) for many in part.many],
+                str(part.instead and part.instead.many),
+            )
+        )
         key = items[0].keys[0]
         here = tuple(homes.get((0, key), ()))
         signatures = tuple([part.signature for part in parts])
@@ -304,6 +319,25 @@ class Forest:
         self._known[signature] = cls
         self.classes.append(cls)
         return cls
+
+
+def _rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
+    """Adapters of a leaf that could be taken themselves, or functions of them."""
+    sides: dict[str, set[bool]] = {}
+    for item in items:
+        if item.rival is not None and item.kind and item.unit is None and not marks.get(item.id):
+            sides.setdefault(item.rival, set()).add(item.whole)
+    other = {item.rival for item in items if item.unit is not None or marks.get(item.id)}
+    return frozenset(rival for rival, found in sides.items() if len(found) > 1) - other
+
+
+def _side(found: Mapping[tuple[int, int, int, int], list[Item]]) -> Alike:
+    ordered = sorted(found.items())
+    return Alike(
+        tuple((*sort[:3], len(same), False, sort[3]) for sort, same in ordered),
+        False,
+        tuple(tuple(same) for _, same in ordered),
+    )
 
 
 def home(members: Sequence[Item]) -> tuple[int, Key]:

@@ -95,17 +95,35 @@ class Leaves:
         self._crowd = crowd  # cost of a device that is alone on its adapter
         self._merge = merge
         self._parts: dict[tuple[object, ...], list[Costs]] = {}
+        self._eithers: dict[tuple[object, ...], Costs] = {}
         self._alikes: dict[Many, Costs] = {}
 
     def avail(self, signature: tuple[object, ...]) -> list[int]:
         """Devices that may be taken, for each name."""
         avail = [0] * len(self.problem.demand.names)
         many: tuple[Many, ...] = signature[1]  # type: ignore[assignment]
-        for kind, free, _, count, _ in many:
+        for kind, free, _, count, *_ in many:
             for index in range(len(avail)):
                 if kind >> index & 1:
                     avail[index] += free * count
+        instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
+        if instead is not None:
+            avail = [one + other for one, other in zip(avail, self.avail(instead), strict=True)]
         return avail
+
+    def either(self, signature: tuple[object, ...]) -> Costs:
+        """The table of a part, or of what can be taken instead."""
+        own = self.part(signature)[-1]
+        instead: tuple[object, ...] | None = signature[2]  # type: ignore[assignment]
+        if instead is None:
+            return own
+        both = self._eithers.get(signature)
+        if both is None:
+            both = dict(own)
+            for state, cost in self.either(instead).items():
+                both[state] = min(cost, both.get(state, cost))
+            self._eithers[signature] = both
+        return both
 
     def part(self, signature: tuple[object, ...]) -> list[Costs]:
         """The tables of a part, after each sort of devices in it."""
@@ -128,12 +146,13 @@ class Leaves:
         return known
 
     def _alike(self, many: Many) -> Costs:
-        kind, free, label, count, forced = many
+        kind, free, label, count, forced, capped = many
         lay = self.layout
         names = [i for i in range(len(lay.names)) if kind >> i & 1]
         track = 0
         if label in self.problem.tracked:
             track = lay.tracked[self.problem.tracked.index(label)]
+        caps = [cap for number, cap in enumerate(lay.caps) if capped >> number & 1]
         total = free * count
         most = min(total, sum(lay.totals[i] for i in names))
         out: Costs = {}
@@ -142,10 +161,19 @@ class Leaves:
             crowd = (count - more) * each * each + more * (each + 1) * (each + 1)
             for split in _splits(taken, [lay.totals[i] for i in names]):
                 self.budget.spend(40)
-                state = taken * track + sum(
-                    n * lay.names[i] for n, i in zip(split, names, strict=True)
-                )
-                out[state] = crowd * self._crowd
+                held = 0
+                for unit, limit, inside in caps:
+                    mine = sum(n for n, i in zip(split, names, strict=True) if i in inside)
+                    if mine > limit:
+                        break
+                    held += mine * unit
+                else:
+                    state = (
+                        held
+                        + taken * track
+                        + sum(n * lay.names[i] for n, i in zip(split, names, strict=True))
+                    )
+                    out[state] = crowd * self._crowd
         return out
 
 

@@ -72,6 +72,9 @@ class Item:
     #: What damage counts the devices as: the role, or for pools without one
     #: the name of the want that they serve; None: not counted.
     label: str | None = None
+    #: As :attr:`Pool.rival` where both are in one place; which of the two it is.
+    rival: str | None = None
+    whole: bool = False
 
     @property
     def order(self) -> tuple[str, str]:
@@ -160,6 +163,7 @@ def survey(demand: Demand, host: Host) -> Site:
         for pool, kind in zip(ordered, kinds, strict=True)
         if pool.unit is not None and (kind == 0 or pool.free < 1)
     }
+    together = _rivals_in_one_place(ordered, places)
     items, useless, rest, members = [], [], [], dict[str, list[Item]]()
     for pool, kind, place in zip(ordered, kinds, places, strict=True):
         if pool.free < 1:
@@ -175,10 +179,12 @@ def survey(demand: Demand, host: Host) -> Site:
             name=pool.name,
             free=pool.free,
             kind=kind if usable else 0,
-            keys=_keys(pool.id, place),
+            keys=_keys(together.get(pool.rival or "", pool.id), place),
             location=place,
             unit=pool.unit if usable else None,
             label=label,
+            rival=pool.rival if pool.rival in together else None,
+            whole=pool.whole,
         )
         if not usable:
             rest.append(item)
@@ -193,6 +199,15 @@ def survey(demand: Demand, host: Host) -> Site:
         else:  # a unit of one device is no constraint
             items[items.index(group[0])] = attrs.evolve(group[0], unit=None)
     return Site(tuple(items), tuple(units), nodes, tuple(useless), tuple(rest), tuple(ignored))
+
+
+def _rivals_in_one_place(pools: Iterable[Pool], places: Iterable[Location]) -> dict[str, str]:
+    """Adapters that are where their functions are, each with a name for a place of its own."""
+    found: dict[str, set[Location]] = {}
+    for pool, place in zip(pools, places, strict=True):
+        if pool.rival is not None and pool.free > 0:
+            found.setdefault(pool.rival, set()).add(place)
+    return {rival: f"rivals {rival}" for rival, where in found.items() if len(where) == 1}
 
 
 def _believed(pools: Iterable[Pool]) -> tuple[list[Pool], list[str], set[str]]:

@@ -86,7 +86,7 @@ class Search:
         )
         cells = len(self.problem.request.cells)
         want += lay.more * (self.problem.demand.groups % cells if cells else 0)
-        fixed = ~(lay.taken_mask & ~lay.name_mask)
+        fixed = ~(lay.taken_mask & ~lay.name_mask | lay.cap_mask)
         found = [(cost, state) for state, cost in table.items() if state & fixed == want]
         return min(found, default=None)
 
@@ -101,7 +101,7 @@ class Search:
 
     def _make(self, cls: Class, reach: Rank, bind: Rank) -> Table:
         if cls.rank is Rank.PIX:
-            tables = [self.leaves.part(signature)[-1] for signature in cls.parts]
+            tables = [self.leaves.either(signature) for signature in cls.parts]
             avails: list[Sequence[int]] = [self.leaves.avail(signature) for signature in cls.parts]
         else:
             below = [self.classes[number] for number in cls.children]

@@ -43,6 +43,8 @@ class Problem:
     label_of: tuple[int | None, ...]
     #: labels whose taken devices have to be counted by themselves
     tracked: tuple[int, ...]
+    #: item id -> which of the request's caps it counts for, as a bit mask; 0 is left out
+    capped: Mapping[str, int]
     #: for how many servers of each shape CPUs and pages allow, before and after
     host_limits: tuple[Limits | None, Limits | None]
     #: which shapes the host can hold, before and after: the devices that may
@@ -87,6 +89,10 @@ class Problem:
                 cell.nodes,
             )
             sorts.setdefault(alike, []).append(cell)
+        capped: dict[str, int] = {}
+        for number, cap in enumerate(request.caps):
+            for identifier in cap.pools:
+                capped[identifier] = capped.get(identifier, 0) | 1 << number
         limits: tuple[Limits | None, Limits | None] = (None, None)
         if host_profile.limited:
             limits = (
@@ -111,6 +117,7 @@ class Problem:
             label,
             label_of,
             tuple(sorted(tracked)),
+            capped,
             limits,
             (host_profile.open(free, limits[0]), host_profile.open(left, limits[1])),
         )
@@ -132,7 +139,8 @@ class Layout:
     *closed* groups, *hits* (closed groups around an NVLink set), *waiting*
     groups (closed, without a guest cell yet), seated cells of each sort, *more*
     (cells with one group more than others), devices taken for each name (those
-    of NVLink sets apart), devices taken of each tracked label.
+    of NVLink sets apart), devices taken of each tracked label, devices that count
+    for each cap.
     """
 
     def __init__(self, problem: Problem, hits: int, nvlink: Sequence[int]) -> None:
@@ -166,6 +174,17 @@ class Layout:
         self.tracked = [one for one, _ in pairs]
         self.tracked_at = [at for _, at in pairs]
         self.taken_mask = (1 << self._shift) - (1 << first)
+        first = self._shift
+        #: Unit, the most, and the indices of the names, of each cap.
+        self.caps = [
+            (
+                self._field(cap.most)[0],
+                cap.most,
+                frozenset(i for i, name in enumerate(demand.names) if name in cap.names),
+            )
+            for cap in problem.request.caps
+        ]
+        self.cap_mask = (1 << self._shift) - (1 << first)
         self.need = sum(need * one for need, one in zip(demand.per_group, self.names, strict=True))
         self.rest = sum(
             need * one

@@ -106,7 +106,7 @@ class Realiser:
     def _shares(self, node: Node, prefixes: Sequence[Costs], state: int) -> list[int]:
         """What each child or part contributes; of equals the first gives most."""
         if node.parts:
-            tables = [self.search.leaves.part(part.signature)[-1] for part in node.parts]
+            tables = [self.search.leaves.either(part.signature) for part in node.parts]
         else:
             tables = [
                 self.search.table(child.cls, self.reach, self.bind).final for child in node.children
@@ -123,6 +123,10 @@ class Realiser:
         if not state:
             return
         prefixes = self.search.leaves.part(part.signature)
+        cost = self.search.leaves.either(part.signature)[state]
+        if part.instead is not None and prefixes[-1].get(state) != cost:
+            self._part(part.instead, state, bag)
+            return
         for number in range(len(part.many) - 1, -1, -1):
             many, items = part.many[number], part.items[number]
             own = self.search.leaves.alike(many)

@@ -148,7 +148,7 @@ def test_functions_elsewhere() -> None:
 
 
 def test_an_adapter_and_its_functions_are_not_given_together() -> None:
-    whole = attrs.evolve(rail(0, "pf", functions=1), id="whole", rival="pf0")
+    whole = attrs.evolve(rail(0, "pf", functions=1), id="whole", rival="pf0", whole=True)
     request = ask(1, of(1), of(1, "pf"), level=Level.NUMA)
     cloud = host(*gpus(0), whole, attrs.evolve(rail(0, "p"), rival="pf0"), rail(1, "p"))
     (found,) = choose(request, cloud).sets

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports dealt to the groups of a request, and what holds for every real dealing.
+
+The solver knows groups that are alike, and devices that serve a name. So its request
+has one name for all ports of a word, whatever their networks, and where the groups
+cannot have equally many ports, *blanks* beside every device stand for those that are
+missing. What it finds may take more of one network, or more blanks, than there are
+ports for it; :meth:`Dealt.real` tells, and :meth:`Dealt.cap` says what it has to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import (
+    Cap,
+    DeviceSet,
+    Group,
+    Host,
+    Pick,
+    Pool,
+    Ports,
+    Request,
+    Want,
+)
+from nova_hpc.topology.level import Location
+
+#: Begins the key and the pools of what stands for a port that is not there.
+_BLANK: Final = "\0"
+
+#: Ends the key of ports that only some groups have one of.
+_MORE: Final = "\0more"
+
+#: Pool id -> how many of its functions ports may take; CLOSED: nobody may take any.
+Caps = Mapping[str, int]
+
+#: In place of a number of functions.
+CLOSED: Final = -1
+
+
+@attrs.frozen
+class TooMuch:
+    """Pools of which a choice takes too much: any real one takes less from one of them."""
+
+    pools: tuple[str, ...]
+    #: The word of the ports; None: an adapter and its functions, of which one side has to go.
+    name: str | None
+    #: Pools of the adapter itself, and of its functions.
+    sides: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def branches(self, used: Mapping[str, int]) -> list[dict[str, int]]:
+        """Bounds of pools, of which every real choice keeps one."""
+        if self.name is None:
+            return [dict.fromkeys(side, CLOSED) for side in self.sides]
+        return [{pool: max(used[pool] - 1, 0)} for pool in self.pools]
+
+
+@attrs.frozen
+class Dealt:
+    """A request with ports as the solver understands it."""
+
+    request: Request
+    ports: tuple[Ports, ...]
+    #: Word -> blanks of it.
+    blanks: Mapping[str, int]
+
+    @classmethod
+    def of(cls, request: Request) -> Dealt:
+        """Deal the ports of *request* to its groups."""
+        number = len(request.groups)
+        blanks: dict[str, int] = {}
+        hands = [dict(group.counts) for group in request.groups]
+        wants: dict[tuple[str, str], int] = {}
+        for name, kinds in _by_name(request.ports).items():
+            keys = [ports.key for ports in kinds for _ in range(ports.count)]
+            every, odd = divmod(len(keys), number)
+            # Every group has so many ports, and some have one more.
+            rounds = [(name, key) for key in keys[: every * number]]
+            last = [(f"further {name}" if every else name, key) for key in keys[every * number :]]
+            if odd:
+                blanks[name] = number - odd
+                more = last[0][0]
+                last = [(more, key + _MORE) for _, key in last]
+                last += [(more, _BLANK + name)] * blanks[name]
+            for group, hand in enumerate(hands):
+                mine = rounds[group * every : (group + 1) * every] + last[group : group + 1]
+                for _, key in mine:
+                    hand[key] = hand.get(key, 0) + 1
+            for pair in (*rounds, *last):
+                wants[pair] = wants.get(pair, 0) + 1
+        plain = attrs.evolve(
+            request,
+            wants=(
+                *request.wants,
+                *(Want(key, name, count) for (name, key), count in wants.items()),
+            ),
+            groups=tuple(Group(hand) for hand in hands),
+            ports=(),
+        )
+        return cls(plain, request.ports, blanks)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of the ports."""
+        return frozenset(ports.key for ports in self.ports)
+
+    def host(self, host: Host, caps: Caps) -> Host:
+        """*host* with blanks, and with no more functions than there are ports for."""
+        counts = {ports.key: ports.count for ports in self.ports}
+        if self.blanks:
+            beside = {pool.id for pool in self._beside(host)}
+            placed = [_placed(pool) if pool.id in beside else pool for pool in host.pools]
+            host = attrs.evolve(host, pools=tuple(placed))
+        pools: list[Pool] = []
+        for pool in host.pools:
+            mine = pool.serves & counts.keys()
+            others = pool.serves - mine
+            if caps.get(pool.id) == CLOSED:
+                pools.append(attrs.evolve(pool, serves=frozenset()))
+                continue
+            most = min(caps.get(pool.id, pool.free), sum(counts[key] for key in mine))
+            # As far as the solver knows: which of a word's networks it is comes later.
+            words = {ports.name for ports in self.ports if ports.key in mine}
+            every = others | {
+                key
+                for ports in self.ports
+                if ports.name in words
+                for key in (ports.key, ports.key + _MORE)
+            }
+            if not mine:
+                pools.append(pool)
+            elif not most:
+                pools.append(attrs.evolve(pool, serves=others))
+            else:
+                free = pool.free if others else min(pool.free, most)
+                pools.append(attrs.evolve(pool, free=free, serves=every))
+        places = self._places(host) if self.blanks else ()
+        for name, count in self.blanks.items():
+            for number, place in enumerate(places):
+                identifier = f"{_BLANK}{name}{_BLANK}{number}"
+                free = min(count, caps.get(identifier, count))
+                if free:
+                    serves = frozenset({_BLANK + name})
+                    pools.append(Pool(identifier, identifier, place, free, serves))
+        return attrs.evolve(host, pools=tuple(pools))
+
+    def _places(self, host: Host) -> Sequence[Location]:
+        """Where a group could be: beside each device that it could have."""
+        nodes = (Location(numa=node.id, socket=node.socket) for node in host.nodes)
+        known = [pool.location for pool in self._beside(host)]
+        # A group of ports alone may be where no adapter is.
+        return list(dict.fromkeys([*known, *nodes] if not self._has_devices else known))
+
+    def _beside(self, host: Host) -> Sequence[Pool]:
+        """The devices that a group could have; of a guest of ports alone their functions."""
+        keys = self.keys
+        mine = [pool for pool in host.pools if pool.free > 0 and pool.serves - keys]
+        return mine or [pool for pool in host.pools if pool.free > 0 and pool.serves]
+
+    @property
+    def _has_devices(self) -> bool:
+        keys = self.keys
+        return any(_port(want.key) not in keys | {""} for want in self.request.wants)
+
+    def wanted(self, host: Host, pools: Sequence[str]) -> int:
+        """For how many ports, or blanks, any of *pools* could be."""
+        serves = {pool.id: pool.serves for pool in host.pools}
+        blank = [pool for pool in pools if pool.startswith(_BLANK)]
+        return sum(
+            count for name, count in self.blanks.items() if any(name in pool for pool in blank)
+        ) + sum(
+            ports.count
+            for ports in self.ports
+            if any(ports.key in serves.get(pool, ()) for pool in pools)
+        )
+
+    def cap(self, host: Host, much: TooMuch) -> Cap | None:
+        """What every real choice keeps, and one that takes too much does not."""
+        if much.name is None:
+            return None
+        name = much.name
+        kinds = {ports.key: ports.count for ports in self.ports if ports.name == name}
+        serves = {pool.id: pool.serves & kinds.keys() for pool in host.pools}
+        if any(pool.startswith(_BLANK) for pool in much.pools):
+            every = self.host(host, {}).pools
+            mine = frozenset(p.id for p in every if p.id.startswith(_BLANK + name + _BLANK))
+            most = self.blanks.get(name, 0)
+        else:
+            within = frozenset[str]().union(*(serves[pool] for pool in much.pools))
+            mine = frozenset(pool for pool, keys in serves.items() if keys and keys <= within)
+            most = sum(kinds[key] for key in within)
+        names = {want.name for want in self.request.wants if self._word(want.key) == name}
+        return Cap(mine, frozenset(names), most)
+
+    def _word(self, key: str) -> str | None:
+        """The word of the ports, or of the blanks, that a want is of; None: of devices."""
+        if key.startswith(_BLANK):
+            return key.removeprefix(_BLANK)
+        plain = key.removesuffix(_MORE)
+        return next((ports.name for ports in self.ports if ports.key == plain), None)
+
+    def real(self, host: Host, devices: DeviceSet) -> DeviceSet | TooMuch:
+        """*devices* with each port's own function, without the blanks.
+
+        :returns: or why it does not hold.
+        """
+        serves = {pool.id: pool.serves for pool in host.pools}
+        names = {ports.key: ports.name for ports in self.ports}
+        names.update((_BLANK + name, name) for name in self.blanks)
+        picks: list[Pick] = []
+        by_name: dict[str, list[Pick]] = {}
+        for pick in devices.picks:
+            key = pick.want.removesuffix(_MORE)
+            if key in names:
+                by_name.setdefault(names[key], []).append(pick)
+            else:
+                picks.append(pick)
+        for name, taken in by_name.items():
+            kinds = {ports.key: ports.count for ports in self.ports if ports.name == name}
+            kinds[_BLANK + name] = self.blanks.get(name, 0)
+            given = _match([pick.pool for pick in taken], kinds, serves)
+            if not isinstance(given, list):
+                return TooMuch(tuple(sorted(given)), name)
+            for pick, key in zip(taken, given, strict=True):
+                if not key.startswith(_BLANK):
+                    picks.append(attrs.evolve(pick, want=key))
+        clash = _clash(host, picks)
+        if clash is not None:
+            return clash
+        picks.sort(key=lambda pick: (pick.group, pick.want, pick.pool))
+        return attrs.evolve(devices, picks=tuple(picks))
+
+
+def _port(key: str) -> str:
+    """The key of a want without what was added here; "" for one of blanks."""
+    return "" if key.startswith(_BLANK) else key.removesuffix(_MORE)
+
+
+def _placed(pool: Pool) -> Pool:
+    """A device whose place is not known is in one of its own, which a blank can be in."""
+    place = pool.location
+    if pool.free != 1 or (place.root is not None and place.switches):
+        return pool
+    own = _BLANK + pool.id
+    return attrs.evolve(pool, location=attrs.evolve(place, root=place.root or own, switches=(own,)))
+
+
+def _by_name(ports: Sequence[Ports]) -> dict[str, list[Ports]]:
+    found: dict[str, list[Ports]] = {}
+    for each in ports:
+        found.setdefault(each.name, []).append(each)
+    return found
+
+
+def _match(
+    pools: Sequence[str], kinds: Mapping[str, int], serves: Mapping[str, frozenset[str]]
+) -> list[str] | set[str]:
+    """A port of a kind for each function that was taken.
+
+    :param pools: of the functions.
+    :param kinds: key -> ports of the kind.
+    :returns: the kind of each; or the pools of a set of functions for which there
+        are fewer ports.
+    """
+    slots = [key for key, count in kinds.items() for _ in range(count)]
+    of_slot: list[int | None] = [None] * len(slots)
+
+    def fits(function: int, slot: int) -> bool:
+        pool, key = pools[function], slots[slot]
+        if pool.startswith(_BLANK) or key.startswith(_BLANK):
+            return pool.startswith(key + _BLANK)
+        return key in serves.get(pool, ())
+
+    def place(function: int, seen: set[int]) -> bool:
+        for slot in range(len(slots)):
+            if slot in seen or not fits(function, slot):
+                continue
+            seen.add(slot)
+            other = of_slot[slot]
+            if other is None or place(other, seen):
+                of_slot[slot] = function
+                return True
+        return False
+
+    for function in range(len(pools)):
+        seen: set[int] = set()
+        if not place(function, seen):
+            # All slots that were seen are taken, by functions that fit no others.
+            within = {of_slot[slot] for slot in seen} | {function}
+            return {pools[each] for each in within if each is not None}
+    given = {function: slots[slot] for slot, function in enumerate(of_slot) if function is not None}
+    return [given[function] for function in range(len(pools))]
+
+
+def _clash(host: Host, picks: Sequence[Pick]) -> TooMuch | None:
+    """An adapter that is taken beside functions of it: Nova gives only one."""
+    used = {pick.pool for pick in picks}
+    rivals: dict[str, dict[bool, list[str]]] = {}
+    for pool in host.pools:
+        if pool.rival is not None:
+            sides = rivals.setdefault(pool.rival, {True: [], False: []})
+            sides[pool.whole].append(pool.id)
+    for sides in rivals.values():
+        if used.intersection(sides[True]) and used.intersection(sides[False]):
+            both = (tuple(sorted(sides[True])), tuple(sorted(sides[False])))
+            return TooMuch(tuple(sorted((*both[0], *both[1]))), None, both)
+    return None
