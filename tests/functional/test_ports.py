@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 
 import pytest
@@ -108,6 +109,51 @@ class PlacedTest(PortsTest):
         server = self.boot(self.make_flavor(ONE), networks=[{"port": port}])
         self.assertEqual([Distance.PIX], self.pairs_of(server))
         self.assertEqual({0x41}, {int(each.address[5:7], 16) for each in self.devices_of(server)})
+
+    def test_functions_of_one_adapter_that_differ(self) -> None:
+        """A trusted function and another one: two pools of one adapter, and both are given."""
+        patch = fixtures.fixtures.MonkeyPatch
+        self.useFixture(patch("nova.virt.libvirt.vif.set_vf_trusted", lambda *arguments: None))
+        shape = Shape((RAIL,))
+        functions = [each.address for each in shape.functions() if each.kind == "vf"]
+        entries = []
+        for entry in shape.device_spec():
+            if entry["hpc_role"] == "gpu":
+                entries.append(entry)
+                continue
+            entry = {**entry, "physical_network": "physnet4"}
+            del entry["resource_class"], entry["managed"]
+            for address, trusted in zip(functions, ("true", "false"), strict=False):
+                entries.append({**entry, "address": address, "trusted": trusted})
+        self.host("alpha", shape, device_spec=entries)
+        trusted = self.port(**{"binding:profile": {"trusted": "true"}})
+        networks = [{"port": trusted}, *self.ports("physnet4")]
+        server = self.boot(self.make_flavor(ONE), networks=networks)
+        self.assertEqual(3, len(self.devices_of(server)))
+        self.assertEqual(1, self.start_attempts())
+
+    def test_whole_adapters_beside_functions_of_others(self) -> None:
+        """Four adapters of one network, each offered whole and in functions."""
+        shape = Shape((RAIL,) * 4)
+        entries = []
+        for entry in shape.device_spec():
+            if entry["hpc_role"] == "gpu":
+                entries.append(entry)
+                continue
+            entry = {**entry, "physical_network": "physnet4"}
+            del entry["resource_class"], entry["managed"]
+            entries += [entry, {**entry, "product_id": "101d"}]
+        self.host("alpha", shape, device_spec=entries)
+        networks = self.ports("physnet4", "physnet4")
+        for _ in range(2):
+            port = self.port(**{"binding:vnic_type": "direct-physical"})
+            networks.append({"port": port})
+        flavor = self.make_flavor({**PAIRS, "pci_passthrough:alias": "gpu:4"})
+        server = self.boot(flavor, networks=networks)
+        self.assertEqual([Distance.PIX] * 4, self.pairs_of(server))
+        kinds = collections.Counter(each.dev_type for each in self.devices_of(server))
+        self.assertEqual({"type-PCI": 4, "type-PF": 2, "type-VF": 2}, kinds)
+        self.assertEqual(1, self.start_attempts())
 
     def test_a_server_of_ports_alone(self) -> None:
         """A flavor without devices: its ports are beside its CPUs, all on one node."""
