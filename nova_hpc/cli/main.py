@@ -9,7 +9,7 @@ import importlib.metadata
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from cliff.app import App
@@ -24,6 +24,8 @@ _USAGE: Final = 2
 _TALKATIVE: Final = 2
 _LIBRARIES: Final = ("amqp", "keystoneauth", "openstack", "os_service_types", "urllib3")
 _INTERRUPTED: Final = 130
+#: Ordinary requests to end.
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NovaHpc(App):
@@ -78,8 +80,20 @@ class NovaHpc(App):
 
     def prepare_to_run_command(self, cmd: Command) -> None:
         """Make an ordinary request to end the program clean up like Ctrl-C does."""
-        signal.signal(signal.SIGTERM, _interrupt)
-        signal.signal(signal.SIGHUP, _interrupt)
+        for number in _ENDING:
+            signal.signal(number, _interrupt)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Give a caller in the same process its own handlers back: it has to end when it is told to."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is _interrupt:
+                signal.signal(number, handler)
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -99,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     141 where the command was well and nobody read its output to the end.
     """
     fill_descriptors()
-    with outlets() as streams:
+    with outlets() as streams, _signals_kept():
         try:
             status = NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
         except KeyboardInterrupt:

@@ -110,7 +110,8 @@ def test_servers_of_one_size_have_one_key() -> None:
 def test_aggregates_that_make_no_sense(metadata: object) -> None:
     """The host is nowhere, and nothing is raised."""
     view = seen(spec(), host("a", metadata), host("b", LEAF))
-    assert [len(spot.domains) for spot in view.spots] == [0, 2]
+    # The block stands for the wider levels that nobody knows.
+    assert [len(set(spot.domains.values())) for spot in view.spots] == [0, 2]
 
 
 def test_without_what_placement_said_one_fits() -> None:
