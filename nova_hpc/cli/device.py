@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from cliff.columns import FormattableColumn
 
 from nova_hpc.cli import base, libvirt_domains, node_config
 from nova_hpc.cli.base import Answer, CommandError
@@ -328,13 +330,32 @@ class Show(_One):
             "Driver": function.driver or "",
             "Reset methods": " ".join(function.reset_methods or ()),
             "Differences": "; ".join(step.check(candidate)),
-            "Baseline": known["Baseline"],
+            "Baseline": _Baseline(json.loads(known["Baseline"] or "{}")),
             "Since": place.since(address),
             "Last server": known["Last server"],
             "Hardware": known["Hardware"],
             "Stage": known["Stage"],
         }
         return Answer(tuple(values), tuple(values.values()))
+
+
+class _Baseline(FormattableColumn):
+    """The baseline of a device: JSON for programs, one line for each kind of it for people."""
+
+    def machine_readable(self) -> str:
+        """As the ledger has it; "": there is none."""
+        return json.dumps(self._value, sort_keys=True) if self._value else ""
+
+    def human_readable(self) -> str:
+        """Not one line of several hundred characters."""
+        lines = []
+        for kind, known in self._value.items():
+            if isinstance(known, dict):
+                known = ", ".join(f"{name} {value}" for name, value in known.items())
+            elif isinstance(known, list):
+                known = ", ".join(str(each) for each in known)
+            lines.append(f"{kind}: {known}")
+        return "\n".join(lines)
 
 
 class Check(_One):

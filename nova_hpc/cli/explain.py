@@ -240,13 +240,14 @@ def _report(console: Console, answer: Report, mark: str) -> None:
     if answer.asked is not None:
         _asked(console, answer.asked)
     console.print(Text(_headline(answer), style="bold"))
+    # The answer comes before what it is made of, which is long where there are many hosts.
+    console.print(_conclusion(answer))
     for number, group in enumerate(_alike(answer.verdicts)):
         _group(console, answer, group, mark, number < _DRAWN)
     if answer.question.count > 1:
         _placed(console, answer)
-    console.print()
-    console.print(_conclusion(answer))
     if not answer.fits:
+        console.print()
         for remedy in answer.remedies:
             console.print(
                 f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
@@ -394,7 +395,8 @@ def _numa(node: Node, number: int) -> str:
     for numa in node.numa:
         if numa.id == number:
             if numa.dedicated_cpus is not None:
-                text += f", {numa.dedicated_cpus} dedicated CPUs free"
+                cpus = "CPU" if numa.dedicated_cpus == 1 else "CPUs"
+                text += f", {numa.dedicated_cpus} dedicated {cpus} free"
             for size, free in sorted((numa.pages or {}).items()):
                 # Small pages are not what a guest asks for next to devices.
                 if size > 64 and free:

@@ -60,7 +60,6 @@ class Reap(base.Record):
     """
 
     errors = (SnapshotError,)
-    for_people = False
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Declare the options."""
@@ -76,6 +75,14 @@ class Reap(base.Record):
                 "%s is below a domain and not ours: look who made it", printable(each)
             )
         swept = found.swept
+        kinds = ("ticket", "record", "room", "empty domain")
+        numbers = (swept.tickets, swept.records, swept.rooms, found.domains)
+        gone = [
+            f"{number} {kind}{'' if number == 1 else 's'}"
+            for kind, number in zip(kinds, numbers, strict=True)
+            if number
+        ]
+        self.say(f"Taken away: {', '.join(gone)}." if gone else "There was nothing to take away.")
         return Answer(
             columns=("Tickets", "Records", "Rooms", "Domains", "Strange"),
             rows=(swept.tickets, swept.records, swept.rooms, found.domains, len(found.strange)),

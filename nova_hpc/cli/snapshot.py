@@ -189,11 +189,12 @@ class SaveSnapshot(Record):
         devices = sum(len(node.devices) for node in taken.hosts)
         counts = (len(taken.hosts), devices, len(taken.servers), len(taken.flavors))
         if not to_stdout:
-            self.say(
-                "{}: {} hosts, {} devices, {} servers with devices, {} flavors".format(
-                    parsed_args.file, *counts
-                )
-            )
+            words = ("host", "device", "server", "flavor")
+            said = [
+                f"{number} {word}{'' if number == 1 else 's'}{' with devices' * (word == 'server')}"
+                for number, word in zip(counts, words, strict=True)
+            ]
+            self.say(f"{parsed_args.file}: {', '.join(said)}")
         return Answer(
             ("File", "Hosts", "Devices", "Servers", "Flavors"), (str(parsed_args.file), *counts)
         )

@@ -169,11 +169,15 @@ class _Files:
         for text in (*lines, *self.before.other_aliases):
             self._warn(text, specs)
         self.losses[COMMON] += losses
-        return [
+        named = [
             "# For every Nova service. A flavor asks for devices by these names:",
             "# pci_passthrough:alias=NAME:COUNT",
             "[pci]",
             *(f"alias = {_literal(alias)}" for alias in lines),
+        ]
+        already = ["# For every Nova service. The aliases are configured already."]
+        return [
+            *(named if lines else already),
             "",
             "[filter_scheduler]",
             "# Devices are claimed in Placement; aliases are read with that in mind.",

@@ -290,6 +290,17 @@ def test_the_aliases_of_an_operator(at_home):
     assert "in a file of yours" in answer[2]
 
 
+def test_no_heading_where_all_aliases_are_there_already(at_home):
+    assert at_home()[0] == 0
+    lines = "".join(f"alias = {each}\n" for each in at_home.told("alias"))
+    assert at_home("--undo")[0] == 0
+    at_home.nova(f"[pci]\n{lines}")
+    status, out, _ = at_home("--dry-run", "--part", "common")
+    assert status == 0
+    assert "For every Nova service. The aliases are configured already.\n" in out
+    assert "A flavor asks for devices by these names" not in out
+
+
 DROPPED = ("--enabled-filters", "ComputeFilter,PciPassthroughFilter,MyFilter")
 
 

@@ -121,6 +121,14 @@ def test_show(node, ask):
     assert shown["Differences"] == "its product_id is 2331 by its own answer, and was 2330"
 
 
+def test_the_table_has_the_baseline_in_lines(node, ask):
+    status, out, _ = ask("show", GPU)
+    assert status == 0
+    assert "| answers: class_code" in out
+    assert "| identity: product_id 2330" in out
+    assert max(map(len, out.splitlines())) < 150
+
+
 def test_a_replaced_card(node, ask):
     node.config(GPU, device=0x2331)
     status, out, _ = ask("check", GPU)

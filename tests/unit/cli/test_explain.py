@@ -84,7 +84,8 @@ def test_a_fit(run):
     assert "4 gpu free, but at most 1 under one switch (needs 2)" in out
     assert "0000:41:01.0 is withheld: it is quarantined: AER" in out
     assert "off: its nova-compute is disabled (fire)" in out
-    assert "It fits on 2 of 5 hosts." in out
+    # The answer stands right below the question.
+    assert "affinity switch (required)\nIt fits on 2 of 5 hosts.\n\n" in out
     assert out.index("fit1, fit2") < out.index("node7")
 
 

@@ -54,6 +54,19 @@ def test_reap(monkeypatch, capsys, strange, status):
     }
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Reaped(), "There was nothing to take away.\n"),
+        (Reaped(Swept(3, 0, 1), 1), "Taken away: 3 tickets, 1 room, 1 empty domain.\n"),
+    ],
+)
+def test_reap_for_people(monkeypatch, capsys, found, said):
+    monkeypatch.setattr(snapshot, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    assert run("reap") == 0
+    assert capsys.readouterr().out == said
+
+
 @pytest.mark.parametrize("command", ["groups", "reap"])
 def test_no_answer(monkeypatch, capsys, command):
     def fail(config):
