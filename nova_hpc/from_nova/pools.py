@@ -20,7 +20,7 @@ from nova.pci import request as pci_request
 from nova.pci import stats as pci_stats
 from oslo_utils import strutils
 
-from nova_hpc.from_nova import cache
+from nova_hpc.from_nova import aliases, cache
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.providers import Amounts, Kind
 from nova_hpc.from_nova.server import Device, Task
@@ -94,6 +94,8 @@ class Known:
     for_ports: bool = False
     #: Its address, if it is an adapter that can be had itself.
     whole: bool = False
+    #: How many aliases of the cloud it serves.
+    aliases: int = 0
     number: int = attrs.field(factory=cache.number)
 
 
@@ -117,6 +119,7 @@ class Seen:
             unit=None if tags is None else tags.group,
             # Later servers want devices by their role, and these only by ports.
             role=None if tags is None or self.known.for_ports else tags.role,
+            aliases=self.known.aliases,
         )
 
 
@@ -218,18 +221,24 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
         if _NETWORK in pool and stats._filter_pools([pool], kind.probe, None, [])
     )
     matches: tuple[Match, ...] = ()
+    serves = 0
     try:
         tags = hpc_tags.parse(pool)
         location = location_of(pool, tags, socket)
         own_class, own_traits = class_of(pool, tags)
         if tags is not None and tags.role is not None and not for_ports:
             SAMPLES.learn(pool, own_class, own_traits, tags.role)
+
+        def is_kind(kind: Kind) -> bool:
+            return own_class == kind.resource_class and kind.traits <= own_traits | _EVERYWHERE
+
+        if not for_ports:
+            serves = aliases.count(stats, pool, is_kind)
         matches = tuple(
             Match(
                 want=device.want.key,
                 kind=device.kind,
-                is_kind=own_class == device.kind.resource_class
-                and device.kind.traits <= own_traits | _EVERYWHERE,
+                is_kind=is_kind(device.kind),
                 contradiction=_contradiction(tags, own_class, device.kind),
             )
             for device in matched
@@ -249,6 +258,7 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
         ports=served,
         for_ports=for_ports,
         whole=pool.get("dev_type") == fields.PciDeviceType.SRIOV_PF,
+        aliases=serves,
     )
 
 

@@ -118,7 +118,9 @@ class Task:
     @matching.default
     def _matching(self) -> int:
         devices = tuple(device.matching for device in self.devices)
-        return _number(("matching", devices, tuple(kind.matching for kind in self.ports)))
+        # How many aliases a pool serves is known of it, too.
+        aliases = tuple(CONF.pci.alias)
+        return _number(("matching", devices, tuple(kind.matching for kind in self.ports), aliases))
 
     @shape.default
     def _shape(self) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import datetime
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 from urllib import parse
@@ -41,7 +40,7 @@ from nova_hpc.cloud.snapshot import (
     mixed_aliases,
     printable,
 )
-from nova_hpc.from_nova import contract, server, snapshot_hosts
+from nova_hpc.from_nova import aliases, contract, server, snapshot_hosts
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.placement.model import Want
 from nova_hpc.placement.server import ServerSpec
@@ -49,8 +48,6 @@ from nova_hpc.placement.server import ServerSpec
 CONF = nova.conf.CONF
 
 hpc_conf.register(CONF)
-
-_ALIAS: Final = "pci_passthrough:alias"
 
 #: Groups of nova.conf that may hold credentials to read images with, the best first.
 _GROUPS: Final = ("glance", "service_user", "placement")
@@ -153,7 +150,7 @@ def take(image: str | None = None) -> Snapshot:
             f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
             "is so, Nova alone decides, and not as explained"
         )
-    aliases, task = read_aliases()
+    known, task = read_aliases()
     free, unknown = snapshot_hosts.free_devices(task)
     problems += unknown
     manager = _Hosts()
@@ -185,7 +182,7 @@ def take(image: str | None = None) -> Snapshot:
         nova=version.version_string(),
         hosts=tuple(sorted(nodes, key=lambda each: (each.host, each.node))),
         flavors=_flavors(context, image),
-        aliases=aliases,
+        aliases=known,
         servers=tuple(servers[uuid] for uuid in sorted(servers)),
         # The devices that were just read tell which role an alias plays.
         profile=CLOUD_PROFILES.current().profile,
@@ -198,24 +195,27 @@ def read_aliases() -> tuple[tuple[Alias, ...], server.Task]:
     """All aliases of the configuration, and one task that wants one of each.
 
     The keys of the task's wants are the names of the aliases.
+
+    :raises SnapshotError: one of them is not JSON.
     """
     found: list[Alias] = []
     devices: list[server.Device] = []
-    for name in _names():
-        try:
-            task = server.read_flavor(_probe(name))
-        except (exception.NovaException, server.RequestError, ValueError) as error:
-            found.append(Alias(name=name, problem=_first_line(error)))
-            continue
-        for device in task.devices:
+    try:
+        configured = aliases.read()
+    except aliases.AliasError as error:
+        raise SnapshotError(str(error)) from error
+    for each in configured:
+        if each.problem is not None:
+            found.append(Alias(name=each.name, problem=_first_line(each.problem)))
+        for device in each.devices:
             found.append(
                 Alias(
-                    name=name,
+                    name=each.name,
                     resource_class=device.kind.resource_class,
                     traits=device.kind.traits,
                 )
             )
-            devices.append(attrs.evolve(device, want=Want(key=name, name=name, count=1)))
+            devices.append(attrs.evolve(device, want=Want(key=each.name, name=each.name, count=1)))
     wants = tuple(device.want for device in devices)
     return tuple(found), server.Task(ServerSpec({}, wants), tuple(devices))
 
@@ -256,33 +256,6 @@ def flavor_of(flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta
         vcpus=flavor.vcpus,
         memory_mb=flavor.memory_mb,
         problem=problem,
-    )
-
-
-def _names() -> list[str]:
-    """Names of all aliases, in their order.
-
-    :raises SnapshotError: one of them is not JSON.
-    """
-    names = []
-    for text in CONF.pci.alias:
-        try:
-            names.append(str(json.loads(text)["name"]).strip())
-        except (ValueError, KeyError, TypeError) as error:
-            raise SnapshotError(
-                f"[pci]alias {text!r} is no JSON object with a name; correct it in nova.conf"
-            ) from error
-    return list(dict.fromkeys(names))
-
-
-def _probe(alias: str) -> objects.Flavor:
-    """A flavor that asks for one device of *alias*, and is never stored."""
-    return objects.Flavor(
-        name=f"one {alias}",
-        flavorid=f"one {alias}",
-        vcpus=1,
-        memory_mb=1,
-        extra_specs={_ALIAS: f"{alias}:1"},
     )
 
 

@@ -167,7 +167,7 @@ def _places(solver: Solver, devices: DeviceSet) -> object:
 def _shape(node: Node, used: dict[str, int]) -> tuple[object, ...]:
     """The topology class of a choice: equal for devices of equal places."""
     taken = sorted(
-        (item.kind, item.free, used[item.id])
+        (item.kind, item.free, item.aliases, used[item.id])
         for part in node.parts
         for items in part.items
         for item in items

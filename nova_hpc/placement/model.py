@@ -155,6 +155,9 @@ class Pool:
     #: Of those with a *rival*: it is the adapter itself. What is not are functions of it, in
     #: several pools where they differ, and goes together.
     whole: bool = False
+    #: How many aliases of the cloud its devices can serve, those of the request among them;
+    #: 0: unknown, or none.
+    aliases: int = 0
 
 
 @attrs.frozen

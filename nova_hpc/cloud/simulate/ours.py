@@ -261,7 +261,7 @@ class Ours(Policy):
         if not answer.sets:
             return _Verdict(_NEVER)
         chosen = answer.sets[0]
-        level, misses, distance, spread, damage, _, left, _, spare = chosen.score
+        level, misses, distance, spread, damage, _, left, _, spare, _ = chosen.score
         if self.variant.by_damage:
             rank = between_hosts.rank(chosen.score, shape.level, self._grain(profile))
             score = 0.0

@@ -285,6 +285,7 @@ def engine_host(
             unit=device.unit,
             # Later servers want devices by their role, and these only by ports.
             role=device.role if device.ports is None else None,
+            aliases=len(device.aliases) if device.ports is None else 0,
         )
         for device in node.devices
         if device.free

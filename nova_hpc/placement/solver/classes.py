@@ -24,8 +24,11 @@ CLOSED: Final = 3  # must not be taken
 #: First words of keys of real domains at each rank.
 _REAL: Final = ("pix", "switch", "root", "numa", "socket", "host")
 
-#: Signature of alike devices: kind, free devices, label, how many, all or none, caps.
-Many = tuple[int, int, int, int, bool, int]
+#: Signature of alike devices: kind, free devices, label, how many, all or none, caps,
+#: aliases that each can serve.
+Many = tuple[int, int, int, int, bool, int, int]
+#: The same of one device: kind, free devices, label, caps, aliases.
+_Sort = tuple[int, int, int, int, int]
 
 
 @attrs.frozen(eq=False)
@@ -166,10 +169,10 @@ class Forest:
         labels = len(problem.profile.labels)
         free, held, avail = [0] * labels, [0] * labels, [0] * len(problem.demand.names)
         tidy = tidy_held = 0
-        units: dict[str, dict[tuple[int, int, int, int], list[Item]]] = {}
-        alike: dict[tuple[int, int, int, bool, int], list[Item]] = {}
+        units: dict[str, dict[_Sort, list[Item]]] = {}
+        alike: dict[tuple[_Sort, bool], list[Item]] = {}
         rivals = _rivals(items, marks)
-        either: dict[str, dict[bool, dict[tuple[int, int, int, int], list[Item]]]] = {}
+        either: dict[str, dict[bool, dict[_Sort, list[Item]]]] = {}
         for item in items:
             label, mark = problem.label[item.id], marks.get(item.id, 0)
             if label >= 0:
@@ -186,17 +189,17 @@ class Forest:
             for i in range(len(avail)):
                 if item.kind >> i & 1:
                     avail[i] += item.free
-            sort = (item.kind, item.free, label, problem.capped.get(item.id, 0))
+            sort = (item.kind, item.free, label, problem.capped.get(item.id, 0), item.aliases)
             if item.rival in rivals:
                 sides = either.setdefault(str(item.rival), {True: {}, False: {}})
                 sides[item.whole].setdefault(sort, []).append(item)
             elif mark != FORCED and item.unit is not None and item.unit in local:
                 units.setdefault(item.unit, {}).setdefault(sort, []).append(item)
             else:
-                alike.setdefault((*sort[:3], mark == FORCED, sort[3]), []).append(item)
+                alike.setdefault((sort, mark == FORCED), []).append(item)
         parts = [
-            Alike(((kind, free_each, label, len(same), forced, caps),), False, (tuple(same),))
-            for (kind, free_each, label, forced, caps), same in alike.items()
+            Alike((_many(sort, same, forced),), False, (tuple(same),))
+            for (sort, forced), same in alike.items()
         ]
         for sides in either.values():
             parts.append(attrs.evolve(_side(sides[False]), instead=_side(sides[True])))
@@ -204,7 +207,7 @@ class Forest:
             ordered = sorted(inside.items())
             parts.append(
                 Alike(
-                    tuple((*sort[:3], len(same), True, sort[3]) for sort, same in ordered),
+                    tuple(_many(sort, same, True) for sort, same in ordered),
                     True,
                     tuple(tuple(same) for _, same in ordered),
                 )
@@ -331,10 +334,15 @@ def _rivals(items: Sequence[Item], marks: Mapping[str, int]) -> frozenset[str]:
     return frozenset(rival for rival, found in sides.items() if len(found) > 1) - other
 
 
-def _side(found: Mapping[tuple[int, int, int, int], list[Item]]) -> Alike:
+def _many(sort: _Sort, same: Sequence[Item], forced: bool) -> Many:
+    kind, free, label, caps, aliases = sort
+    return kind, free, label, len(same), forced, caps, aliases
+
+
+def _side(found: Mapping[_Sort, list[Item]]) -> Alike:
     ordered = sorted(found.items())
     return Alike(
-        tuple((*sort[:3], len(same), False, sort[3]) for sort, same in ordered),
+        tuple(_many(sort, same, False) for sort, same in ordered),
         False,
         tuple(tuple(same) for _, same in ordered),
     )

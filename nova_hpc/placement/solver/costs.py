@@ -2,7 +2,7 @@
 """What the exact search spends: steps, and what devices cost.
 
 Costs are packed into one integer. From the left: spread, damage, groups lost,
-devices left over, crowding, appeal. All but the spread are sums over domains;
+devices left over, crowding, aliases, appeal. All but the spread are sums over domains;
 those that depend on nothing but what is taken from a domain are added by
 :class:`Charges`, once the domain's states are complete. :class:`Leaves` has the
 tables of alike devices, where the merging begins.
@@ -85,14 +85,15 @@ class Leaves:
         self,
         problem: Problem,
         layout: Layout,
-        crowd: int,
+        charges: Charges,
         budget: Budget,
         merge: Callable[[Costs, Costs], Costs],
     ) -> None:
         self.problem = problem
         self.layout = layout
         self.budget = budget
-        self._crowd = crowd  # cost of a device that is alone on its adapter
+        self._crowd = charges.crowd  # cost of a device that is alone on its adapter
+        self._aliases = charges.aliases
         self._merge = merge
         self._parts: dict[tuple[object, ...], list[Costs]] = {}
         self._eithers: dict[tuple[object, ...], Costs] = {}
@@ -146,7 +147,7 @@ class Leaves:
         return known
 
     def _alike(self, many: Many) -> Costs:
-        kind, free, label, count, forced, capped = many
+        kind, free, label, count, forced, capped, aliases = many
         lay = self.layout
         names = [i for i in range(len(lay.names)) if kind >> i & 1]
         track = 0
@@ -173,7 +174,7 @@ class Leaves:
                         + taken * track
                         + sum(n * lay.names[i] for n, i in zip(split, names, strict=True))
                     )
-                    out[state] = crowd * self._crowd
+                    out[state] = crowd * self._crowd + taken * aliases * self._aliases
         return out
 
 
@@ -207,20 +208,23 @@ class Charges:
         everything = self.most + sum(item.free for item in problem.site.rest)
         # A shape counts a device at most once at each level.
         worth = (len(Level) * problem.profile.worth * everything).bit_length()
-        self.crowd: Final = 1 << (self.most * (len(problem.request.cells) + 1)).bit_length()
+        aliases = max((item.aliases for item in problem.site.items), default=0)
+        self.aliases: Final = 1 << (self.most * (len(problem.request.cells) + 1)).bit_length()
+        self.crowd: Final = self.aliases << (taken * aliases).bit_length()
         self.left: Final = self.crowd << (taken * taken).bit_length()
         self.groups: Final = self.left << (len(TIDY) * self.most).bit_length()
         self.damage: Final = self.groups << worth
         self.spread: Final = self.damage << worth
 
-    def unpack(self, cost: int) -> tuple[int, int, int, int, int]:
-        """Spread, damage, groups lost, devices left over and crowding of a cost."""
+    def unpack(self, cost: int) -> tuple[int, int, int, int, int, int]:
+        """Spread, damage, groups lost, devices left over, crowding and aliases of a cost."""
         return (
             cost // self.spread,
             cost % self.spread // self.damage,
             cost % self.damage // self.groups,
             cost % self.groups // self.left,
             cost % self.left // self.crowd,
+            cost % self.crowd // self.aliases,
         )
 
     def add(self, cls: Class, costs: Costs) -> Costs:

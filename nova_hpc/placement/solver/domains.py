@@ -75,6 +75,8 @@ class Item:
     #: As :attr:`Pool.rival` where both are in one place; which of the two it is.
     rival: str | None = None
     whole: bool = False
+    #: As :attr:`Pool.aliases`.
+    aliases: int = 0
 
     @property
     def order(self) -> tuple[str, str]:
@@ -185,6 +187,7 @@ def survey(demand: Demand, host: Host) -> Site:
             label=label,
             rival=pool.rival if pool.rival in together else None,
             whole=pool.whole,
+            aliases=pool.aliases,
         )
         if not usable:
             rest.append(item)

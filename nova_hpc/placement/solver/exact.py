@@ -69,7 +69,7 @@ class Search:
         self.budget = budget
         self._tables: dict[tuple[int, int, int], Table] = {}
         self.charges = Charges(problem, self.layout)
-        self.leaves = Leaves(problem, self.layout, self.charges.crowd, budget, self._merge)
+        self.leaves = Leaves(problem, self.layout, self.charges, budget, self._merge)
 
     def solve(self, reach: Rank, bind: Rank) -> tuple[int, int] | None:
         """Least cost and final state, where groups close within *reach*.

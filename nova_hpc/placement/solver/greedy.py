@@ -270,7 +270,13 @@ def _labelled(demand: Demand, usable: Sequence[Item], groups: int) -> dict[tuple
     others = [item for item in usable if item.unit is None]
     flow = label(demand, capacities(others), capacities(forced), groups)
     # Devices near those that are used anyway come first.
-    others.sort(key=lambda item: (min((item.rank_to(f) for f in forced), default=0), item.order))
+    others.sort(
+        key=lambda item: (
+            min((item.rank_to(f) for f in forced), default=0),
+            item.aliases,
+            item.order,
+        )
+    )
     labelled: dict[tuple[int, Item], int] = {}
     for item in (*forced, *others):
         left = item.free
@@ -324,7 +330,13 @@ def _take(demand: Demand, counted: Sequence[int], stock: _Stock, items: Sequence
         for _ in range(demand.per_group[index]):
             item = min(
                 (item for item in away if stock.free[index, item]),
-                key=lambda item: (away[item], stock.taken.get(item, 0), -item.free, item.order),
+                key=lambda item: (
+                    away[item],
+                    stock.taken.get(item, 0),
+                    item.aliases,
+                    -item.free,
+                    item.order,
+                ),
             )
             stock.take(index, item)
             built.append(Member(index, item))

@@ -74,6 +74,7 @@ def measure(
         _left(problem, tidy_taken),
         crowd,
         spare,
+        sum(part.item.aliases for built, _ in groups for part in built),
     )
     return Measured(widest.level, DISTANCES[far], score)
 

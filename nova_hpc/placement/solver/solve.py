@@ -160,7 +160,9 @@ class Solver:
                 for number, (search, sets) in enumerate(searches):
                     got = search.solve(*stage)
                     if got is not None:
-                        found.append((got[0], number, _Found(*got, search, sets, stage)))
+                        # What is taken from outside: the trees of all choices are alike.
+                        cost = got[0] + _aliases(sets) * search.charges.aliases
+                        found.append((cost, number, _Found(*got, search, sets, stage)))
                 if found:
                     return min(found, key=lambda one: one[:2])[2]
         return None
@@ -196,7 +198,7 @@ class Solver:
                         self.problem, self.forest, root, hits, self._nvlink(hits), self.budget
                     )
                     self._searches[key] = search
-                same = (search.root.cls.number, search.hits)
+                same = (search.root.cls.number, search.hits, _aliases(sets))
                 if same not in seen:
                     seen.add(same)
                     yield search, sets
@@ -215,7 +217,7 @@ class Solver:
             at = home(members)
             homes[at] = homes.get(at, 0) + 1
             for item in members:
-                mark = (item.kind, item.free, self.problem.label[item.id])
+                mark = (item.kind, item.free, self.problem.label[item.id], item.aliases)
                 below.setdefault(item.keys[0], []).append(mark)
                 above[item.keys[0]] = item
         sketch: tuple[object, ...] = ()
@@ -301,7 +303,7 @@ class Solver:
         demand = self.problem.demand
         far = DISTANCES[found.stage[0]]
         wanted = self.problem.request.nvlink is not Nvlink.NONE
-        *costs, crowd = found.search.charges.unpack(found.cost)
+        *costs, crowd, aliases = found.search.charges.unpack(found.cost)
         spare = sum(item.free for item in self.problem.site.items) - demand.size * demand.groups
         score = (
             int(level),
@@ -310,6 +312,7 @@ class Solver:
             *costs,
             crowd + sum(len(members) for members in found.sets),
             spare,
+            aliases + _aliases(found.sets),
         )
         return self._device_set(_ordered(choice), choice.cells, Measured(level, far, score))
 
@@ -364,6 +367,10 @@ def _ordered(choice: Choice) -> list[tuple[Members, int | None]]:
             sorted(part.item.order for part in pair[0]),
         ),
     )
+
+
+def _aliases(sets: Sequence[Sequence[Item]]) -> int:
+    return sum(item.aliases for members in sets for item in members)
 
 
 def _ids(items: Sequence[Item]) -> tuple[str, ...]:

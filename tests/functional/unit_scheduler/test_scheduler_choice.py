@@ -6,8 +6,10 @@ from __future__ import annotations
 import copy
 
 from nova import test
+from nova.pci import request as pci_request
 from nova.scheduler import host_manager
 from oslo_config import cfg
+from oslo_serialization import jsonutils
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from nova_hpc import conf as hpc_conf
@@ -61,6 +63,39 @@ class PlaceTest(HostStates):
         self.assertEqual(before, offered, "Placement's own is left as it was")
         self.assertEqual(Level.NUMA, host.hpc_choice.devices.level)
         self.assertEqual((uuids.request,), host.hpc_choice.key)
+
+    def aliases(self, *more: dict[str, str]) -> None:
+        """The alias gpu, and others."""
+        gpu = {"name": "gpu", "resource_class": fixtures.GPU_CLASS}
+        self.flags(alias=[jsonutils.dumps(each) for each in (gpu, *more)], group="pci")
+        self.flags(pci_in_placement=True, group="filter_scheduler")
+        forget = getattr(pci_request.get_alias_from_config, "cache_clear", lambda: None)
+        forget()
+        self.addCleanup(forget)
+
+    def test_a_device_with_an_alias_of_its_own_is_taken_last(self) -> None:
+        """A plain GPU beside an H100 under one switch: who asks for a gpu gets the plain one."""
+        self.aliases(
+            {"name": "h100", "resource_class": fixtures.GPU_CLASS, "traits": "CUSTOM_H100"}
+        )
+        place = {"hpc_root": "pci0000:40", "hpc_switch": "0000:40:01.0"}
+        host = self.host(pool(1, hpc_traits="CUSTOM_H100", **place), pool(2, **place))
+        self.offered(host, uuids.gpu1)
+        self.assertIsNone(self.place(host, spec()))
+        self.assertEqual([uuids.gpu2], self.taken(host))
+        self.assertEqual(1, host.hpc_choice.devices.score[9])
+        # What the pools were read for before is known by the aliases of that time.
+        self.aliases()
+        self.offered(host, uuids.gpu1)
+        self.assertIsNone(self.place(host, spec()))
+        self.assertEqual([uuids.gpu1], self.taken(host))
+
+    def test_an_alias_that_nova_refuses_serves_nothing(self) -> None:
+        self.aliases({"name": "odd", "resource_class": fixtures.GPU_CLASS, "device_type": "odd"})
+        host = self.host(pool(1))
+        self.offered(host, uuids.gpu1)
+        self.assertIsNone(self.place(host, spec()))
+        self.assertEqual(0, host.hpc_choice.devices.score[9])
 
     def test_a_second_server_of_the_request_starts_from_placements_candidate(self) -> None:
         host = self.host(pool(1, count=2))

@@ -14,7 +14,7 @@ from nova_hpc.cloud import snapshot
 from nova_hpc.cloud.snapshot import ServerCell, Snapshot, SnapshotError
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.choose import choose
-from nova_hpc.placement.model import Cell
+from nova_hpc.placement.model import Cell, Want
 from nova_hpc.placement.roles import RoleConflictError
 from tests.unit.cloud import clouds
 
@@ -298,3 +298,14 @@ def test_devices_of_several_roles_under_another_name():
     ]
     with pytest.raises(RoleConflictError, match=r"the alias any .* roles fpga and gpu"):
         snapshot.roles(hosts, clouds.flavor(wants={"any": 1}).server.wants)
+
+
+def test_the_aliases_of_a_device_count_as_in_the_scheduler() -> None:
+    """Those that a flavor does not ask for, too; a device for ports serves none."""
+    node = full().hosts[0]
+    (one, *_) = node.devices
+    plain = attrs.evolve(one, free=1, aliases=frozenset({"gpu"}), ports=None)
+    special = attrs.evolve(plain, provider="other", aliases=frozenset({"gpu", "h100"}))
+    wants = (Want("0", "gpu", 1),)
+    host = snapshot.engine_host(attrs.evolve(node, devices=(plain, special), nvlink=()), wants)
+    assert {pool.id: pool.aliases for pool in host.pools} == {plain.provider: 1, "other": 2}

@@ -144,7 +144,7 @@ class _Worth:
         by_id = {pool.id: pool for pool in host.pools}
         self.nvlink_wants = {key for p in host.pools if p.id in linked for key in p.serves}
         self.legal = {m for m in host.nvlink if all(by_id[one].free == 1 for one in m)}
-        self._costs: dict[object, tuple[int, int, int, int, int]] = {}
+        self._costs: dict[object, tuple[int, int, int, int, int, int]] = {}
         self._levels: dict[object, int] = {}
         self._values: dict[object, tuple[int, int]] = {}
         self.mappings = list(_mappings(request.cells, host.nodes))
@@ -197,8 +197,8 @@ class _Worth:
         used: Mapping[str, int],
         counted: Mapping[str, int],
         seats: Mapping[int, HostNode],
-    ) -> tuple[int, int, int, int, int]:
-        """Damage, groups lost, devices left in touched domains, crowding, spare devices."""
+    ) -> tuple[int, int, int, int, int, int]:
+        """Damage, groups lost, devices left in touched domains, crowding, spare, aliases."""
         key = (
             tuple(sorted(used.items())),
             tuple(sorted(counted.items())),
@@ -218,7 +218,9 @@ class _Worth:
             before, after = self._value({}, {}), self._value(used, seats)
             crowd = sum(count * count for count in used.values())
             spare = sum(p.free for p in self.usable) - sum(used.values())
-            self._costs[key] = (before[0] - after[0], before[1] - after[1], left, crowd, spare)
+            aliases = sum(p.aliases * used.get(p.id, 0) for p in self.host.pools)
+            lost = (before[0] - after[0], before[1] - after[1])
+            self._costs[key] = (*lost, left, crowd, spare, aliases)
         return self._costs[key]
 
     def _value(self, used: Mapping[str, int], seats: Mapping[int, HostNode]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[3] / "docs/source/contributor/placement.rst"
 #: What the page defines by example; a section without one defines nothing.
-SECTIONS = ("Kinds", "Leftovers", "The gate", "What counts", "Fallback", "Between hosts")
+SECTIONS = ("Kinds", "Leftovers", "Aliases", "The gate", "What counts", "Fallback", "Between hosts")
 
 
 def test_every_example_of_the_page_is_true() -> None:

@@ -86,6 +86,7 @@ def hosts(draw: st.DrawFn, request: Request, devices: int, nodes: int) -> Host:
                 serves=frozenset(serves),
                 unit=draw(st.sampled_from(units)),
                 role=role,
+                aliases=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
             )
         )
     return Host(
