@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from osc_lib import exceptions
+from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from nova_hpc.cli.openstack import options, progress
@@ -212,7 +213,8 @@ class ScaleCluster(HeardOutput, _Changes, InertOutput, command.ShowOne):
             wanted = _chosen(cluster, parsed_args)
             goes, comes = cluster.wanted - wanted, wanted - cluster.wanted
             if parsed_args.dry_run:
-                return ("Goes", "Comes"), (_names(cluster, goes), _names(cluster, comes))
+                names = (_names(cluster, goes), _names(cluster, comes))
+                return ("Goes", "Comes"), tuple(map(format_columns.ListColumn, names))
             if not goes and not comes:
                 return look.record(cluster)
             given = options.secrets(parsed_args)
