@@ -422,6 +422,9 @@ class Work:
     def tell(self, spec: device_spec.DeviceSpec, result: settings.Settings | None) -> None:
         """Say on standard error what the files do not show."""
         wanted = self.args.part or settings.PARTS
+        if result is not None and settings.CONTROLLER in wanted:
+            for line in result.of_controller:
+                print(line, file=sys.stderr)
         if not set(_OF_THE_NODE) & set(wanted):
             return
         lines = [f"The inventory: {problem}" for problem in self.node.problems]

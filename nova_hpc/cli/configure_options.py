@@ -227,7 +227,8 @@ def _cloud(cloud: Any) -> None:
         type=Count(1),
         metavar="N",
         help="number of hosts that can match one request: the limits of Placement become at "
-        f"least that, and never less than {settings.FEWEST_CANDIDATES} or than they are",
+        f"least that, and never less than {settings.FEWEST_CANDIDATES} or than they are; "
+        f"[hpc]{settings.CACHE} becomes what they need",
     )
     cloud.add_argument(
         "--enabled-filters",

@@ -308,6 +308,7 @@ def _controller(words: Sequence[str], nova: Any) -> Controller:
         limit=nova.scheduler[settings.NOVA_LIMIT],
         aliases=tuple(nova.pci.alias),
         group_members=nova.quota.server_group_members,
+        cache=nova.hpc[settings.CACHE],
         by_file=by_file,
         weighers_by_file=weighers,
     )

@@ -252,6 +252,9 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
     mine, theirs = _load(own), _load(others)
     all_of_it = _load([*found, *(path for path in own if path not in found)])
     limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
+    own_cache, other_cache = _cache(mine), _cache(theirs)
+    # What a deployment tool has merged is ours there, too.
+    limits[settings.CACHE] = None if other_cache == own_cache else other_cache
     if placement:
         limits[settings.PLACEMENT_LIMIT] = _placement(own)
     other_device_spec = spec_entries.lines(_without(theirs.pci.device_spec, mine.pci.device_spec))
@@ -269,6 +272,7 @@ def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
             aliases=tuple(mine.pci.alias or ()),
             other_aliases=_without(theirs.pci.alias, mine.pci.alias),
             limits={name: value for name, value in limits.items() if value is not None},
+            own_cache=own_cache,
             cpu_sets={
                 name: value
                 for name in settings.CPU_SETS
@@ -321,12 +325,21 @@ def _without(theirs: Iterable[str] | None, mine: Iterable[str] | None) -> tuple[
 
 def _load(files: Sequence[Path]) -> cfg.ConfigOpts:
     options = load(files, _NOVA)
-    check(options, "hpc", ("device_role", "nvlink_set", "offer_anyway"))
+    check(options, "hpc", ("device_role", "nvlink_set", "offer_anyway", settings.CACHE))
     for group, opts in _NOVA.items():
         if group == "DEFAULT":
             continue
         check(options, group, (opt.dest for opt in opts))
     return options
+
+
+def _cache(options: cfg.ConfigOpts) -> int | None:
+    """``[hpc]cache_size`` as a file says it; None: it is the default."""
+    where = options.get_location(settings.CACHE, "hpc")
+    if where is None or not where.location.is_user_controlled:
+        return None
+    value: int = options.hpc[settings.CACHE]
+    return value
 
 
 def _placement(own: Iterable[Path]) -> int | None:

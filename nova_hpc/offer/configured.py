@@ -94,6 +94,9 @@ class Configured:
     aliases: tuple[str, ...] = ()
     other_aliases: tuple[str, ...] = ()
     limits: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    #: ``[hpc]cache_size`` of the files that ``configure`` itself wrote; in *limits* is that
+    #: of others.
+    own_cache: int | None = None
     cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     device_spec: tuple[str, ...] = ()
     #: Of the node's file alone, which is written anew.

@@ -33,6 +33,8 @@ class Controller:
     limit: int = settings.FEWEST_CANDIDATES
     aliases: tuple[str, ...] = ()
     group_members: int = 10
+    #: ``[hpc]cache_size``.
+    cache: int = settings.FEWEST_RESULTS
     #: File -> the filters that it enables; in the order in which they are read.
     by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
     #: The same of weighers.
@@ -78,6 +80,16 @@ def controller(told: Controller, hosts: int = 1) -> list[Finding]:
             Finding(
                 "limit-placement",
                 f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and {hosts} hosts can match.",
+                f"{_WRITE} --hosts {hosts}, {_RESTART}",
+            )
+        )
+    # 0 is no limit that is too low: nothing is kept, as somebody has wished.
+    if 0 < told.cache < settings.RESULTS_OF_HOST * hosts:
+        found.append(
+            Finding(
+                "cache-small",
+                f"[hpc]{settings.CACHE} is {told.cache}, and {hosts} hosts that are not alike need "
+                f"{settings.RESULTS_OF_HOST * hosts}.",
                 f"{_WRITE} --hosts {hosts}, {_RESTART}",
             )
         )

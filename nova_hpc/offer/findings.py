@@ -136,6 +136,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     "weigher-missing": Check(_W, "Hosts are not packed: large requests find no room."),
     "weigher-lost": Check(_W, "Hosts are not ranked any more as Nova or another team meant it."),
     "pci-in-placement": Check(_E, "Candidates are made without devices; claims fail on the node."),
+    "cache-small": Check(
+        _W, "The scheduler forgets hosts before they are asked for again, and is slow."
+    ),
     "limit-placement": Check(_W, "Hosts behind the limit are never considered."),
     "alias-twice": Check(_E, "Nova refuses a name with two specifications; every boot fails."),
     "alias-broken": Check(_E, "Nova refuses the alias; every request that names it fails."),

@@ -60,11 +60,18 @@ AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
 #: Nova's default of ``[scheduler]max_placement_results``.
 FEWEST_CANDIDATES: Final = 1000
 
+#: ``[hpc]cache_size``, its default, and how many entries of one store a host that is like no
+#: other takes for one flavor: one store has all of its devices, and those that the request can
+#: tell apart; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
+CACHE: Final = "cache_size"
+FEWEST_RESULTS: Final = 4096
+RESULTS_OF_HOST: Final = 2
+
 #: Options of which one value counts, the last: ours would be in the place of others'.
 NOVA_LIMIT: Final = "max_placement_results"
 PLACEMENT_LIMIT: Final = "max_allocation_candidates"
 CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")
-SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT)
+SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
 
 
 @attrs.frozen
@@ -97,6 +104,8 @@ class Settings:
     files: Mapping[str, str] = attrs.field(hash=False)
     #: What the operator should know, each one sentence.
     remarks: tuple[str, ...] = ()
+    #: The same of what a controller is told, whatever the node.
+    of_controller: tuple[str, ...] = ()
     #: Part -> what its file would take away from what is configured.
     losses: Mapping[str, Sequence[Loss]] = attrs.field(factory=dict, hash=False)
 
@@ -104,6 +113,11 @@ class Settings:
 def file_name(part: str) -> str:
     """Name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
     return f"nova-hpc-{part}.conf"
+
+
+def results_of(hosts: int) -> int:
+    """``[hpc]cache_size`` with which the stores hold all that *hosts* unlike hosts need."""
+    return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
 
 
 def render(
@@ -133,6 +147,7 @@ def render(
     return Settings(
         files={part: "\n".join(lines) + "\n" for part, lines in texts.items()},
         remarks=tuple(files.remarks),
+        of_controller=tuple(files.of_controller),
         losses=files.losses,
     )
 
@@ -160,6 +175,7 @@ class _Files:
     options: Options
     before: Configured
     remarks: list[str] = attrs.field(factory=list)
+    of_controller: list[str] = attrs.field(factory=list)
     losses: dict[str, list[Loss]] = attrs.field(
         factory=lambda: {part: [] for part in PARTS}  # each file is refused for itself
     )
@@ -223,6 +239,7 @@ class _Files:
             "[workarounds]",
             "# Dedicated CPUs are PCPU inventory on every node: no second request.",
             "disable_fallback_pcpu_query = true",
+            *self._cache(),
         ]
 
     def placement(self) -> list[str]:
@@ -273,6 +290,34 @@ class _Files:
         if option in self.options.replace:
             return limit
         return configured.not_lowered(self.before, option, limit)
+
+    def _cache(self) -> list[str]:
+        """``[hpc]cache_size``, where neither the default nor the operator's own will do."""
+        need = RESULTS_OF_HOST * self.options.hosts
+        theirs, own = self.before.limits.get(CACHE), self.before.own_cache
+        if CACHE in self.options.replace:
+            wanted = results_of(self.options.hosts)
+            stays = FEWEST_RESULTS if theirs is None else None
+        elif theirs == 0 or CACHE in self.options.keep:
+            # 0 is no limit that is too low: nothing is kept, and somebody has wished that.
+            wanted, stays = (own if theirs is None else theirs), theirs
+        else:
+            # One below the default is wished for, too, as long as it is enough.
+            stays = FEWEST_RESULTS if theirs is None else theirs
+            wanted = max(need, stays, own or 0)
+        if wanted is not None and wanted < need:
+            self.of_controller.append(
+                f"[hpc]{CACHE} stays {wanted}; {self.options.hosts} hosts that are not alike need "
+                f"{need} (--replace {CACHE})."
+            )
+        if wanted == stays:
+            return []
+        return [
+            "",
+            "[hpc]",
+            "# What the scheduler remembers: enough for every host that can match.",
+            f"{CACHE} = {wanted}",
+        ]
 
     def _cpu_sets(self) -> list[str]:
         shared, dedicated = _split(

@@ -18,8 +18,9 @@ from nova.scheduler.filters import numa_topology_filter, pci_passthrough_filter
 from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, providers, server
-from scheduler_filters import fit, hpc_topology_filter
+from nova_hpc.from_nova import contract, hosts, pools, providers, server
+from nova_hpc.offer.settings import RESULTS_OF_HOST
+from scheduler_filters import choice, fit, hpc_topology_filter
 from tests.functional import fixtures
 
 CONF = nova.conf.CONF
@@ -238,6 +239,23 @@ def test_everything_offered_passes_novas_filters(seed):
         assert offered(seed) == first
     finally:
         CONF.clear_override("cache_size", group="hpc")
+
+
+def test_what_hosts_that_are_not_alike_take_of_each_store():
+    """``nova-hpc configure --hosts N`` sets ``[hpc]cache_size`` by it."""
+    stores = [hosts._PATTERNS, hosts._BOUND, hosts._NODES, pools.KNOWN, fit._FITS, fit._ROOMS]
+    stores += [choice._REDUCED, choice._ANSWERS, choice._TURNED, choice._JUDGED, choice._PLACES]
+    number, most = 40, 0
+    for seed in range(12):
+        for store in stores:
+            store.clear()
+        rng = random.Random(seed)
+        listed, spec = [a_host(rng, each) for each in range(number)], a_request(rng)
+        placement_offers(listed, spec)
+        hpc_topology_filter.HpcTopologyFilter().filter_all(listed, spec)
+        most = max(most, *map(len, stores))
+    # The stores are full for the largest of them, and not much too large.
+    assert number < most <= RESULTS_OF_HOST * number
 
 
 def test_the_clouds_above_are_not_all_full():

@@ -559,6 +559,12 @@ FAULTS: Final = (
         CONFIGURE, _again, "controller",
     ),
     Fault(
+        "a scheduler that remembers fewer hosts than can match", "cache-small",
+        lambda p: (p.folder / "zz.conf").write_text("[hpc]\ncache_size = 900\n"),
+        "raised", lambda p: (p.folder / "zz.conf").write_text("[hpc]\ncache_size = 0\n"),
+        "controller",
+    ),
+    Fault(
         "an alias given twice", "alias-twice",
         lambda p: (p.folder / "aa.conf").write_text(
             '[pci]\nalias = {"name": "gpu", "product_id": "2330", "vendor_id": "10de"}\n'

@@ -109,6 +109,50 @@ def test_a_limit_does_not_fall(at_home, before):
     assert at_home.told("max_placement_results") == ["1000"]
 
 
+@pytest.mark.parametrize(
+    ("before", "hosts", "after"),
+    [
+        (None, 2048, []),  # the default is enough
+        (None, 2049, ["4098"]),
+        (None, 9000, ["18000"]),
+        ("20000", 9000, []),  # an operator's, which is higher
+        ("1000", 400, []),  # one that is lower, and enough
+        ("1000", 9000, ["18000"]),
+        ("0", 9000, []),  # nothing is kept, and that is meant
+    ],
+)
+def test_the_scheduler_remembers_as_many_hosts_as_match(at_home, before, hosts, after):
+    if before is not None:
+        at_home.nova(f"[hpc]\ncache_size = {before}\n")
+    words = ("--part", "controller", "--hosts", hosts)
+    _, _, err = at_home(*words)
+    assert at_home.told("cache_size") == after
+    assert ("cache_size stays 0; 9000 hosts that are not alike need 18000" in err) == (
+        before == "0"
+    )
+    assert at_home(*words)[1].startswith("Nothing to do.\n")
+    assert at_home.told("cache_size") == after
+
+
+def test_what_the_scheduler_remembers_does_not_shrink(at_home):
+    words = ("--part", "controller", "--hosts")
+    assert at_home(*words, 5000)[0] == 0
+    assert at_home(*words, 9000)[0] == 0
+    assert at_home.told("cache_size") == ["18000"]
+    assert at_home(*words, 5000)[0] == 0
+    assert at_home.told("cache_size") == ["18000"]
+    # A later word of the operator's, in a file that is read before ours.
+    at_home.nova("[hpc]\ncache_size = 30000\n")
+    assert at_home(*words, 5000)[0] == 0
+    assert at_home.told("cache_size") == []
+    at_home.nova("")
+    assert at_home(*words, 9000, "--keep", "cache_size")[0] == 0
+    assert at_home.told("cache_size") == []
+    assert at_home(*words, 9000)[0] == 0
+    assert at_home(*words, 3000, "--replace", "cache_size")[0] == 0
+    assert at_home.told("cache_size") == ["6000"]
+
+
 @pytest.mark.parametrize("before", ["4000", "-1"])
 def test_a_limit_of_placement_does_not_fall(at_home, before):
     folder = at_home.home.parent / ".placement"
