@@ -31,7 +31,7 @@ from nova_hpc.from_nova.pools import SAMPLES
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
 from nova_hpc.offer import roles
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc.placement import refusal
+from nova_hpc.placement import refusal, withheld
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.model import Miss, Request, Unmet
@@ -176,7 +176,7 @@ class HpcTopologyFilter(filters.BaseHostFilter):
             if outcome is None:
                 passed.append(host)
             else:
-                misses[host] = outcome
+                misses[host] = withheld.counted(outcome, view.counted)
         lines.rejected(misses, views, spec, len(passed))
         lines.unmeasured(order.work, spec)
         if not passed:

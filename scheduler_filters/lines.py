@@ -109,5 +109,6 @@ def _whole(miss: Miss, view: View | None) -> str:
         text += f"; not usable: {some(view.unusable, joint='; ')}"
     if view is not None and view.withheld:
         shown = [f"{address} ({why})" for address, why in sorted(view.withheld.items())]
-        text += f"; {len(shown)} withheld by the node: {', '.join(shown[:4])}"
+        number = "" if view.counted else f"{len(shown)} "
+        text += f"; {number}withheld by the node: {', '.join(shown[:4])}"
     return text

@@ -17,7 +17,7 @@ from nova.scheduler import request_filter
 
 from nova_hpc.cloud.asked import Asked
 from nova_hpc.cloud.snapshot import SnapshotError, direct_ports, printable
-from nova_hpc.from_nova import fabric, server, shortage, snapshot
+from nova_hpc.from_nova import fabric, server, shortage, snapshot, withheld
 from nova_hpc.placement import flavor as hpc_flavor
 
 #: Servers in ERROR that are looked at for a request.
@@ -140,9 +140,17 @@ def _placement_says(context: Any, spec: objects.RequestSpec) -> str | None:
     try:
         wanted.generate_request_groups_from_pci_requests()
         request_filter.process_reqspec(context, wanted)
-        found = shortage.look(context, wanted, server.read_task(wanted), None)
+        task = server.read_task(wanted)
+        found = shortage.look(context, wanted, task, None)
         host = found.nearest
-        return found.why(shortage.name_of(host) if host else "") if found.causes else None
+        if not found.causes:
+            return None
+        document = withheld.said_by(host) if host else None
+        return found.why(
+            printable(shortage.name_of(host)) if host else "",
+            document.withheld if document else {},
+            withheld.by_alias(document, task),
+        )
     except (exception.NovaException, shortage.NoAnswerError, ValueError) as error:
         return f"that cannot be told ({printable(str(error))})"
 

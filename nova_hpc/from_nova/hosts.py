@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.from_nova import bandwidth, cache, pools, providers
+from nova_hpc.from_nova import bandwidth, cache, pools, providers, withheld
 from nova_hpc.from_nova.bandwidth import Bandwidth
 from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.placement_answer import AnsweredAmounts, PlacementAnswer
@@ -67,6 +67,8 @@ class View:
     faults: tuple[tuple[str, str], ...] = ()
     #: PCI address -> why the node withholds it.
     withheld: Mapping[str, str] = attrs.field(factory=dict)
+    #: Alias -> how many of *withheld* would serve it.
+    counted: Mapping[str, int] = attrs.field(factory=dict)
     #: Why the node gets no server with an ``hpc:`` flavor, whatever it has; None: it may.
     out: str | None = None
     #: Whether Nova cannot tell some of the host's pools apart.
@@ -187,6 +189,7 @@ def read_host(
         unusable=(*unusable, *pattern.faults, *said.notes),
         faults=tuple(faults),
         withheld=said.withheld,
+        counted=withheld.by_alias(said, task),
         out=word.out,
         ambiguous=ambiguous,
         bandwidth=bound.providers,

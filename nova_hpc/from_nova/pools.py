@@ -31,7 +31,7 @@ from nova_hpc.topology.level import Location
 from nova_hpc.wire import tags as hpc_tags
 
 #: Nova gives these two to every device, so they are not in the tags.
-_EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
+EVERYWHERE: Final = frozenset({"COMPUTE_MANAGED_PCI_DEVICE", "OWNER_NOVA"})
 
 #: The tag of devices for Neutron's ports. Nova's own translation to Placement leaves
 #: them out where it names a network (pci_placement_translator.py:492 of release 34);
@@ -230,7 +230,7 @@ def _read(stats: Any, pool: Mapping[str, Any], task: Task, socket: int | None) -
             SAMPLES.learn(pool, own_class, own_traits, tags.role)
 
         def is_kind(kind: Kind) -> bool:
-            return own_class == kind.resource_class and kind.traits <= own_traits | _EVERYWHERE
+            return own_class == kind.resource_class and kind.traits <= own_traits | EVERYWHERE
 
         if not for_ports:
             serves = aliases.count(stats, pool, is_kind)

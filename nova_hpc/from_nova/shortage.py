@@ -80,7 +80,8 @@ def _devices(task: Task) -> Iterator[Wish]:
         yield Wish(
             Sign.DEVICES,
             "/".join(dict.fromkeys(names[kind])),
-            frozenset(host for host, amount in free.items() if amount >= count),
+            aliases=tuple(dict.fromkeys(names[kind])),
+            hosts=frozenset(host for host, amount in free.items() if amount >= count),
             amount=count,
             resource_class=" with ".join([kind.resource_class, *sorted(kind.traits - {_OWNER})]),
             free=free,

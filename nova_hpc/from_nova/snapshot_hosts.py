@@ -86,6 +86,7 @@ def read(
         nvlink=tuple(dict.fromkeys([*now.host.nvlink, *whole.host.nvlink])),
         unusable=tuple(printable(text) for text in now.unusable),
         withheld=now.withheld,
+        withheld_of=now.counted,
         ailing={} if document is None else document.in_use,
     )
     node = attrs.evolve(node, devices=tuple(_told_apart(each, node) for each in node.devices))

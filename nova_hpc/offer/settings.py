@@ -294,6 +294,8 @@ class _Files:
     def _cache(self) -> list[str]:
         """``[hpc]cache_size``, where neither the default nor the operator's own will do."""
         need = RESULTS_OF_HOST * self.options.hosts
+        wanted: int | None
+        stays: int | None
         theirs, own = self.before.limits.get(CACHE), self.before.own_cache
         if CACHE in self.options.replace:
             wanted = results_of(self.options.hosts)

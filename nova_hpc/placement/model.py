@@ -232,6 +232,9 @@ class Miss:
     #: host, no address.
     user: str
     unmet: Unmet = Unmet.OTHER
+    #: Where too few are free: of each alias its name, how many are, and how many are needed.
+    #: Then *operator* begins with *user*.
+    short: tuple[tuple[str, int, int], ...] = ()
 
 
 @attrs.frozen

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from nova_hpc.placement.withheld import free_of
+
 
 class Sign(enum.IntEnum):
     """What a wish is about. Of two that would do, the later is named as the cause."""
@@ -55,6 +57,8 @@ class Wish:
     #: Devices: the resource class.
     resource_class: str = ""
     source: Source = Source.NOVA
+    #: Of devices: the aliases that ask for them; *name* is made of these.
+    aliases: tuple[str, ...] = ()
     #: Host -> so many of the devices are free.
     free: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
@@ -170,11 +174,28 @@ class Shortage:
             parts.append(f"{total} {wish.name}{where}")
         return ", ".join(parts) or "no devices"
 
-    def why(self, name: str, withheld: Mapping[str, str] | None = None) -> str:
+    def short_of(self, host: str, counted: Mapping[str, int]) -> str:
+        """Of which devices a host has too few: ``7 of 8 gpu, one is withheld``; "": of none.
+
+        :param counted: alias -> how many that would serve it the host's node withholds.
+        """
+        short = [wish for wish in self.lacking(host) if wish.sign is Sign.DEVICES]
+        # A wish of several aliases of one kind has the devices of each.
+        counts = {wish.name: counted.get(wish.aliases[0], 0) for wish in short if wish.aliases}
+        lacks = [(wish.name, wish.free.get(host, 0), wish.amount) for wish in short]
+        return free_of(lacks, counts)
+
+    def why(
+        self,
+        name: str,
+        withheld: Mapping[str, str] | None = None,
+        counted: Mapping[str, int] | None = None,
+    ) -> str:
         """What operators read of the cause.
 
         :param name: what the nearest host is called.
         :param withheld: PCI address -> why that host's node does not give it.
+        :param counted: as of :meth:`short_of`.
         """
         host = self.nearest
         if host is None:
@@ -190,24 +211,26 @@ class Shortage:
                 f"resources of ports and at group_policy{' isolate' * self.isolated}"
             )
         lacks = self.lacking(host)
-        short = [wish for wish in lacks if wish.sign is Sign.DEVICES]
+        short = self.short_of(host, counted or {})
         text += f"; the nearest is {name}"
         if short:
-            parts = [f"{wish.free.get(host, 0)} of {wish.amount} {wish.name}" for wish in short]
-            text += f" with {', '.join(parts)}"
+            text += f" with {short}"
         others = [wish for wish in lacks if wish.sign is not Sign.DEVICES]
         missing = [str(wish) for wish in others if not wish.inverted]
         texts = [f"not {', '.join(missing)}"] if missing else []
         texts += [f"is not one with {wish}" for wish in others if wish.inverted]
         if texts:
             text += f", {'and' if short else 'which has the devices, but'} {', '.join(texts)}"
-        return text + _withheld(withheld or {})
+        return text + _withheld(withheld or {}, bool(counted))
 
 
-def _withheld(withheld: Mapping[str, str]) -> str:
+def _withheld(withheld: Mapping[str, str], counted: bool) -> str:
     if not withheld:
         return ""
     shown = [f"{address} ({why})" for address, why in sorted(withheld.items())][:4]
+    if counted:
+        more = f", and {len(withheld) - len(shown)} more" * (len(withheld) > len(shown))
+        return f"; withheld by the node: {', '.join(shown)}{more}"
     verb = "is" if len(withheld) == 1 else "are"
     return f", {len(withheld)} {verb} withheld by the node: {', '.join(shown)}"
 

@@ -88,9 +88,10 @@ SNAPSHOT: Final = Document(
     lives="a file of the operator's",
     writer="nova_hpc.cloud.snapshot.document:dumps",
     readers=("nova_hpc.cloud.snapshot.document:loads",),
-    # 2: adapters that are for direct ports, and the roles of networks.
-    version=2,
-    reads=(1, 2),
+    # 2: adapters that are for direct ports, and the roles of networks. 3: how many of the
+    # devices that a node withholds would serve each alias.
+    version=3,
+    reads=(1, 2, 3),
     schema="nova-hpc/snapshot",
     cure="take the snapshot again: nova-hpc simulate snapshot FILE",
 )

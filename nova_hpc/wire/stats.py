@@ -12,6 +12,7 @@ functions of one physical function usually fail together::
      "differs": {"is gone from the guest of server ...: hard reboot ...": ["0000:42:00.0"]},
      "unusable": ["0000:43:00.0"],
      "states": {"suspect": {"1767225600": ["0000:22:10.0", ...]}},
+     "kinds": {"CUSTOM_VF CUSTOM_FAST": ["0000:22:10.0", ...]},
      "notes": ["the quarantine file cannot be read"],
      "left_out": 3}
 
@@ -92,6 +93,9 @@ class StatsDocument:
     states: Mapping[str, tuple[str, float]] = attrs.field(
         factory=dict, converter=_states, hash=False
     )
+    #: PCI address of a withheld device -> its kind, see :func:`kind_of`; one that is not in
+    #: it is of no known kind. What does not fit is left out before the states are.
+    kinds: Mapping[str, str] = attrs.field(factory=dict, converter=_reasons, hash=False)
     #: What is wrong with the node as a whole.
     notes: tuple[str, ...] = attrs.field(default=(), converter=_notes)
     #: Devices that are withheld or ailing but did not fit in the document.
@@ -103,6 +107,9 @@ class StatsDocument:
         What does not fit is left out from the end (withheld devices come
         first) and counted in ``left_out``.
         """
+        text = _encode(self._body(self._kinds(), self.left_out, self.states, self.kinds))
+        if len(text) < LIMIT:
+            return text
         text = _encode(self._body(self._kinds(), self.left_out, self.states))
         if len(text) < LIMIT:
             return text
@@ -140,6 +147,7 @@ class StatsDocument:
         kinds: Mapping[str, Mapping[str, str]],
         left_out: int,
         states: Mapping[str, tuple[str, float]] | None = None,
+        kinds_of_devices: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {STATS.key: STATS.version}
         for kind, reasons in kinds.items():
@@ -149,11 +157,24 @@ class StatsDocument:
             body["unusable"] = list(self.unusable)
         if states:
             body["states"] = _by_state(states)
+        if kinds_of_devices:
+            body["kinds"] = _by_reason(kinds_of_devices)
         if self.notes:
             body["notes"] = list(self.notes)
         if left_out:
             body["left_out"] = left_out
         return body
+
+
+def kind_of(resource_class: str, traits: Iterable[str]) -> str:
+    """A kind of device, as Placement knows it: the class, and traits that it has."""
+    return " ".join([resource_class, *sorted(traits)])
+
+
+def parts_of(kind: str) -> tuple[str, frozenset[str]]:
+    """The class and the traits of a kind."""
+    first, *others = kind.split(" ")
+    return first, frozenset(others)
 
 
 def read(text: object) -> StatsDocument | None:
@@ -180,6 +201,7 @@ def read(text: object) -> StatsDocument | None:
         unusable=tuple(unusable),
         differs=_by_address(body, "differs"),
         states=_read_states(body.get("states", {})),
+        kinds=_by_address(body, "kinds"),
         notes=tuple(notes),
         left_out=left_out,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thirty causes for which a server finds no host, made for real; and the table of the docs.
+"""Thirty-two causes for which a server finds no host, made for real; and the table of the docs.
 
 Each with what its user reads, what its operator finds in the log of nova-scheduler, and what
 ``nova-hpc explain --server`` says of the devices. One cloud serves all rows: what a row changes
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+from nova import context as nova_context
+from nova import objects
 from oslo_serialization import jsonutils
 from oslo_utils import uuidutils
 
@@ -24,6 +26,7 @@ from nova_hpc.cloud.explain import explain_asked
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.from_nova.said import SAID
+from nova_hpc.wire.stats import StatsDocument
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 
@@ -134,6 +137,31 @@ def _taken(test: CausesTest) -> Iterator[None]:
             test.placement.delete(f"/allocations/{consumer}", version="1.38")
 
 
+def _withheld(test: CausesTest) -> Iterator[None]:
+    """The node of alpha keeps one GPU back, and says so as its driver does."""
+    address = "0000:40:00.0"
+    document = StatsDocument(
+        withheld={address: "in quarantine: overheats"}, kinds={address: "CUSTOM_HPC_GPU"}
+    )
+    test.set_stats("alpha", document)
+    test.reserve("alpha", "40:00.0", 1)
+    try:
+        yield
+    finally:
+        test.reserve("alpha", "40:00.0", 0)
+        test.set_stats("alpha", StatsDocument())
+
+
+def _disclosed(test: CausesTest) -> Iterator[None]:
+    """The same, in a cloud whose users may read of its capacity."""
+    test.flags(disclose_capacity=True, group="hpc")
+    try:
+        with contextlib.contextmanager(_withheld)(test):
+            yield
+    finally:
+        test.flags(disclose_capacity=False, group="hpc")
+
+
 def made(generator: Callable[[CausesTest], Iterator[None]]) -> Change:
     """A change that a row makes, and unmakes."""
     return contextlib.contextmanager(generator)
@@ -148,6 +176,22 @@ CAUSES: Final = (
         "No host has 5 gpu free; fewer devices may help",
         SHORT + r"the nearest is alpha with 4 of 5 gpu",
         specs=PAIR | {"pci_passthrough:alias": "gpu:5"},
+    ),
+    Cause(
+        "a device of the nearest host is withheld",
+        "No host has 4 gpu free; fewer devices may help",
+        SHORT + r"the nearest is alpha with 3 of 4 gpu, one is withheld; withheld by the node: "
+        r"0000:40:00.0 \(in quarantine: overheats\)",
+        specs=PAIR | {"pci_passthrough:alias": "gpu:4", "hpc:affinity": "host"},
+        change=made(_withheld),
+    ),
+    Cause(
+        "the same, where users may read of the capacity",
+        "No host has 4 gpu free; fewer devices may help; the nearest has 3 of 4 gpu, one is "
+        "withheld",
+        SHORT + r"the nearest is alpha with 3 of 4 gpu, one is withheld",
+        specs=PAIR | {"pci_passthrough:alias": "gpu:4", "hpc:affinity": "host"},
+        change=made(_disclosed),
     ),
     Cause(
         "more CPUs than any host has",
@@ -435,13 +479,7 @@ class CausesTest(base.HpcServersTest):
 
     def take(self, consumer: str, host: str, address: str) -> None:
         """Somebody else has a device in Placement."""
-        body = self.placement.get("/resource_providers", version="1.14").body
-        above = self._get_provider_uuid_by_host(host)
-        (gpu,) = [
-            each["uuid"]
-            for each in body["resource_providers"]
-            if each["parent_provider_uuid"] == above and each["name"].endswith(address)
-        ]
+        gpu = self._device(host, address)
         self.placement.put(
             f"/allocations/{consumer}",
             {
@@ -453,6 +491,31 @@ class CausesTest(base.HpcServersTest):
             },
             version="1.38",
         )
+
+    def set_stats(self, host: str, document: StatsDocument) -> None:
+        """What the node of a host says of itself."""
+        node = objects.ComputeNode.get_by_nodename(nova_context.get_admin_context(), host)
+        node.stats = dict(node.stats or {}) | {"hpc": document.dumps()}
+        node.save()
+
+    def reserve(self, host: str, address: str, amount: int) -> None:
+        """As the driver does in Placement with what a node withholds."""
+        gpu = self._device(host, address)
+        url = f"/resource_providers/{gpu}/inventories/CUSTOM_HPC_GPU"
+        now = self.placement.get(url, version="1.26").body
+        answer = self.placement.put(url, now | {"reserved": amount}, version="1.26")
+        assert answer.status == 200, answer.body
+
+    def _device(self, host: str, address: str) -> str:
+        """The provider of a device."""
+        body = self.placement.get("/resource_providers", version="1.14").body
+        above = self._get_provider_uuid_by_host(host)
+        (found,) = [
+            each["uuid"]
+            for each in body["resource_providers"]
+            if each["parent_provider_uuid"] == above and each["name"].endswith(address)
+        ]
+        return str(found)
 
     def image(self, properties: Mapping[str, str]) -> str:
         key = tuple(sorted(properties.items()))
@@ -510,7 +573,7 @@ class CausesTest(base.HpcServersTest):
             self._delete_server(each)
 
     def test_each(self) -> None:
-        """Thirty rows; what is wrong with any is told at the end."""
+        """Each row; what is wrong with any is told at the end."""
         rows, wrong = {}, []
         for cause in CAUSES:
             try:
@@ -523,7 +586,7 @@ class CausesTest(base.HpcServersTest):
             if not good or not said[2].startswith(cause.explain):
                 wrong.append(f"{cause.name}: {jsonutils.dumps(said)}")
         self.assertEqual([], wrong, "\n".join(wrong))
-        self.assertGreaterEqual(len(rows), 30)
+        self.assertGreaterEqual(len(rows), 32)
         made_now = table(rows)
         if os.environ.get("NOVA_HPC_WRITE_CAUSES"):
             PAGE.write_text(made_now, encoding="utf-8")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from nova_hpc.cloud.explain import explain
 from nova_hpc.cloud.explain.model import Question
 from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.from_nova import snapshot
+from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.topology.level import Distance, Level
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
@@ -64,8 +64,41 @@ class ExplainTest(DriverTest):
         self.update("alpha")
         flavor = self.make_flavor(PAIR)
         (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
-        self.assertEqual("1 gpu free (needs 2)", verdict.reason)
+        self.assertEqual("1 of 2 gpu, one is withheld", verdict.reason)
         self.assertTrue(any(FIRST in note and "it fell silent" in note for note in verdict.notes))
+        self.flags(disclose_capacity=True, group="hpc")
+        server = self.boot(flavor, state="ERROR")
+        self.assertIn("; the nearest has 1 of 2 gpu, one is withheld", self.fault(server))
+        self.assertNotIn("alpha", self.fault(server))
+        (line,) = self.log_lines("Placement has no candidate for flavor")
+        said = (
+            f"the nearest is alpha with 1 of 2 gpu, one is withheld; withheld by the node: {FIRST}"
+        )
+        self.assertIn(said, line)
+        found = asked.find(server["id"])
+        self.assertIn(said, found.placement or "")
+
+    def test_what_is_withheld_of_each_alias(self) -> None:
+        """A GPU that is withheld is none of the functions that are missing, too."""
+        self.host("alpha", fixtures.Shape((fixtures.Switch(gpus=1, pfs=1),)))
+        self.quarantine("alpha", FIRST, "it fell silent")
+        self.update("alpha")
+        flavor = self.make_flavor(PAIR | {"pci_passthrough:alias": "gpu:1,vf:5"})
+        self.assertEqual("0 of 1 gpu, one is withheld; 4 of 5 vf", self.nearest(flavor))
+        self.sysfs["alpha"].bind("0000:40:01.3", "mlx5_core")
+        self.update("alpha")
+        said = "0 of 1 gpu, one is withheld; 3 of 5 vf, one is withheld"
+        self.assertEqual(said, self.nearest(flavor))
+        self.boot(flavor, state="ERROR")
+        (line,) = self.log_lines("Placement has no candidate for flavor")
+        self.assertIn(f"the nearest is alpha with {said}; withheld by the node: {FIRST} (", line)
+        # One that is not asked for is not counted.
+        few = self.make_flavor(PAIR | {"pci_passthrough:alias": "vf:4"})
+        self.assertEqual("3 of 4 vf, one is withheld", self.nearest(few))
+
+    def nearest(self, flavor: str) -> str:
+        (verdict,) = explain(snapshot.take(), Question(flavor)).verdicts
+        return verdict.reason
 
     def test_a_decision_and_where_the_devices_sit(self) -> None:
         self.host("alpha", fixtures.two_switches(gpus=1, numa=(0, 1)))

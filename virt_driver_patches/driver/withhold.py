@@ -10,7 +10,7 @@ has: it stays with its server.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from nova import context as nova_context
@@ -20,11 +20,12 @@ from oslo_log import log as logging
 from oslo_serialization import jsonutils
 
 from nova_hpc.from_nova.claim import hpc_tags
+from nova_hpc.from_nova.pools import class_of
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.owners import Row, Rows
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.model import AddressError, normalise_address
-from nova_hpc.wire import device_record, stats
+from nova_hpc.wire import device_record, stats, tags
 from nova_hpc.wire.ledger import SOMEBODY
 from virt_driver_patches.driver import contract
 from virt_driver_patches.driver.reading import Offers, Reading
@@ -135,6 +136,7 @@ class Withholder:
             in_use=unfit,
             unusable=_unusable(unfit, findings, reading, offers),
             states=reading.states(),
+            kinds=_kinds(withheld, reading, offers),
             notes=notes,
         )
         resources["stats"][stats.KEY] = document.dumps()
@@ -151,6 +153,25 @@ class Withholder:
                 LOG.warning("PCI device %s %s", address, text)
         for address in sorted(before.keys() - now.keys()):
             LOG.info("PCI device %s is well again", address)
+
+
+def _kinds(withheld: Iterable[str], reading: Reading, offers: Offers) -> dict[str, str]:
+    """Which class and traits withheld devices have in Placement, for who counts them."""
+    found = {}
+    for address in withheld:
+        function, offer = reading.node.function(address), offers.get(address)
+        if function is None or offer is None or "physical_network" in offer[1]:
+            continue  # it is not there, or no flavor's
+        device = {
+            "vendor_id": function.vendor_id or "",
+            "product_id": function.product_id or "",
+            "live_migratable": offer[1].get("live_migratable", "false"),
+        }
+        try:
+            found[address] = stats.kind_of(*class_of(device, tags.parse(hpc_tags(offer[1]))))
+        except tags.TagError as error:
+            LOG.debug("Of which kind %s is cannot be told: %s", address, error)
+    return found
 
 
 def _unusable(

@@ -19,6 +19,7 @@ from nova_hpc.cloud.explain import remedies as explain_remedies
 from nova_hpc.cloud.explain.model import Choice, Placed, Question, Remedy, Report, Verdict
 from nova_hpc.cloud.explain.remedies import Chooser
 from nova_hpc.cloud.snapshot import Flavor, Node, Snapshot, SnapshotError
+from nova_hpc.placement import withheld
 from nova_hpc.placement.flavor import PREFIX, has_fabric_keys, has_hpc_keys
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
@@ -131,7 +132,10 @@ def verdict(node: Node, flavor: Flavor, request: Request, chooser: Chooser) -> V
     answer = chooser.choose(request, flavor, node)
     notes = _notes(node)
     if not answer.sets:
-        reason = answer.miss.operator if answer.miss else "no suitable set of devices is free"
+        wanted = {want.name for want in request.wants}
+        mine = {name: count for name, count in node.withheld_of.items() if name in wanted}
+        miss = withheld.counted(answer.miss, mine) if answer.miss else None
+        reason = miss.operator if miss else "no suitable set of devices is free"
         return Verdict(node=node, reason=reason, notes=notes)
     best = answer.sets[0]
     return Verdict(node=node, choice=Choice(best), reason=best.reason, notes=notes)

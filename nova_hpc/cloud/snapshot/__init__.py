@@ -35,6 +35,10 @@ def printable(text: str) -> str:
     return text_of_others.printable(text) or "?"
 
 
+def _counts(value: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(value.items()))
+
+
 def _sorted(values: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted(values.items()))
 
@@ -155,6 +159,9 @@ class Node:
     unusable: tuple[str, ...] = ()
     #: PCI address -> why the node withholds it from every server.
     withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    #: Alias -> how many of *withheld* would serve it; one that is not in it has none, or the
+    #: node's release does not say which they are.
+    withheld_of: Mapping[str, int] = attrs.field(factory=dict, converter=_counts, hash=False)
     #: PCI address -> what ails a device that a server has; it will be
     #: withheld when that server leaves.
     ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)

@@ -40,6 +40,7 @@ _FIELDS: Final = {
     "weight": number(1, _MOST_KIB),
     "count": number(1, _MOST_DEVICES),
     "counts": number(1, _MOST_DEVICES),
+    "withheld_of": number(1, _MOST_DEVICES),
     "groups": number(1, _MOST_DEVICES),
     "extra_specs": ANY_TEXT,
     "aggregates": ANY_TEXT,
@@ -87,6 +88,8 @@ def loads(text: str) -> Snapshot:
     body = {key: value for key, value in data.items() if key not in SNAPSHOT.head()}
     if data[SNAPSHOT.key] == 1:
         _add_ports(body)
+    if data[SNAPSHOT.key] < 3:
+        _add_withheld(body)
     try:
         snapshot: Snapshot = _CONVERTER.structure(body, Snapshot)
     except (cattrs.BaseValidationError, WireError) as error:
@@ -105,6 +108,14 @@ def _add_ports(body: dict[str, Any]) -> None:
         for device in devices if isinstance(devices, list) else ():
             if isinstance(device, dict):
                 device.setdefault("ports", None)
+
+
+def _add_withheld(body: dict[str, Any]) -> None:
+    """What version 2 did not say: which aliases the withheld devices would serve."""
+    hosts = body.get("hosts")
+    for host in hosts if isinstance(hosts, list) else ():
+        if isinstance(host, dict):
+            host.setdefault("withheld_of", {})
 
 
 def _contradictions(snapshot: Snapshot) -> Iterator[str]:

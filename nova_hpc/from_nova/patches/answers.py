@@ -12,7 +12,6 @@ Nova tells nobody what was missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import oslo_messaging as messaging
@@ -22,12 +21,13 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_messaging.rpc.dispatcher import ExpectedException
 
-from nova_hpc.from_nova import hosts, placement_answer, server, shortage
+from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.said import SAID, more
 from nova_hpc.placement import flavor, refusal
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.shortage import Shortage
+from nova_hpc.wire.stats import StatsDocument
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -170,7 +170,22 @@ def _why_no_candidates(this: Any, context: Any, spec: objects.RequestSpec) -> st
     except Exception:
         LOG.exception("Why Placement has no candidates could not be told")
         return None
-    return refusal.unplaced(found, task.server.wants)
+    reason = refusal.unplaced(found, task.server.wants)
+    if found is None or not CONF.hpc.disclose_capacity:
+        return reason
+    return reason + _counts(this, context, spec, task, found)
+
+
+def _counts(
+    this: Any, context: Any, spec: objects.RequestSpec, task: server.Task, found: Shortage
+) -> str:
+    """What the nearest host has, for users who may read of it: no name, no address."""
+    host = found.nearest
+    if host is None:
+        return ""
+    counted = withheld.by_alias(_document_of(this, context, spec, host), task)
+    short = found.short_of(host, counted)
+    return f"; the nearest has {short}" if short else ""
 
 
 def _check(task: server.Task) -> None:
@@ -198,6 +213,7 @@ def _look(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task)
     held = SAID.due(("no candidates", name, tuple(map(str, sum(found.causes, ())))))
     if held is not None:
         host = found.nearest
+        document = _document_of(this, context, spec, host)
         LOG.info(
             "Placement has no candidate for flavor %s (server %s)%s: asked for %s; free are %s; %s",
             name,
@@ -205,7 +221,11 @@ def _look(this: Any, context: Any, spec: objects.RequestSpec, task: server.Task)
             more(held),
             found.asked(),
             found.have(),
-            found.why(_named(host), _withheld_by(this, context, spec, host)),
+            found.why(
+                _named(host),
+                document.withheld if document else {},
+                withheld.by_alias(document, task),
+            ),
         )
     return found
 
@@ -217,24 +237,19 @@ def _named(host: str | None) -> str:
         return str(host)
 
 
-def _withheld_by(
+def _document_of(
     this: Any, context: Any, spec: objects.RequestSpec, host: str | None
-) -> Mapping[str, str]:
-    """What the node of a host does not give, by its own word: PCI address -> why."""
+) -> StatsDocument | None:
+    """What the node of a host says of itself; None: nothing that can be read."""
     if host is None:
-        return {}
+        return None
     try:
         states = this.host_manager.get_host_states_by_uuids(context.elevated(), [host], spec)
         documents = [hosts.word_of(each).document for each in states]
     except Exception as error:
         LOG.debug("What host %s withholds could not be read: %s", host, error)
-        return {}
-    return {
-        address: why
-        for document in documents
-        if document is not None
-        for address, why in document.withheld.items()
-    }
+        return None
+    return next((each for each in documents if each is not None), None)
 
 
 def _reaches_limit(call: Call) -> bool:

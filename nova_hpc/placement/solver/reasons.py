@@ -87,7 +87,8 @@ def _miss(request: Request, demand: Demand, site: Site, links: Links) -> Miss:
                 f"; {', '.join(site.useless[:4])} can not be given, because other functions of "
                 "the same IOMMU group were not asked for"
             )
-        return Miss(operator=text + extra, user=text, unmet=Unmet.DEVICES)
+        lacks = tuple((demand.names[i], have[i], need[i]) for i in short)
+        return Miss(operator=text + extra, user=text, unmet=Unmet.DEVICES, short=lacks)
     if demand.most(caps) < demand.groups:
         text = (
             f"{counts(demand.names, have)} free, but some devices serve several of these and "

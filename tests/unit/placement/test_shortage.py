@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import refusal
-from nova_hpc.placement.model import Want
+from nova_hpc.placement import refusal, withheld
+from nova_hpc.placement.model import Miss, Unmet, Want
 from nova_hpc.placement.shortage import Shortage, Sign, Source, Wish
 
 HOSTS = "abcd"
@@ -103,6 +104,39 @@ def test_what_is_withheld_is_counted() -> None:
         "no host has 8 gpu (G); the nearest is a with 7 of 8 gpu, 1 is withheld by the node: "
         "0000:40:00.0 (in quarantine: hot)"
     )
+
+
+def test_what_is_withheld_is_counted_for_each_alias() -> None:
+    none: frozenset[str] = frozenset()
+    gpu = Wish(Sign.DEVICES, "gpu", none, amount=8, aliases=("gpu",), free={"a": 7})
+    nic = attrs.evolve(gpu, name="nic/port", aliases=("nic", "port"), amount=4, free={"a": 2})
+    found = Shortage((gpu, nic))
+    held = {"0000:40:00.0": "in quarantine: hot", "0000:50:00.0": "away", "0000:51:00.0": "away"}
+    assert found.short_of("a", {"gpu": 1}) == "7 of 8 gpu, one is withheld; 2 of 4 nic/port"
+    said = found.why("a", held, {"gpu": 1, "nic": 2, "port": 2})
+    assert "; the nearest is a with 7 of 8 gpu, one is withheld; 2 of 4 nic/port, 2 are" in said
+    assert "withheld; withheld by the node: 0000:40:00.0 (in quarantine: hot), " in said
+    # Nobody knows which they are: they are in no alias's count.
+    assert "with 7 of 8 gpu, 2 of 4 nic/port, 3 are withheld by the node" in found.why("a", held)
+
+
+def test_a_miss_counts_what_is_withheld() -> None:
+    short = Miss(
+        "7 gpu free (needs 8); 0000:41:00.0 can not be given",
+        "7 gpu free (needs 8)",
+        Unmet.DEVICES,
+        (("gpu", 7, 8),),
+    )
+    said = withheld.counted(short, {"gpu": 1, "nic": 1})
+    assert said.user == "7 of 8 gpu, one is withheld"
+    assert said.operator == "7 of 8 gpu, one is withheld; 0000:41:00.0 can not be given"
+    assert withheld.counted(short, {"nic": 1}) == withheld.counted(short, {}) == short
+    apart = Miss("NUMA node 1: 2 gpu", "2 gpu free, but apart", Unmet.TOGETHER)
+    assert withheld.counted(apart, {"nic": 2, "gpu": 1}).user == (
+        "2 gpu free, but apart; one gpu is withheld, 2 nic are withheld"
+    )
+    out = Miss("its nova-compute is old", "a node is not set up")
+    assert withheld.counted(out, {"gpu": 1}) == out
 
 
 def test_no_answer_names_no_cause() -> None:

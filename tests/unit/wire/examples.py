@@ -206,6 +206,7 @@ STATS: Final = StatsDocument(
         "11111111-2222-3333-4444-555555555555"
     },
     states={"0000:23:00.0": ("quarantined", 1790000000.0)},
+    kinds={"0000:22:10.2": "CUSTOM_VF CUSTOM_FAST", "0000:23:00.0": "CUSTOM_GPU"},
     notes=("the quarantine file cannot be read",),
     left_out=3,
 )
@@ -258,6 +259,7 @@ SNAPSHOT: Final = Snapshot(
             nvlink=(frozenset({"p1", "p0"}),),
             unusable=("0000:50:00.0: tag hpc_tags is '9', this release reads '1'",),
             withheld={"0000:60:00.0": "quarantined"},
+            withheld_of={"gpu": 1},
             ailing={"0000:1a:00.2": "narrow link"},
         ),
     ),
@@ -465,7 +467,7 @@ WRITERS: Final[dict[str, Callable[[], str]]] = {
     "unplug-mark/v1.json": UNPLUG.dumps,
     "guest-document/v1.json": lambda: GUEST[guest.DOCUMENT].decode("ascii"),
     "nccl-topology/v1.xml": lambda: GUEST[guest.NCCL].decode("ascii"),
-    "snapshot/v2.json": lambda: snapshot_document.dumps(SNAPSHOT),
+    "snapshot/v3.json": lambda: snapshot_document.dumps(SNAPSHOT),
     "ledger/v1.json": LEDGER.dumps,
     "inventory/v1.json": lambda: inventory.dumps(NODE),
     "capture-manifest/v1.json": lambda: capture.dumps(REPLACED),

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many devices of each alias a node withholds, counted in the nearest miss.
+
+Pure: counts in, sentences out. They have no address and no reason in them: those who may read
+of the cloud's capacity may read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from nova_hpc.placement.model import Miss, Unmet
+
+
+def free_of(short: Iterable[tuple[str, int, int]], withheld: Mapping[str, int]) -> str:
+    """E.g. ``7 of 8 gpu, one is withheld``.
+
+    :param short: of each alias its name, how many are free, and how many are needed.
+    :param withheld: alias -> how many devices that would serve it the node withholds.
+    """
+    parts = [
+        f"{have} of {need} {name}{_kept_back(withheld.get(name, 0))}" for name, have, need in short
+    ]
+    return ("; " if any("," in part for part in parts) else ", ").join(parts)
+
+
+def counted(miss: Miss, withheld: Mapping[str, int]) -> Miss:
+    """A miss that says how many of the devices are withheld.
+
+    :param withheld: as of :func:`free_of`; an alias that is not in it has none, or that is
+        not known.
+    """
+    if not withheld or miss.unmet is Unmet.OTHER:
+        return miss
+    if miss.short:
+        if not any(withheld.get(name) for name, _, _ in miss.short):
+            return miss
+        text = free_of(miss.short, withheld)
+        # What operators read begins with what users read.
+        return attrs.evolve(miss, user=text, operator=text + miss.operator[len(miss.user) :])
+    parts = [
+        f"{'one' if count == 1 else count} {name} {'is' if count == 1 else 'are'} withheld"
+        for name, count in sorted(withheld.items())
+        if count
+    ]
+    more = f"; {', '.join(parts)}" if parts else ""
+    return attrs.evolve(miss, user=miss.user + more, operator=miss.operator + more)
+
+
+def _kept_back(count: int) -> str:
+    if not count:
+        return ""
+    return ", one is withheld" if count == 1 else f", {count} are withheld"
