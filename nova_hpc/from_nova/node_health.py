@@ -10,8 +10,7 @@ from nova import objects
 
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import printable
-from nova_hpc.from_nova import snapshot
-from nova_hpc.wire import stats, tags
+from nova_hpc.from_nova import node_stats, snapshot
 
 
 def read(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
@@ -38,14 +37,6 @@ def take() -> tuple[NodeHealth, ...]:
     return tuple(sorted((each for each in found if each is not None), key=_host))
 
 
-def word_of(node: objects.ComputeNode) -> stats.NodeWord:
-    """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
-    values = node.stats if node.obj_attr_is_set("stats") else None
-    pools = node.pci_device_pools if node.obj_attr_is_set("pci_device_pools") else None
-    tagged = any(tags.are_in(pool.tags or {}) for pool in pools or ())
-    return stats.judge((values or {}).get(stats.KEY), tagged)
-
-
 def _host(node: NodeHealth) -> str:
     return node.host
 
@@ -53,7 +44,7 @@ def _host(node: NodeHealth) -> str:
 def _read(node: objects.ComputeNode) -> NodeHealth | None:
     """None: none of its devices is this project's, or it has not reported yet."""
     host = printable(node.hypervisor_hostname or node.host or "")
-    word = word_of(node)
+    word = node_stats.word_of(node)
     if word.out is not None:
         return NodeHealth(host, notes=(printable(word.out),))
     document = word.document

@@ -23,7 +23,7 @@ from nova.scheduler.client import report
 from nova_hpc.cloud.snapshot import SnapshotError, printable
 from nova_hpc.fabric.aggregates import read_place
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import leftovers, node_health, snapshot
+from nova_hpc.from_nova import leftovers, node_stats, snapshot
 from nova_hpc.from_nova.leftovers import Suspect
 from nova_hpc.offer.doctor_records import Alias, Device, Host, Leftover, Provider, Records
 from nova_hpc.topology.model import AddressError, normalise_address
@@ -208,7 +208,7 @@ def _cell(context: Any, cell: Any, metadata: Mapping[str, Any]) -> _Cell:
 
 def _host(compute: Any, records: Sequence[Any], metadata: Iterable[Mapping[str, str]]) -> Host:
     reading = read_place(compute.host, metadata)
-    word = node_health.word_of(compute)
+    word = node_stats.word_of(compute)
     ports = [each for each in records if not each.extra_info.get("rp_uuid")]
     return Host(
         host=printable(compute.host),

@@ -13,7 +13,7 @@ from nova import context as nova_context
 from nova import exception, objects
 from oslo_log import log as logging
 
-from nova_hpc.from_nova import node_health
+from nova_hpc.from_nova import node_stats
 from nova_hpc.tenancy import health
 from nova_hpc.topology.model import AddressError, normalise_address
 from virt_driver_patches.driver.reading import Reading
@@ -75,7 +75,7 @@ def _at(
         )
     except exception.ComputeHostNotFound:
         return dict.fromkeys(addresses, "its host is not there any more")
-    word = node_health.word_of(node)
+    word = node_stats.word_of(node)
     if word.unread is not None:
         return dict.fromkeys(addresses, f"what its host says of it is unknown: {word.unread}")
     if word.document is None:

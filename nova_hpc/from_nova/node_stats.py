@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report in the stats of a compute node's record in Nova's database."""
+
+from __future__ import annotations
+
+from nova import objects
+
+from nova_hpc.wire import stats, tags
+
+
+def word_of(node: objects.ComputeNode) -> stats.NodeWord:
+    """What a node says of itself, and whether it may have servers with ``hpc:`` flavors."""
+    values = node.stats if node.obj_attr_is_set("stats") else None
+    pools = node.pci_device_pools if node.obj_attr_is_set("pci_device_pools") else None
+    tagged = any(tags.are_in(pool.tags or {}) for pool in pools or ())
+    return stats.judge((values or {}).get(stats.KEY), tagged)
