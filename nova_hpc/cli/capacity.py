@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cli import fabric_source, snapshot
+from nova_hpc.cli import cloud_readers, fabric_source
 from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cli.explain import direct_ports
 from nova_hpc.cli.fabric_plan import read_map
@@ -93,7 +93,7 @@ class ShowCapacity(List):
             metavar="FILE",
             help="where the hosts are on the fabric (default: what Nova's aggregates say)",
         )
-        snapshot.add_arguments(parser)
+        cloud_readers.add_arguments(parser)
         fabric_source.add_arguments(parser)
         return parser
 
@@ -101,7 +101,7 @@ class ShowCapacity(List):
         """Count; status 0 if one more fits, 1 if not."""
         args = parsed_args
         fabric = None if args.fabric is None else read_map(args.fabric, args)
-        cloud = snapshot.take(args.snapshot, args.config, args.image)
+        cloud = cloud_readers.take(args.snapshot, args.config, args.image)
         capacity = measure(cloud, args.flavor, args.image, args.port or ())
         problems: tuple[str, ...] = ()
         if fabric is None:

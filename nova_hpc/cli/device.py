@@ -17,7 +17,7 @@ from cliff.columns import FormattableColumn
 
 from nova_hpc.cli import base, libvirt_domains, node_config
 from nova_hpc.cli.base import Answer, CommandError
-from nova_hpc.cli.snapshot import read_health
+from nova_hpc.cli.cloud_readers import read_health
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import device_spec, roles
 from nova_hpc.tenancy import health, holders, reserve

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import doctor_entries, nova_rules, spec_entries
 from nova_hpc.offer.doctor_entries import Entries
@@ -41,7 +41,7 @@ def read(
     refusals: Iterable[nova_rules.Refusal] = ()
     if told.device_spec or told.aliases:
         try:
-            refusals = snapshot.check_pci_settings(told, node, root or Path("/"))
+            refusals = cloud_readers.check_pci_settings(told, node, root or Path("/"))
         except SnapshotError as error:
             if told.report:
                 refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)

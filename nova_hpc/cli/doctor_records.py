@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.progress import track
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.offer import doctor_records
@@ -23,7 +23,7 @@ def look(config: Sequence[str], alone: bool = True) -> list[Finding]:
     :raises nova_hpc.cloud.snapshot.SnapshotError: nothing can be read, and *alone*.
     """
     try:
-        read = snapshot.records_reader(config)
+        read = cloud_readers.records_reader(config)
         found = doctor_records.look(read(_shown))
         if not found:
             return found

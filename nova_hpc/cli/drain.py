@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cli import drain_run, fabric_cloud, node_config, snapshot
+from nova_hpc.cli import cloud_readers, drain_run, fabric_cloud, node_config
 from nova_hpc.cli.base import Answer, CommandError, Count, List
 from nova_hpc.cli.drain_cloud import COLD, MOVED, DrainCloud, Group, Migration, Seen
 from nova_hpc.cli.drain_run import Patience, StopError
@@ -90,7 +90,7 @@ class Drain(List):
         args = parsed_args
         cloud = self.cloud(args)
         look = _look(cloud, args.host)
-        taken = snapshot.take(None, args.config)
+        taken = cloud_readers.take(None, args.config)
         find_nodes(taken, args.host)
         plan = drain.plan(taken, args.host, _movers(cloud, look.servers, args.host))
         refusals = [*look.refusals, *plan.refusals]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cli import explain_together, snapshot
+from nova_hpc.cli import cloud_readers, explain_together
 from nova_hpc.cli.base import Answer, Count, List
 from nova_hpc.cli.printing import InertConsole
 from nova_hpc.cloud.asked import Asked
@@ -91,7 +91,7 @@ class Explain(List):
             help="with --flavor, where it has hpc:fabric: a server group that the servers would "
             "be members of",
         )
-        snapshot.add_arguments(parser)
+        cloud_readers.add_arguments(parser)
         self._parser = parser
         return parser
 
@@ -104,7 +104,7 @@ class Explain(List):
                     self._parser.error(f"--{option} needs --flavor")
         if args.request is not None and args.snapshot is not None:
             self._parser.error("--request needs the cloud itself, and no --snapshot")
-        taken = snapshot.take(args.snapshot, args.config, args.image)
+        taken = cloud_readers.take(args.snapshot, args.config, args.image)
         answer: Report | Past
         columns: tuple[str, ...]
         rows: list[tuple[object, ...]]
@@ -151,7 +151,7 @@ def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
             # A file says nothing of servers without devices.
             if args.snapshot is not None:
                 raise
-    return explain_asked(taken, snapshot.read_asked(args.config, args.server, args.request))
+    return explain_asked(taken, cloud_readers.read_asked(args.config, args.server, args.request))
 
 
 def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Together | None:
@@ -162,7 +162,7 @@ def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Toge
     asked = answer.asked
     group = args.group or (asked.group if asked is not None else None)
     members = answer.question.count
-    lines = None if args.snapshot is not None else snapshot.read_fabric_groups(args.config)
+    lines = None if args.snapshot is not None else cloud_readers.read_fabric_groups(args.config)
     if asked is not None and not any(line.group == group for line in lines or ()):
         # Of a group that is nowhere, a place is wanted for all that were announced.
         members = max(members, asked.members or 1)

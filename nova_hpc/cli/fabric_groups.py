@@ -7,7 +7,7 @@ import argparse
 
 import attrs
 
-from nova_hpc.cli import base, node_config, snapshot
+from nova_hpc.cli import base, cloud_readers, node_config
 from nova_hpc.cli.base import Answer
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.cluster.group_domain.fleet import GroupLine
@@ -40,7 +40,7 @@ class Groups(base.List):
         """Read Placement and Nova's database."""
         found = [
             line
-            for line in snapshot.read_fabric_groups(parsed_args.config)
+            for line in cloud_readers.read_fabric_groups(parsed_args.config)
             if parsed_args.group in (None, line.group)
         ]
         names = [each.name for each in attrs.fields(GroupLine)]
@@ -69,7 +69,7 @@ class Reap(base.Record):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
         """Sweep all domains."""
-        found = snapshot.reap_fabric(parsed_args.config)
+        found = cloud_readers.reap_fabric(parsed_args.config)
         for each in found.strange:
             self.app.LOG.error(
                 "%s is below a domain and not ours: look who made it", printable(each)

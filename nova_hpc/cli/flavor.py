@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nova_hpc.cli import fabric_cloud, snapshot
+from nova_hpc.cli import cloud_readers, fabric_cloud
 from nova_hpc.cli.base import Answer, CommandError, Count, List
 from nova_hpc.cloud import family
 from nova_hpc.cloud.explain import find_nodes
@@ -75,7 +75,7 @@ class CreateFlavors(List):
             metavar="NAME",
             help="name in clouds.yaml of the cloud in which they are made (default: OS_CLOUD)",
         )
-        snapshot.add_arguments(parser)
+        cloud_readers.add_arguments(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Answer:
@@ -83,7 +83,7 @@ class CreateFlavors(List):
         args = parsed_args
         if not _NAME.fullmatch(args.family):
             raise CommandError(f"--family: {args.family!r} is no name of a flavor")
-        cloud = snapshot.take(args.snapshot, args.config)
+        cloud = cloud_readers.take(args.snapshot, args.config)
         node = _node(cloud, args.host)
         members = family.build(cloud, node, args.family, args.gpu, _beside(args, cloud, node))
         states = [_state(cloud, each.flavor) for each in members]

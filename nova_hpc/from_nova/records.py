@@ -20,12 +20,12 @@ from nova import exception, objects, utils
 from nova.objects import fields
 from nova.scheduler.client import report
 
+from nova_hpc.cloud.cloud_records import Alias, Device, Host, Leftover, Provider, Records
 from nova_hpc.cloud.snapshot import SnapshotError, printable
 from nova_hpc.fabric.aggregates import read_place
 from nova_hpc.fabric.model import FabricLevel
 from nova_hpc.from_nova import leftovers, node_stats, snapshot
 from nova_hpc.from_nova.leftovers import Suspect
-from nova_hpc.offer.doctor_records import Alias, Device, Host, Leftover, Provider, Records
 from nova_hpc.topology.model import AddressError, normalise_address
 
 CONF = nova.conf.CONF

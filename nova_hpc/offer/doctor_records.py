@@ -7,98 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-import attrs
-
+from nova_hpc.cloud.cloud_records import Device, Host, Provider, Records
 from nova_hpc.offer import settings
 from nova_hpc.offer.findings import Finding, some
 
 #: Either lets Nova's user do what it has to do in Placement (placement/policies/base.py).
 _ROLES: Final = ("admin", "service")
 _LOG: Final = "look in the log of its nova-compute why it does not update Placement"
-
-
-@attrs.frozen
-class Device:
-    """A device that Nova gives through Placement, or an adapter whose functions are so given."""
-
-    #: PCI address.
-    address: str
-    #: UUID of its provider, as the node has recorded it.
-    provider: str
-    #: How many devices of the provider Nova's records have.
-    count: int = 1
-
-
-@attrs.frozen
-class Provider:
-    """A resource provider of PCI devices in Placement."""
-
-    uuid: str
-    #: Name of the node, by the provider's own name; PCI address.
-    node: str
-    address: str
-    resource_class: str = ""
-    total: int = 0
-    reserved: int = 0
-
-
-@attrs.frozen
-class Leftover:
-    """An allocation that nobody has a right to."""
-
-    consumer: str
-    node: str
-    addresses: tuple[str, ...]
-    #: The command against it; a part of a sentence.
-    cure: str
-
-
-@attrs.frozen
-class Host:
-    """A compute node."""
-
-    #: As Nova's services and its aggregates call it; as Placement does.
-    host: str
-    node: str
-    devices: tuple[Device, ...] = ()
-    #: Physical networks of its devices for Neutron's ports, as far as some are free.
-    networks: frozenset[str] = frozenset()
-    #: None of those devices is in use, so these are all its networks.
-    idle: bool = True
-    #: It runs this project's driver.
-    ours: bool = False
-    #: It does not, and its devices have tags.
-    stock: bool = False
-    #: Its leaf; whether the map knows it at all; what makes no sense of it.
-    leaf: str | None = None
-    placed: bool = False
-    contradictions: tuple[str, ...] = ()
-    #: Why what it says of itself cannot be read; None: it can.
-    unread: str | None = None
-
-
-@attrs.frozen
-class Alias:
-    """A name under which flavors ask for devices, as this machine's services have it."""
-
-    name: str
-    resource_class: str
-
-
-@attrs.frozen
-class Records:
-    """What Nova and Placement have of a cloud."""
-
-    hosts: tuple[Host, ...] = ()
-    providers: tuple[Provider, ...] = ()
-    leftovers: tuple[Leftover, ...] = ()
-    aliases: tuple[Alias, ...] = ()
-    #: Of Nova's user in Placement; None: nobody knows.
-    roles: frozenset[str] | None = None
-    #: What could not be read, one sentence each.
-    problems: tuple[str, ...] = ()
-    #: All nodes are there, and all providers.
-    complete: bool = True
 
 
 def look(records: Records) -> list[Finding]:

@@ -21,8 +21,8 @@ from nova.scheduler.client import query, report
 from oslo_config import cfg
 from oslo_utils import uuidutils
 
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli import doctor_records as cli_doctor
-from nova_hpc.cli import snapshot as cli_snapshot
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.from_nova import records
@@ -47,7 +47,7 @@ class CloudTest(ReserveTest):
         self.useFixture(fixtures.Moves())
         self.useFixture(
             fixtures.fixtures.MockPatchObject(
-                cli_snapshot, "records_reader", side_effect=lambda _: records.take
+                cloud_readers, "records_reader", side_effect=lambda _: records.take
             )
         )
         self.flags(alias=[each for each in CONF.pci.alias if self.offered(each)], group="pci")

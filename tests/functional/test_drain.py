@@ -14,8 +14,7 @@ from keystoneauth1 import noauth, session
 from openstack import connection
 from oslo_config import cfg
 
-from nova_hpc.cli import drain, drain_cloud, drain_run, fabric_cloud
-from nova_hpc.cli import snapshot as cli_snapshot
+from nova_hpc.cli import cloud_readers, drain, drain_cloud, drain_run, fabric_cloud
 from nova_hpc.cli.main import NovaHpc
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place
@@ -92,7 +91,7 @@ class DrainTest(DriverTest):
         with (
             mock.patch.object(fabric_cloud, "compute", return_value=self.compute),
             mock.patch.object(drain, "DrainCloud", cloud),
-            mock.patch.object(cli_snapshot, "take", side_effect=lambda *_: snapshot.take()),
+            mock.patch.object(cloud_readers, "take", side_effect=lambda *_: snapshot.take()),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
         ):

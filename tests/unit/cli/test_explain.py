@@ -11,7 +11,7 @@ import sys
 import attrs
 import pytest
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli.capacity import ShowCapacity
 from nova_hpc.cli.explain import Explain
 from nova_hpc.cli.flavor import CreateFlavors
@@ -253,7 +253,7 @@ def test_the_cloud_is_read_with_the_image(monkeypatch, capsys):
         asked.append((list(config), image))
         return a_cloud()
 
-    monkeypatch.setattr(snapshot, "_reader", {"nova": read}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova": read}.get)
     words = ["--flavor", "pair", "--image", "rocky", "--config-file", "nova.conf"]
     # The reader of this cloud knows no image, so the question has no answer.
     assert main(["explain", *words]) == 2
@@ -282,7 +282,7 @@ def test_a_server_that_found_no_host(words, monkeypatch, capsys):
         return ASKED
 
     readers = {"nova": lambda config, image: a_cloud(), "nova_asked": read}
-    monkeypatch.setattr(snapshot, "_reader", readers.get)
+    monkeypatch.setattr(cloud_readers, "_reader", readers.get)
     assert main(["explain", *words]) == 1
     out = capsys.readouterr().out
     assert asked == [("mine", None) if words[0] == "--server" else (None, "req-1")]
@@ -298,7 +298,7 @@ def test_a_server_that_found_no_host(words, monkeypatch, capsys):
 
 
 def test_a_server_with_devices_is_not_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr(snapshot, "_reader", {"nova": lambda config, image: a_cloud()}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova": lambda config, image: a_cloud()}.get)
     assert main(["explain", "--server", "s1"]) == 0
     assert "Decided: affinity switch" in capsys.readouterr().out
 
@@ -309,8 +309,10 @@ def test_without_nova_the_cure_is_named(monkeypatch, capsys):
             raise ModuleNotFoundError("No module named 'nova'")
 
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [Entry()])
-    with pytest.raises(snapshot.SnapshotError, match="where nova-manage runs, or use --snapshot"):
-        snapshot.take(None)
+    with pytest.raises(
+        cloud_readers.SnapshotError, match="where nova-manage runs, or use --snapshot"
+    ):
+        cloud_readers.take(None)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    with pytest.raises(snapshot.SnapshotError, match="install it again"):
-        snapshot.take(None)
+    with pytest.raises(cloud_readers.SnapshotError, match="install it again"):
+        cloud_readers.take(None)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from nova_hpc.cli import main, snapshot
+from nova_hpc.cli import cloud_readers, main
 from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
 from nova_hpc.cluster.group_domain.records import Swept
@@ -23,7 +23,7 @@ def run(*arguments: str) -> int:
 
 
 def test_groups(monkeypatch, capsys):
-    monkeypatch.setattr(snapshot, "_reader", {"nova_fabric_groups": lambda config: LINES}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_groups": lambda config: LINES}.get)
     assert run("groups", "-f", "json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0] == {
@@ -43,7 +43,7 @@ def test_groups(monkeypatch, capsys):
 @pytest.mark.parametrize(("strange", "status"), [((), 0), (("odd (x)",), 1)])
 def test_reap(monkeypatch, capsys, strange, status):
     found = Reaped(Swept(3, 2, 1), 1, strange)
-    monkeypatch.setattr(snapshot, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
     assert run("reap", "-f", "json") == status
     assert json.loads(capsys.readouterr().out) == {
         "Tickets": 3,
@@ -72,6 +72,6 @@ def test_no_answer(monkeypatch, capsys, command):
     def fail(config):
         raise SnapshotError("Placement gave no usable answer within 30 seconds")
 
-    monkeypatch.setattr(snapshot, "_reader", lambda name: fail)
+    monkeypatch.setattr(cloud_readers, "_reader", lambda name: fail)
     assert run(command) == 2
     assert "no usable answer" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nova_hpc.cli import device, fleet, snapshot
+from nova_hpc.cli import cloud_readers, device, fleet
 from nova_hpc.cli.main import NovaHpc
 from nova_hpc.cloud.node_health import NodeHealth
 from nova_hpc.cloud.snapshot import SnapshotError
@@ -267,7 +267,7 @@ def test_all_nodes_without_nova(ask, monkeypatch):
     def none(name):
         raise SnapshotError("Nova cannot be loaded here")
 
-    monkeypatch.setattr(snapshot, "_reader", none)
+    monkeypatch.setattr(cloud_readers, "_reader", none)
     status, _, err = ask("list", "--all-nodes")
     assert status == 2
     assert "Nova cannot be loaded here" in err

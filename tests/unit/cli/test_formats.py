@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli.main import main
 from nova_hpc.cloud.snapshot import document as snapshot_document
 from tests.unit.cli import test_device, test_explain, test_nvlink
@@ -57,7 +57,7 @@ def run(request, machine, tmp_path, monkeypatch, capsys):
     nova.mkdir(parents=True)
     (nova / "__init__.py").touch()
     (nova.parent / "__init__.py").touch()
-    monkeypatch.setattr(snapshot, "_reader", lambda _: lambda *_: test_explain.a_cloud())
+    monkeypatch.setattr(cloud_readers, "_reader", lambda _: lambda *_: test_explain.a_cloud())
     explain = ["explain", "--snapshot", cloud]
     plain = {
         "inventory": ["inventory", "--root", machine],

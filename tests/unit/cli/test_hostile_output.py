@@ -21,7 +21,15 @@ import yaml
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cli import drain, drain_cloud, drain_run, fabric_cloud, fabric_sync, main, snapshot
+from nova_hpc.cli import (
+    cloud_readers,
+    drain,
+    drain_cloud,
+    drain_run,
+    fabric_cloud,
+    fabric_sync,
+    main,
+)
 from nova_hpc.cli.base import Answer, CommandError, List, Record
 from nova_hpc.cli.printing import InertConsole, InertStream, inert_streams
 from nova_hpc.cloud.drain import Move
@@ -216,7 +224,7 @@ def test_explain(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path:
     words = ("-f", form) if form else ()
     for text in hostile.texts():
         taken = a_cloud(text)
-        monkeypatch.setattr(snapshot, "_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
         for question in (("--flavor", "pair", "--count", "2"), ("--server", "s1")):
             status, out, err = ask("explain", *question, *words)
             assert hostile.obeyed(out + err) == []
@@ -230,14 +238,14 @@ def test_explain(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_capacity(form: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in hostile.texts():
         taken = a_cloud(text)
-        monkeypatch.setattr(snapshot, "_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
         _, out, err = ask("capacity", "--flavor", "pair", *(("-f", form) if form else ()))
         assert hostile.obeyed(out + err) == []
 
 
 def test_reap_says_what_is_strange(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Reaped(Swept(0, 0, 0), 0, tuple(hostile.texts()))
-    monkeypatch.setattr(snapshot, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
     status, out, err = ask("fabric", "reap")
     assert (status, hostile.obeyed(out + err)) == (1, [])
 
@@ -282,7 +290,7 @@ class Compute:
 def test_drain(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in hostile.texts():
         taken = a_cloud("x")
-        monkeypatch.setattr(snapshot, "_reader", lambda _, taken=taken: lambda *_: taken)
+        monkeypatch.setattr(cloud_readers, "_reader", lambda _, taken=taken: lambda *_: taken)
         monkeypatch.setattr(fabric_cloud, "compute", lambda _, text=text: Compute(text))
         status, out, err = ask("drain", "n1")
         assert (status, hostile.obeyed(out + err)) == (2, [])

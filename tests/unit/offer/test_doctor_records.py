@@ -8,19 +8,12 @@ import json
 import pytest
 from attrs import evolve
 
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli import doctor_records as command
-from nova_hpc.cli import snapshot
 from nova_hpc.cli.doctor import Doctor
+from nova_hpc.cloud.cloud_records import Alias, Device, Host, Leftover, Provider, Records
 from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.offer.doctor_records import (
-    Alias,
-    Device,
-    Host,
-    Leftover,
-    Provider,
-    Records,
-    look,
-)
+from nova_hpc.offer.doctor_records import look
 
 GPU, PF = "0000:18:00.0", "0000:19:00.0"
 ALPHA = Host("alpha", "alpha.example", (Device(GPU, "rp-1"), Device(PF, "rp-2", 4)), ours=True)
@@ -142,7 +135,7 @@ def cloud(monkeypatch):
             raise found
         return found
 
-    monkeypatch.setattr(snapshot, "records_reader", lambda config: read)
+    monkeypatch.setattr(cloud_readers, "records_reader", lambda config: read)
     return looks
 
 

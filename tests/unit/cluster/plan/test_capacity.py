@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cli import snapshot
+from nova_hpc.cli import cloud_readers
 from nova_hpc.cli.main import main
 from nova_hpc.cloud.capacity import measure
 from nova_hpc.cloud.explain import explain
@@ -200,7 +200,7 @@ def test_the_cloud_itself_is_read_like_explain_reads_it(
         asked.append((tuple(config), image))
         return a_cloud()
 
-    monkeypatch.setattr(snapshot, "_reader", lambda name: {"nova": reader}[name])
+    monkeypatch.setattr(cloud_readers, "_reader", lambda name: {"nova": reader}[name])
     assert main(["capacity", "--flavor", "pair", "--config-file", "/etc/nova/nova.conf"]) == 0
     assert asked == [(("--config-file=/etc/nova/nova.conf",), None)]
     assert "10 more servers fit" in capsys.readouterr().out
