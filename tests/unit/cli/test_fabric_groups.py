@@ -62,7 +62,7 @@ def test_reap(monkeypatch, capsys, strange, status):
     ],
 )
 def test_reap_for_people(monkeypatch, capsys, found, said):
-    monkeypatch.setattr(snapshot, "_reader", {"nova_fabric_reap": lambda config: found}.get)
+    monkeypatch.setattr(cloud_readers, "_reader", {"nova_fabric_reap": lambda config: found}.get)
     assert run("reap") == 0
     assert capsys.readouterr().out == said
 
