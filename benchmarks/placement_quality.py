@@ -24,10 +24,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from nova_hpc.cli.simulate import Simulate
-from nova_hpc.cli.simulation import draw
-from nova_hpc.cloud.simulate.policies import ABLATION
-from nova_hpc.cloud.simulate.scenario import Scenario, Summary
+from nova_hpc_tools.simulate.command import Simulate
+from nova_hpc_tools.simulate.policies import ABLATION
+from nova_hpc_tools.simulate.results import draw
+from nova_hpc_tools.simulate.scenario import Scenario, Summary
 
 OUTPUT: Final = Path(__file__).parent.parent / "docs" / "source" / "_static" / "simulation"
 

@@ -22,8 +22,9 @@ from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import hosts as reader
 from nova_hpc.from_nova import pools
 from nova_hpc.from_nova.patches import numa_fit
-from nova_hpc.offer import settings as plugin
-from scheduler_filters import choice, fit, hpc_packing_weigher, hpc_topology_filter
+from nova_hpc_tools.adopt import settings as plugin
+from scheduler_filters import choice, hpc_packing_weigher, hpc_topology_filter
+from scheduler_filters import nova_fit as fit
 
 CONF = cfg.CONF
 PART = "filters and weigher"

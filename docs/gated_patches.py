@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from nova_hpc.from_nova import nova_sources
 from nova_hpc.from_nova import patches as both
 from nova_hpc.from_nova.gate import Patch
 from nova_hpc.from_nova.patches import scheduler
-from nova_hpc.offer import nova_sources
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 

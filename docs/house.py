@@ -16,9 +16,10 @@ from xml.sax import saxutils
 TOP = Path(__file__).resolve().parents[1]
 
 #: Packages whose folders are rooms; the others are one room each.
-_HOUSES = ("nova_hpc", "virt_driver_patches")
+_HOUSES = ("nova_hpc", "nova_hpc_tools", "virt_driver_patches")
 _PACKAGES = {
     "nova_hpc": TOP,
+    "nova_hpc_tools": TOP,
     "scheduler_filters": TOP,
     "virt_driver_patches": TOP,
     "nova_hpc_lab": TOP / "lab",

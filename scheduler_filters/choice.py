@@ -18,14 +18,15 @@ from nova_hpc.from_nova.cache import Cache
 from nova_hpc.from_nova.hosts import Pattern, View
 from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.from_nova.server import Task
-from nova_hpc.placement import between_hosts, nodes
+from nova_hpc.placement import between_hosts
+from nova_hpc.placement import numa_choice as nodes
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Answer, DeviceSet, Miss, Nvlink, Request, Unmet
 from nova_hpc.placement.solver.costs import Work
 from nova_hpc.placement.spread import rotate
 from nova_hpc.topology.level import Location
-from scheduler_filters import fit
+from scheduler_filters import nova_fit as fit
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)

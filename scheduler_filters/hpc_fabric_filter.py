@@ -19,11 +19,13 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Refused
+from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Refused
 from nova_hpc.cluster.group_domain.model import EVERYWHERE
 from nova_hpc.cluster.group_domain.records import NoAnswerError
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import contract, fabric, fabric_near, fabric_records, newness
+from nova_hpc.from_nova import contract, fabric, fabric_records
+from nova_hpc.from_nova import fabric_nearness as fabric_near
+from nova_hpc.from_nova import new_servers as newness
 from nova_hpc.from_nova.patches import answers
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.placement import flavor as hpc_flavor

@@ -11,7 +11,7 @@ from nova.scheduler import utils, weights
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import fabric_near
+from nova_hpc.from_nova import fabric_nearness as fabric_near
 
 CONF = cfg.CONF
 

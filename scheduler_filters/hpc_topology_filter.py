@@ -22,20 +22,23 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import contract, newness, placement_answer, server
+from nova_hpc.from_nova import contract, placement_answer, server
 from nova_hpc.from_nova import hosts as reader
+from nova_hpc.from_nova import new_servers as newness
 from nova_hpc.from_nova.patches import answers, claims
 from nova_hpc.from_nova.patches import scheduler as scheduler_patches
 from nova_hpc.from_nova.placement_answer import PlacementAnswer
 from nova_hpc.from_nova.pools import SAMPLES
 from nova_hpc.from_nova.profile import CLOUD_PROFILES
-from nova_hpc.offer import roles
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc.placement import refusal, withheld
 from nova_hpc.placement import roles as hpc_roles
+from nova_hpc.placement import user_reasons as refusal
+from nova_hpc.placement import withheld
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.model import Miss, Request, Unmet
-from scheduler_filters import choice, lines
+from nova_hpc.topology import roles
+from scheduler_filters import choice
+from scheduler_filters import filter_log as lines
 from scheduler_filters.again import ChooseAgain
 
 CONF = cfg.CONF

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 # SPDX-License-Identifier: Apache-2.0
-"""Write what Nova's functions were when somebody read them: ``nova_hpc/offer/nova_digests.py``.
+"""Write what Nova's functions were when somebody read them: ``nova_hpc/from_nova/nova_digests.py``.
 
 Run beside each Nova, once its functions were read and the lines of the patches are those of
-the release that ``nova_hpc.offer.nova_sources.READ`` names::
+the release that ``nova_hpc.from_nova.nova_sources.READ`` names::
 
     for each in 32 33 34; do
         PYTHONPATH=. .tox/functional-$each/bin/python tools/nova_digests.py
@@ -23,9 +23,8 @@ from typing import Final
 import nova
 from nova import version
 
-from nova_hpc.from_nova import contract, overridden
+from nova_hpc.from_nova import contract, nova_digests, nova_sources, overridden
 from nova_hpc.from_nova.patches import scheduler
-from nova_hpc.offer import nova_digests, nova_sources
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 
@@ -34,7 +33,7 @@ _HEAD: Final = '''\
 # SPDX-License-Identifier: Apache-2.0
 """Digests of Nova's functions as they were read; ``tools/nova_digests.py`` writes this file.
 
-Each is the SHA-256 that :func:`nova_hpc.offer.nova_sources.digest` makes, by release.
+Each is the SHA-256 that :func:`nova_hpc.from_nova.nova_sources.digest` makes, by release.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from oslo_config import cfg
 from oslo_privsep import capabilities, priv_context
 
 from nova_hpc import conf as hpc_conf
+from nova_hpc.tenancy import forbidden_vpd as never_read
 from nova_hpc.tenancy import holders as tenancy_holders
-from nova_hpc.tenancy import never_read
 from nova_hpc.tenancy.holders import Holder
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
@@ -204,7 +204,7 @@ def expect_same(conf: Any) -> None:
 
 
 def read_vpd(address: str) -> bytes | None:
-    """As :func:`nova_hpc.tenancy.never_read.read`."""
+    """As :func:`nova_hpc.tenancy.forbidden_vpd.read`."""
     try:
         data, why = _read_vpd(address)
     except Exception as error:  # the daemon has ended, or does not start

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.offer import settings as plugin
+from nova_hpc_tools.adopt import settings as plugin
 from tests.functional.concurrency import nova_process, scheduler
 from tests.functional.concurrency.computes import GPU_CLASS, VF_CLASS
 from tests.functional.concurrency.model import Variant

@@ -68,7 +68,7 @@ class _LabCommand(Command):
 
     def console(self) -> Console:
         """Where tables are printed; a pipe is as wide as they need."""
-        from nova_hpc.cli.printing import InertConsole
+        from nova_hpc_tools.printing import InertConsole
 
         # Its own texts have markup; what others wrote is escaped where it is put into them.
         found = InertConsole(file=self.app.stdout, markup=True)

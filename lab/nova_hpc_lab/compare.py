@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from nova_hpc.topology import place
+from nova_hpc.topology import function_places as place
 from nova_hpc.topology.cpuset import parse_list
 from nova_hpc.topology.level import Distance, Level, Location, common_level, distance
 from nova_hpc.topology.model import Function, NumaNode

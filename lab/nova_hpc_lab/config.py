@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from nova_hpc.offer import settings as plugin
 from nova_hpc_lab.node import qemu
 from nova_hpc_lab.state import Paths, Settings, write
+from nova_hpc_tools.adopt import settings as plugin
 
 #: One option, or several values of an option that may be given several times.
 Value = str | int | bool | Path | Sequence[str]

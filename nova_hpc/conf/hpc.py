@@ -9,7 +9,6 @@ from oslo_config import cfg
 
 from nova_hpc.conf import (
     adapters,
-    cleaning,
     fabric,
     health,
     node,
@@ -20,6 +19,7 @@ from nova_hpc.conf import (
     scheduler,
     servers,
 )
+from nova_hpc.conf import stage as cleaning
 
 GROUP: Final = cfg.OptGroup(
     "hpc",

@@ -13,13 +13,13 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.choose import Ground, Seat
-from nova_hpc.cluster.group_domain.join import Offer
+from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
+from nova_hpc.cluster.group_domain.membership import Offer
 from nova_hpc.cluster.group_domain.model import Domain, Size
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, Place
 from nova_hpc.from_nova import fabric_fit
-from nova_hpc.from_nova.said import SAID, more, some
+from nova_hpc.from_nova.log_throttle import SAID, more, some
 from nova_hpc.placement.flavor import Fabric
 
 CONF = cfg.CONF

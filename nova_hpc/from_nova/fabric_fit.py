@@ -18,7 +18,7 @@ from oslo_log import log as logging
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.from_nova import placement_answer
-from nova_hpc.from_nova.said import SAID, more
+from nova_hpc.from_nova.log_throttle import SAID, more
 
 LOG = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from oslo_db import exception as db_exception
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.join import Groups
+from nova_hpc.cluster.group_domain.membership import Groups
 from nova_hpc.cluster.group_domain.records import (
     MICROVERSION,
     Answer,

@@ -26,9 +26,9 @@ import nova
 from nova import exception, safe_utils
 from oslo_log import log as logging
 
+from nova_hpc.from_nova import nova_sources
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.contract import SUPPORTED, release
-from nova_hpc.offer import nova_sources
 
 LOG = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Patch:
     #: Parameters that are relied on by name.
     parameters: tuple[str, ...]
     #: Release -> first and last line, decorators included, as of
-    #: :data:`nova_hpc.offer.nova_sources.READ`.
+    #: :data:`nova_hpc.from_nova.nova_sources.READ`.
     lines: Mapping[int, tuple[int, int]]
     #: What Nova does that this is there for.
     why: str

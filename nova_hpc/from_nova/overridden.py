@@ -26,7 +26,7 @@ class Override(Patch):
 _FABRIC_FILTER: Final = "scheduler_filters.hpc_fabric_filter:HpcFabricFilter"
 _FABRIC_WEIGHER: Final = "scheduler_filters.hpc_fabric_weigher:HpcFabricWeigher"
 _FILTER: Final = "scheduler_filters.hpc_topology_filter:HpcTopologyFilter"
-_HOSTS: Final = "nova_hpc.from_nova.snapshot:_Hosts"
+_HOSTS: Final = "nova_hpc_tools.readers.snapshot:_Hosts"
 _VALIDATOR: Final = "scheduler_filters.validators:HpcExtraSpecValidator"
 _WEIGHER: Final = "scheduler_filters.hpc_packing_weigher:HpcPackingWeigher"
 

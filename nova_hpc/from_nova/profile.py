@@ -27,8 +27,8 @@ from nova_hpc.from_nova import cache, server
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.pools import SAMPLES, Samples
 from nova_hpc.placement import flavor as hpc_flavor
-from nova_hpc.placement import mix
 from nova_hpc.placement import profile as profiles
+from nova_hpc.placement import shape_mix as mix
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.profile import Profile, Shape
 from nova_hpc.topology.level import Level

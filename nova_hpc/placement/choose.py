@@ -18,11 +18,13 @@ from collections.abc import Iterator
 
 import attrs
 
-from nova_hpc.placement import apart, between_hosts, ports
+from nova_hpc.placement import between_hosts, ports
+from nova_hpc.placement import group_isolation as apart
 from nova_hpc.placement import profile as profiles
 from nova_hpc.placement.model import Answer, DeviceSet, Host, Request
 from nova_hpc.placement.profile import Profile
-from nova_hpc.placement.solver import greedy, reasons
+from nova_hpc.placement.solver import greedy
+from nova_hpc.placement.solver import operator_reasons as reasons
 from nova_hpc.placement.solver.classes import Node
 from nova_hpc.placement.solver.costs import SPARE_WORK, TooMuchError, Work
 from nova_hpc.placement.solver.demand import Demand

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from nova_hpc.placement import grouping
-from nova_hpc.placement.apart import GROUP_POLICY, ISOLATE
+from nova_hpc.placement.group_isolation import GROUP_POLICY, ISOLATE
 from nova_hpc.placement.grouping import FlavorError as FlavorError
 from nova_hpc.placement.model import Cell, Group, Nvlink, Policy, Ports, Request, Want
 from nova_hpc.placement.solver.demand import MAX_NAMES

@@ -25,7 +25,7 @@ from nova_hpc.placement.model import (
     Want,
 )
 from nova_hpc.placement.solver.domains import places
-from nova_hpc.placement.solver.reasons import PLACES
+from nova_hpc.placement.solver.operator_reasons import PLACES
 from nova_hpc.topology.level import Level, Location, common_level
 
 

@@ -4,7 +4,7 @@
 Placement answers whether there are candidates, and never why not. Here is which hosts meet
 each single wish of a request. A set of wishes that no host meets, and of which each is needed
 for that, is the cause: a sentence that names it is true, and names nothing that is in nobody's
-way. :mod:`nova_hpc.placement.refusal` makes the sentence for users of the same.
+way. :mod:`nova_hpc.placement.user_reasons` makes the sentence for users of the same.
 """
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ class Sign(enum.Enum):
     UNCHECKED = "unchecked"
     #: It could not be cleaned.
     FAILED = "failed"
-    #: It was ill lately and is tried again; see nova_hpc.tenancy.policy.
+    #: It was ill lately and is tried again; see nova_hpc.tenancy.health_states.
     SUSPECT = "suspect"
     #: It is not ready for the next server, or nobody knows whether it is.
     UNREADY = "unready"
     #: What the manager of the NVLink fabric says; see nova_hpc.tenancy.nvlink.step.
     NVLINK = "nvlink"
-    #: No server may ever get it; see nova_hpc.tenancy.never.
+    #: No server may ever get it; see nova_hpc.tenancy.forbidden.
     NEVER = "never"
     #: Nobody knows whether any server may ever get it.
     UNSURE = "unsure"
@@ -77,7 +77,7 @@ class Symptom:
     sign: Sign
     #: For operators: with addresses and drivers.
     reason: str
-    #: How it differs from its baseline, as the ledger has it (nova_hpc.wire.announced);
+    #: How it differs from its baseline, as the ledger has it (nova_hpc.wire.announcements);
     #: "": it does not, or in nothing that an operator can accept for a model.
     change: str = ""
 

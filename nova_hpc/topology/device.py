@@ -19,6 +19,7 @@ import attrs
 from nova_hpc.topology import confspace, cpuset, vfio
 from nova_hpc.topology.confspace import ConfigSpace
 from nova_hpc.topology.files import FileError, Folder, Tree
+from nova_hpc.topology.function_places import BRIDGE_CLASS, Raw
 from nova_hpc.topology.model import (
     ADDRESS,
     Bar,
@@ -28,7 +29,6 @@ from nova_hpc.topology.model import (
     RdmaPort,
     normalise_address,
 )
-from nova_hpc.topology.place import BRIDGE_CLASS, Raw
 
 #: Where the kernel lists all functions of all buses.
 DEVICES: Final = "/sys/bus/pci/devices"

@@ -16,6 +16,7 @@ from lxml import etree
 
 from nova_hpc.topology import cpuset
 from nova_hpc.topology.files import show
+from nova_hpc.topology.function_places import Raw, place
 from nova_hpc.topology.model import (
     AddressError,
     Function,
@@ -26,7 +27,6 @@ from nova_hpc.topology.model import (
     NumaNode,
     normalise_address,
 )
-from nova_hpc.topology.place import Raw, place
 
 #: Bytes; the XML of the largest machines is a few MiB.
 LARGEST: Final = 1 << 25

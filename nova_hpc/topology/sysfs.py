@@ -18,8 +18,8 @@ import attrs
 from nova_hpc.topology import classes, device, numa, xgmi
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree, show
+from nova_hpc.topology.function_places import Raw, make_groups, place
 from nova_hpc.topology.model import ADDRESS, Function, Node, address_key, normalise_address
-from nova_hpc.topology.place import Raw, make_groups, place
 
 LOG = logging.getLogger(__name__)
 

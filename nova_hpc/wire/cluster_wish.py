@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.outside.names import is_uuid
+from nova_hpc.outside.host_names import is_uuid
 from nova_hpc.wire import numbers
 from nova_hpc.wire.documents import CLUSTER_LABEL, CLUSTER_WISH
 from nova_hpc.wire.version import WireError, shown

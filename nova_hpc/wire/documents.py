@@ -86,8 +86,8 @@ NCCL_TOPOLOGY: Final = Document(
 SNAPSHOT: Final = Document(
     name="snapshot",
     lives="a file of the operator's",
-    writer="nova_hpc.cloud.snapshot.document:dumps",
-    readers=("nova_hpc.cloud.snapshot.document:loads",),
+    writer="nova_hpc_tools.snapshot.document:dumps",
+    readers=("nova_hpc_tools.snapshot.document:loads",),
     # 2: adapters that are for direct ports, and the roles of networks. 3: how many of the
     # devices that a node withholds would serve each alias.
     version=3,
@@ -123,7 +123,7 @@ CAPTURE: Final = Document(
 FLEET: Final = Document(
     name="fleet report",
     lives="the output of nova-hpc inventory fleet",
-    writer="nova_hpc.wire.fleet:dumps",
+    writer="nova_hpc_tools.inventory.fleet_document:dumps",
     schema="nova-hpc/fleet",
 )
 DECLARATION: Final = Document(
@@ -131,7 +131,7 @@ DECLARATION: Final = Document(
     lives="[hpc]device_role of nova.conf",
     # The operator writes it.
     writer="",
-    readers=("nova_hpc.offer.roles:strict", "nova_hpc.offer.roles:lenient"),
+    readers=("nova_hpc.topology.roles:strict", "nova_hpc.topology.roles:lenient"),
     absent=1,
 )
 NODE_DECLARATION: Final = Document(

@@ -58,8 +58,9 @@ from typing import Any, Final
 import attrs
 
 from nova_hpc.topology.model import AddressError, address_key, normalise_address
-from nova_hpc.wire import announced, reservation
-from nova_hpc.wire.announced import Accepted, Maintenance
+from nova_hpc.wire import announcements as announced
+from nova_hpc.wire import reservation
+from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.documents import LEDGER
 from nova_hpc.wire.reservation import Provider
 from nova_hpc.wire.values import exactly, exactly_or_none, real, short

@@ -26,7 +26,8 @@ from oslo_messaging.rpc import client as rpc_client
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import profile, said
+from nova_hpc.from_nova import log_throttle as said
+from nova_hpc.from_nova import profile
 from nova_hpc.from_nova.contention import CONTENTION
 from nova_hpc.topology.level import Level, Location, common_level
 from nova_hpc.wire import tags

@@ -16,7 +16,8 @@ from nova_hpc.cluster.group_domain import model as group_domain
 from nova_hpc.cluster.group_domain.model import Provider, Tree
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc.from_nova import fabric, fabric_records, said
+from nova_hpc.from_nova import fabric, fabric_records
+from nova_hpc.from_nova import log_throttle as said
 
 CONF = cfg.CONF
 

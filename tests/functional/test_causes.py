@@ -22,11 +22,12 @@ from nova import objects
 from oslo_serialization import jsonutils
 from oslo_utils import uuidutils
 
-from nova_hpc.cloud.explain import explain_asked
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.from_nova import asked, snapshot
-from nova_hpc.from_nova.said import SAID
+from nova_hpc.from_nova.log_throttle import SAID
 from nova_hpc.wire.stats import StatsDocument
+from nova_hpc_tools.cloud.explain import explain_asked
+from nova_hpc_tools.readers import server_requests as asked
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import SnapshotError
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from nova_hpc.cluster import hostfiles
+from nova_hpc_tools.cluster import hostfiles
 from tests.functional.cluster_client import base
 from tests.unit import hostile
 

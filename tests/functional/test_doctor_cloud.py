@@ -21,13 +21,13 @@ from nova.scheduler.client import query, report
 from oslo_config import cfg
 from oslo_utils import uuidutils
 
-from nova_hpc.cli import cloud_readers
-from nova_hpc.cli import doctor_records as cli_doctor
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc.from_nova import records
-from nova_hpc.offer.findings import CHECKS, Finding
 from nova_hpc.wire import stats
+from nova_hpc_tools.adopt.findings import CHECKS, Finding
+from nova_hpc_tools.doctor import facts_records as cli_doctor
+from nova_hpc_tools.readers import records
+from nova_hpc_tools.snapshot import cloud_readers
 from tests.functional import base, fixtures
 from tests.functional.reserve_base import ADAPTER, FIRST, NEAR, PF, TWO, ReserveTest
 from tests.unit.cli import doctor_faults

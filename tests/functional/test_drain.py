@@ -14,11 +14,15 @@ from keystoneauth1 import noauth, session
 from openstack import connection
 from oslo_config import cfg
 
-from nova_hpc.cli import cloud_readers, drain, drain_cloud, drain_run, fabric_cloud
-from nova_hpc.cli.main import NovaHpc
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc.from_nova import snapshot
+from nova_hpc_tools.cloud import drain_api as drain_cloud
+from nova_hpc_tools.cloud import drain_command as drain
+from nova_hpc_tools.cloud import server_moves as drain_run
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import cloud_readers
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 from tests.functional.fabric_base import FABRIC_FILTER

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question
-from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.topology.level import Distance, Level
+from nova_hpc_tools.cloud.explain import explain
+from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain.server_report import explain_server
+from nova_hpc_tools.readers import server_requests as asked
+from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

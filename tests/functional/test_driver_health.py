@@ -7,10 +7,10 @@ from nova import context as nova_context
 from nova import objects
 from nova.tests import fixtures as nova_fixtures
 
-from nova_hpc.from_nova import node_health
 from nova_hpc.tenancy.step import View
 from nova_hpc.wire import stats
 from nova_hpc.wire.ledger import State
+from nova_hpc_tools.readers import node_health
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

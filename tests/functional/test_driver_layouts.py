@@ -128,7 +128,7 @@ def loaded_from(python: Path) -> Path:
 
 
 def shim(python: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from nova_hpc.cli.main import main; sys.exit(main())"
+    code = "import sys; from nova_hpc_tools.main import main; sys.exit(main())"
     return call(python, "-c", code, "install-shim", "--python", python, *words)
 
 

@@ -19,7 +19,7 @@ from nova.tests.functional.api import client
 
 from nova_hpc.fabric.aggregates import SALT_KEY, aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place, Rail
-from nova_hpc.from_nova import whereabouts
+from nova_hpc.from_nova import fabric_position as whereabouts
 from nova_hpc.guest import command
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position

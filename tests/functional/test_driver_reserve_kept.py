@@ -7,10 +7,10 @@ from unittest import mock
 
 from oslo_serialization import jsonutils
 
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question
-from nova_hpc.from_nova import snapshot
 from nova_hpc.tenancy import ledger
+from nova_hpc_tools.cloud.explain import explain
+from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.readers import snapshot
 from tests.functional import fixtures
 from tests.functional.reserve_base import (
     ADAPTER,

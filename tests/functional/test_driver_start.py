@@ -8,9 +8,8 @@ from unittest import mock
 from nova import context as nova_context
 from nova import objects
 
-from nova_hpc.from_nova import gate
+from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
-from nova_hpc.offer import nova_sources
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import decision

@@ -28,7 +28,7 @@ def test_a_configuration_that_cannot_be_used(tmp_path, text, message):
         path.write_text(text)
     for words in (["explain", "--flavor", "x"], ["simulate", "snapshot", str(tmp_path / "out")]):
         done = subprocess.run(
-            [sys.executable, "-m", "nova_hpc.cli.main", *words, "--config-file", str(path)],
+            [sys.executable, "-m", "nova_hpc_tools.main", *words, "--config-file", str(path)],
             capture_output=True,
             text=True,
         )

@@ -11,7 +11,9 @@ from nova import objects
 from nova.conductor import manager as conductor_manager
 
 from nova_hpc.cluster.group_domain.records import State, Swept
-from nova_hpc.from_nova import asked, fabric_groups, fabric_records
+from nova_hpc.from_nova import fabric_records
+from nova_hpc_tools.readers import fabric_groups
+from nova_hpc_tools.readers import server_requests as asked
 from tests.functional.fabric_base import FabricTest
 
 

@@ -16,11 +16,13 @@ from nova.tests.functional import integrated_helpers
 from openstack import connection
 from oslo_config import cfg
 
-from nova_hpc.cli import fabric, fabric_cloud, fabric_sync
-from nova_hpc.cli.main import NovaHpc
 from nova_hpc.fabric.aggregates import SALT_KEY, read_place
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.wire import fabric_map
+from nova_hpc_tools.fabric import command as fabric
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.fabric import sync_command as fabric_sync
+from nova_hpc_tools.main import NovaHpc
 
 CONF = cfg.CONF
 HOSTS = ("n1", "n2", "n3", "n4")

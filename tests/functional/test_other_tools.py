@@ -20,12 +20,12 @@ from nova.pci import whitelist
 from nova.virt.libvirt import driver as libvirt_driver
 from oslo_config import cfg
 
-from nova_hpc.cli import node_config
-from nova_hpc.cli.configure import Configure
-from nova_hpc.cli.doctor import Doctor
-from nova_hpc.cli.prepare import Prepare
-from nova_hpc.offer import spec_entries
 from nova_hpc.topology import sysfs
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt import spec_entries
+from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.adopt.prepare import Prepare
+from nova_hpc_tools.doctor.command import Doctor
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

@@ -13,7 +13,7 @@ import pytest
 from virt_driver_patches import patches
 from virt_driver_patches.patches import overrides
 
-PACKAGES = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
 #: Classes of Nova that hold data, and have nothing to override.
 DATA = ("nova.exception", "nova.objects", "nova.notifications")
 DRIVER = overrides.DRIVER[0].ours

@@ -18,12 +18,11 @@ from oslo_serialization import jsonutils
 from oslo_utils.fixture import uuidsentinel as uuids
 
 from docs import gated_patches as page
-from nova_hpc.from_nova import gate
+from nova_hpc.from_nova import gate, nova_sources
 from nova_hpc.from_nova.cache import Once
 from nova_hpc.from_nova.contract import RELIED_ON, release
+from nova_hpc.from_nova.nova_digests import DIGESTS
 from nova_hpc.from_nova.patches import numa_fit, scheduler
-from nova_hpc.offer import nova_sources
-from nova_hpc.offer.nova_digests import DIGESTS
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool
 from tools import nova_digests as nova_digests_tool

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from nova.compute import pci_placement_translator
 from nova.pci import devspec
 
-from nova_hpc.from_nova import pci_settings
-from nova_hpc.offer import identity, nova_rules, replacement, spec_entries
-from nova_hpc.offer.nova_rules import PciSettings
 from nova_hpc.topology import sysfs
+from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
+from nova_hpc_tools.adopt.nova_rules import PciSettings
+from nova_hpc_tools.readers import pci_settings
 from tests.unit.offer.machines import adapter, gpu, machines, node
 
 several = hypothesis_settings(

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import attrs
 
-from nova_hpc.cloud.explain import explain, explain_asked
-from nova_hpc.cloud.explain.model import Question
-from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import Snapshot
-from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.cloud.snapshot.direct_ports import DirectPorts
-from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.cloud.explain import explain, explain_asked
+from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cloud.explain.server_report import explain_server
+from nova_hpc_tools.readers import server_requests as asked
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import Snapshot
+from nova_hpc_tools.snapshot import document as snapshot_document
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts
 from tests.functional.fixtures import Shape
 from tests.functional.ports_base import ONE, RAIL, PortsTest
 

@@ -13,13 +13,14 @@ from nova import context as nova_context
 from nova import objects
 from oslo_utils.fixture import uuidsentinel as uuids
 
-from nova_hpc.cloud.explain import explain, explain_asked
-from nova_hpc.cloud.explain.model import Past, Question, Report
-from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
-from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.from_nova import asked, snapshot
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.cloud.explain import explain, explain_asked
+from nova_hpc_tools.cloud.explain.model import Past, Question, Report
+from nova_hpc_tools.cloud.explain.server_report import explain_server
+from nova_hpc_tools.readers import server_requests as asked
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import Snapshot, SnapshotError
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.functional import base, fixtures
 from tests.functional.fixtures import Shape, Switch
 

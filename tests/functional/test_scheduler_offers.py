@@ -19,8 +19,9 @@ from oslo_config import fixture as config_fixture
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, hosts, pools, providers, server
-from nova_hpc.offer.settings import RESULTS_OF_HOST
-from scheduler_filters import choice, fit, hpc_topology_filter
+from nova_hpc_tools.adopt.settings import RESULTS_OF_HOST
+from scheduler_filters import choice, hpc_topology_filter
+from scheduler_filters import nova_fit as fit
 from tests.functional import fixtures
 
 CONF = nova.conf.CONF

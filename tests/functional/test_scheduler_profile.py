@@ -11,7 +11,7 @@ from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import pools, profile
-from nova_hpc.placement import mix
+from nova_hpc.placement import shape_mix as mix
 from nova_hpc.placement.profile import DEFAULT, Shape
 from nova_hpc.topology.level import Level
 from tests.functional import fixtures

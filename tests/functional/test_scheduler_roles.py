@@ -7,10 +7,11 @@ from nova import exception
 from oslo_limit import fixture as limit_fixture
 from oslo_serialization import jsonutils
 
-from nova_hpc.cloud import explain
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.from_nova import contract, snapshot
-from nova_hpc.offer import identity
+from nova_hpc.from_nova import contract
+from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.cloud import explain
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import SnapshotError
 from tests.functional import base, fixtures
 from tests.functional.driver_base import DriverTest
 

@@ -21,14 +21,15 @@ from oslo_config import fixture as config_fixture
 from oslo_serialization import jsonutils
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question
-from nova_hpc.cloud.snapshot import Node, Snapshot, document
-from nova_hpc.from_nova import server, snapshot
+from nova_hpc.from_nova import server
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.placement.grouping import FlavorError
 from nova_hpc.placement.model import Request
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.cloud.explain import explain
+from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import Node, Snapshot, document
 from tests.functional import fixtures
 from tests.functional.driver_base import DriverTest
 

@@ -68,7 +68,7 @@ class Lab:
 
     def run(self, *words):
         """Any ``nova-hpc`` command, as its operator gives it."""
-        argv = [sys.executable, "-m", "nova_hpc.cli.main", *words]
+        argv = [sys.executable, "-m", "nova_hpc_tools.main", *words]
         return self._run(argv, self.client_environ)
 
     def client(self, *words):
@@ -76,7 +76,7 @@ class Lab:
         return self._run([Path(sys.prefix, "bin", "openstack"), *words], self.client_environ)
 
     def nova_hpc(self, *words):
-        argv = [sys.executable, "-m", "nova_hpc.cli.main", "lab", *words]
+        argv = [sys.executable, "-m", "nova_hpc_tools.main", "lab", *words]
         return self._run(argv, self.environ)
 
     def _run(self, argv, environ):

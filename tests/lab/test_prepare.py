@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.offer import host_files
 from nova_hpc_lab import cloud as lab_cloud
 from nova_hpc_lab.node.shape import Adapter, Shape
 from nova_hpc_lab.state import Paths
+from nova_hpc_tools.adopt import host_files
 from tests.lab import environments
 from tests.lab.environments import TOP
 
@@ -66,7 +66,7 @@ def playbook(lab, folder, options):
     (folder / "inventory.json").write_text(
         json.dumps({"hpc_nodes": {"hosts": {"hpc1": variables}}})
     )
-    roles = [f"nova_hpc.cloud.{name}" for name in ("configure", "prepare")]
+    roles = [f"nova_hpc_tools.cloud.{name}" for name in ("configure", "prepare")]
     (folder / "play.yml").write_text(
         json.dumps([{"hosts": "hpc_nodes", "gather_facts": False, "roles": roles}])
     )

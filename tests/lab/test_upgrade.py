@@ -60,7 +60,7 @@ class Upgraded(Site):
     def earlier_controllers(self):
         self.folder.mkdir(exist_ok=True)
         self.nova_conf.write_text(self.without_ours())
-        script = "import sys; from nova_hpc.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        script = "import sys; from nova_hpc_tools.main import main; sys.exit(main(sys.argv[1:]))"
         done = subprocess.run(
             [sys.executable, "-c", script, "configure", "--part", "controller"],
             env=self.lab.environ | {"PYTHONPATH": str(self.packages)},

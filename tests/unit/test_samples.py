@@ -12,11 +12,11 @@ import pytest
 from oslo_config import cfg, generator
 
 from nova_hpc import conf
-from nova_hpc.cli import include_files
-from nova_hpc.offer import device_spec, roles, settings
-from nova_hpc.offer.declaration import Declaration
-from nova_hpc.offer.identity import Form
+from nova_hpc.topology import roles
 from nova_hpc.topology.model import NumaNode
+from nova_hpc_tools.adopt import device_spec, include_files, settings
+from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.adopt.identity import Form
 from tests.unit.offer.machines import adapter, gpu, node
 
 ETC = Path(__file__).resolve().parents[2] / "etc"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """May a server start here, with the devices that it has? The checks at each action.
 
-What is checked is in :mod:`virt_driver_patches.driver.before_start`; this is when, and
+What is checked is in :mod:`virt_driver_patches.driver.device_checks`; this is when, and
 what is recorded with the server.
 """
 
@@ -23,7 +23,8 @@ from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import normalise_address
 from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire.decision import Decision
-from virt_driver_patches.driver import before_start, guest_topology
+from virt_driver_patches.driver import device_checks as before_start
+from virt_driver_patches.driver import guest_topology
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.reading import Reading
 from virt_driver_patches.errors import ClaimRefused

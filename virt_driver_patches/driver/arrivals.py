@@ -20,7 +20,7 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
 from nova_hpc.topology.model import normalise_address
-from virt_driver_patches.driver import before_start
+from virt_driver_patches.driver import device_checks as before_start
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 

@@ -17,8 +17,8 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
+from nova_hpc.from_nova.fabric_position import Whereabouts
 from nova_hpc.from_nova.server import guest_cells
-from nova_hpc.from_nova.whereabouts import Whereabouts
 from nova_hpc.guest_tree import Abi, AbiError, Device, Mode, Plan, PlanError, needs, windows
 from nova_hpc.guest_tree import plan as make_plan
 from nova_hpc.placement import flavor as flavors
@@ -27,7 +27,8 @@ from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import guest_abi
 from virt_driver_patches.domain import address_space, fwcfg, pcie_tree
 from virt_driver_patches.domain.guest_domain import GuestDomain
-from virt_driver_patches.driver import before_start, peer_reading
+from virt_driver_patches.driver import device_checks as before_start
+from virt_driver_patches.driver import peer_reading
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused
 

@@ -39,8 +39,8 @@ from virt_driver_patches.driver import arrivals, guest_topology, position, suspe
 from virt_driver_patches.driver.admission import Admission
 from virt_driver_patches.driver.domains import Domains
 from virt_driver_patches.driver.host_boot import HostBoot
+from virt_driver_patches.driver.kept_devices import Promises
 from virt_driver_patches.driver.node import HpcNode
-from virt_driver_patches.driver.promises import Promises
 from virt_driver_patches.errors import ClaimRefused, DeviceFault, StartFault, rollback
 from virt_driver_patches.patches import pci_devices, refuse_early
 

@@ -19,8 +19,8 @@ from oslo_log import log as logging
 
 from nova_hpc.from_nova import providers
 from nova_hpc.from_nova.claim import Specs
-from nova_hpc.offer import roles
 from nova_hpc.tenancy.health import Offer
+from nova_hpc.topology import roles
 from nova_hpc.wire import tags
 from virt_driver_patches.driver.withhold import TAKEN
 

@@ -13,8 +13,8 @@ from nova import objects
 from oslo_log import log as logging
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.from_nova import whereabouts
-from nova_hpc.from_nova.whereabouts import Whereabouts
+from nova_hpc.from_nova import fabric_position as whereabouts
+from nova_hpc.from_nova.fabric_position import Whereabouts
 from nova_hpc.tenancy import holders
 from nova_hpc.tenancy.guest_domains import GuestDomains
 from nova_hpc.tenancy.ledger import LedgerError

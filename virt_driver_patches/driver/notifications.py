@@ -49,7 +49,7 @@ class HpcDeviceStatePayload(base.NotificationPayloadBase):
         # offered, suspect or quarantined.
         "old_state": fields.StringField(),
         "state": fields.StringField(),
-        # What was wrong, a value of nova_hpc.tenancy.policy.Sign; "": nothing is.
+        # What was wrong, a value of nova_hpc.tenancy.health_states.Sign; "": nothing is.
         "sign": fields.StringField(),
         # How often it was found ill.
         "tries": fields.IntegerField(),
@@ -153,7 +153,7 @@ class GuestNotifier:
         """Tell what has changed since the last call. Never raises.
 
         :param now: (server, address) -> what differs, a word of
-            :mod:`nova_hpc.tenancy.promise`.
+            :mod:`nova_hpc.tenancy.kept_devices`.
         :param host: the service's name for this node.
         """
         before, self._known = self._known, dict(now)

@@ -19,7 +19,7 @@ from nova_hpc.wire import decision as wire_decision
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.server_devices import ServerDevices
-from virt_driver_patches.driver import before_start
+from virt_driver_patches.driver import device_checks as before_start
 from virt_driver_patches.driver.node import HpcNode
 from virt_driver_patches.driver.reading import Reading
 

@@ -21,27 +21,28 @@ from nova.compute import provider_tree, task_states
 from oslo_log import log as logging
 
 from nova_hpc.from_nova.claim import Claim
-from nova_hpc.offer.nvlink_sets import SWITCH_ROLE
 from nova_hpc.placement import flavor
 from nova_hpc.placement.model import Nvlink
 from nova_hpc.tenancy.adapters import step as adapters
 from nova_hpc.tenancy.adapters.plan import Prefix, PrefixError
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.hygiene.step import Hygiene
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.nvlink.backend import BackendError
+from nova_hpc.tenancy.nvlink.nvlink_sets import SWITCH_ROLE
 from nova_hpc.tenancy.nvlink.step import Links
 from nova_hpc.tenancy.owners import Owners
 from nova_hpc.tenancy.peer import write as peer_write
 from nova_hpc.tenancy.peer.step import PeerToPeer
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import RefusedError, Step, StepError, Tenant, View
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.wire import tags
 from virt_driver_patches import privileged
-from virt_driver_patches.driver import adapters_privileged, cleaning, peer_privileged
+from virt_driver_patches.driver import adapters_privileged, peer_privileged
+from virt_driver_patches.driver import stage as cleaning
 from virt_driver_patches.driver.reading import Reading, Source
 from virt_driver_patches.errors import ClaimRefused, DeviceFault
 

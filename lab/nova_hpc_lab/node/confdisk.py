@@ -27,7 +27,7 @@ from nova_hpc_lab.node.qemu import GPU_IDS, GUEST_ADDRESS, WIDE_GPU_IDS
 from nova_hpc_lab.node.shape import Adapter, Gpu, Shape
 from nova_hpc_lab.state import write
 
-_PACKAGES: Final = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+_PACKAGES: Final = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
 _INSIDE: Final = Path(__file__).parent / "inside"
 _SIZE: Final = "48M"
 

@@ -39,7 +39,7 @@ _TESTS: Final = ("nova/tests/", "nova/locale/")
 _SCRIPTS: Final = {
     "nova-compute": "nova.cmd.compute",
     "privsep-helper": "oslo_privsep.daemon:helper_main",
-    "nova-hpc": "nova_hpc.cli.main",
+    "nova-hpc": "nova_hpc_tools.main",
 }
 
 #: Where the guest's archive has the interpreter.

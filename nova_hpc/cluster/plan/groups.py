@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan.fill import alike
+from nova_hpc.cluster.plan.packing import alike
 from nova_hpc.cluster.plan.tree import Part
 
 #: So many choices that were begun are looked at for one question.

@@ -9,9 +9,11 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cluster.plan import fill, groups, words
-from nova_hpc.cluster.plan.fill import Filled
+from nova_hpc.cluster.plan import answers as words
+from nova_hpc.cluster.plan import groups
+from nova_hpc.cluster.plan import packing as fill
 from nova_hpc.cluster.plan.model import ANYWHERE, HOST, Gang, Order, Plan, Policy, Refusal
+from nova_hpc.cluster.plan.packing import Filled
 from nova_hpc.cluster.plan.tree import (
     Cost,
     Domain,

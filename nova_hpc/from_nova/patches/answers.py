@@ -23,8 +23,9 @@ from oslo_messaging.rpc.dispatcher import ExpectedException
 
 from nova_hpc.from_nova import hosts, placement_answer, server, shortage, withheld
 from nova_hpc.from_nova.gate import Call, Patch, wrap
-from nova_hpc.from_nova.said import SAID, more
-from nova_hpc.placement import flavor, refusal
+from nova_hpc.from_nova.log_throttle import SAID, more
+from nova_hpc.placement import flavor
+from nova_hpc.placement import user_reasons as refusal
 from nova_hpc.placement.grouping import FlavorError, UnknownNameError
 from nova_hpc.placement.shortage import Shortage
 from nova_hpc.wire.stats import StatsDocument

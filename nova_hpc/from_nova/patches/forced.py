@@ -16,7 +16,8 @@ from oslo_log import log as logging
 from nova_hpc.from_nova import hosts, server
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches import answers
-from nova_hpc.placement import flavor, refusal
+from nova_hpc.placement import flavor
+from nova_hpc.placement import user_reasons as refusal
 
 LOG = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@
 have, also those that nobody asked for, and takes the first order that fits: with
 ``hw:pci_numa_affinity_policy=preferred`` that may be any. Here it is asked for one
 choice of nodes after the other, the best first
-(:func:`nova_hpc.placement.nodes.tiers`). Whether CPUs, pages, devices and networks fit
+(:func:`nova_hpc.placement.numa_choice.tiers`). Whether CPUs, pages, devices and networks fit
 is Nova's to say, as ever; of several cells it is asked as
 :mod:`~nova_hpc.from_nova.patches.numa_cells` does.
 """
@@ -27,7 +27,7 @@ from nova_hpc.from_nova.cache import Cache, Once
 from nova_hpc.from_nova.gate import Call, Patch, wrap
 from nova_hpc.from_nova.patches.numa_cells import Fitter, Values
 from nova_hpc.from_nova.patches.serving import Served, served
-from nova_hpc.placement import nodes
+from nova_hpc.placement import numa_choice as nodes
 from nova_hpc.placement import roles as hpc_roles
 from nova_hpc.placement.model import HostNode, Pool
 from nova_hpc.placement.server import ServerSpec

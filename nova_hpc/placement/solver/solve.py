@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import attrs
 
 from nova_hpc.placement.model import DeviceSet, Nvlink, Pick, Policy
-from nova_hpc.placement.solver import reasons
+from nova_hpc.placement.solver import operator_reasons as reasons
 from nova_hpc.placement.solver.classes import CLOSED, FORCED, HIT, Forest, Node, home
 from nova_hpc.placement.solver.costs import Budget
 from nova_hpc.placement.solver.domains import ALONE, Item, Key, Members, Rank, Unit

@@ -23,8 +23,8 @@ from nova_hpc.tenancy.adapters.settings import (
 from nova_hpc.topology import classes, device
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.function_places import place
 from nova_hpc.topology.model import AddressError, Function, Node, normalise_address
-from nova_hpc.topology.place import place
 
 _LINK: Final = re.compile(r"virtfn(\d{1,5})", re.ASCII)
 

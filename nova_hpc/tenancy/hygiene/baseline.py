@@ -21,7 +21,8 @@ from nova_hpc.topology import confspace
 from nova_hpc.topology.device import DEVICES
 from nova_hpc.topology.files import FileError, Tree
 from nova_hpc.topology.model import Function
-from nova_hpc.wire import announced, capture
+from nova_hpc.wire import announcements as announced
+from nova_hpc.wire import capture
 
 _HEADER: Final = 64
 _STANDARD: Final = 256

@@ -9,15 +9,15 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.tenancy import policy
-from nova_hpc.tenancy.hygiene import judgement
+from nova_hpc.tenancy import health_states as policy
+from nova_hpc.tenancy.health_states import CAPPED, Moment
+from nova_hpc.tenancy.hygiene import symptoms as judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaner import CleanError, Cleaners
-from nova_hpc.tenancy.hygiene.looks import counted, differences_of, errors_of, idle, seen
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.hygiene.reset import HeldError, ResetError
+from nova_hpc.tenancy.hygiene.snapshots import counted, differences_of, errors_of, idle, seen
 from nova_hpc.tenancy.owners import Held
-from nova_hpc.tenancy.policy import CAPPED, Moment
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.topology.files import FileError
 from nova_hpc.wire.ledger import Device, Ledger, State

@@ -12,12 +12,12 @@ import attrs
 
 from nova_hpc.tenancy import comparison, identity
 from nova_hpc.tenancy.comparison import Comparison
+from nova_hpc.tenancy.health_states import CAPPED, Moment, Rules, shown
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
-from nova_hpc.tenancy.hygiene.looks import Looker, differences_of, errors_of, whole
+from nova_hpc.tenancy.hygiene.snapshots import Looker, differences_of, errors_of, whole
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.policy import CAPPED, Moment, Rules, shown
 from nova_hpc.tenancy.step import Candidate
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire.ledger import Device, Ledger

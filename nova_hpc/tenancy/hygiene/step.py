@@ -23,25 +23,20 @@ from typing import ClassVar
 
 import attrs
 
-from nova_hpc.tenancy.hygiene import baseline, judgement
+from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.hygiene import baseline
+from nova_hpc.tenancy.hygiene import symptoms as judgement
 from nova_hpc.tenancy.hygiene.cleaner import Cleaners
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
-from nova_hpc.tenancy.hygiene.looks import (
-    differences_of,
-    errors_of,
-    idle,
-    seen,
-    whole,
-)
 from nova_hpc.tenancy.hygiene.records import Records, clock
+from nova_hpc.tenancy.hygiene.snapshots import differences_of, errors_of, idle, seen, whole
 from nova_hpc.tenancy.hygiene.update import Swept, Update
 from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
 from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.tenancy.sign import Sign, Symptom
 from nova_hpc.tenancy.step import Candidate, RefusedError, Step, Tenant, View, Withheld
-from nova_hpc.wire.announced import Accepted
+from nova_hpc.wire.announcements import Accepted
 from nova_hpc.wire.ledger import SOMEBODY, Ledger, State
 
 

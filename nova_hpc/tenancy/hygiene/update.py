@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
-from nova_hpc.tenancy import comparison, identity, policy
-from nova_hpc.tenancy.hygiene import baseline, disagreement, judgement
+from nova_hpc.tenancy import comparison, identity
+from nova_hpc.tenancy import health_states as policy
+from nova_hpc.tenancy.hygiene import baseline, disagreement
+from nova_hpc.tenancy.hygiene import symptoms as judgement
 from nova_hpc.tenancy.hygiene.baseline import Snapshot
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
-from nova_hpc.tenancy.hygiene.judgement import Judgement
-from nova_hpc.tenancy.hygiene.looks import baseline_of, counted, idle, seen, whole
 from nova_hpc.tenancy.hygiene.records import Records
+from nova_hpc.tenancy.hygiene.snapshots import baseline_of, counted, idle, seen, whole
+from nova_hpc.tenancy.hygiene.symptoms import Judgement
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import Owners, Rows
 from nova_hpc.tenancy.sign import Symptom

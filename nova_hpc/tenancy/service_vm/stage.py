@@ -14,7 +14,7 @@ starts, so whoever is killed afterwards leaves a device that is due. It is one o
 Only ``clean`` lets a device be given: without an entry nobody knows who has had it, and
 the stage becomes due when the node looks next. A stage that did not pass is due
 again; whether the device is suspect or in quarantine for it is up to
-:mod:`nova_hpc.tenancy.policy`.
+:mod:`nova_hpc.tenancy.health_states`.
 """
 
 from __future__ import annotations

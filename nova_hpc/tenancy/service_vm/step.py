@@ -27,12 +27,12 @@ from typing import ClassVar, Final
 
 import attrs
 
-from nova_hpc.tenancy import policy
+from nova_hpc.tenancy import health_states as policy
+from nova_hpc.tenancy.health_states import Moment
 from nova_hpc.tenancy.hygiene.cleaning import Cleaning
 from nova_hpc.tenancy.hygiene.records import Records
 from nova_hpc.tenancy.ledger import LedgerError
 from nova_hpc.tenancy.owners import Owners
-from nova_hpc.tenancy.policy import Moment
 from nova_hpc.tenancy.service_vm import domain, stage
 from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
 from nova_hpc.tenancy.service_vm.stage import Action, Mode, Phase, Seen

@@ -18,7 +18,7 @@ from openstackclient import shell
 from openstackclient.compute import client as _compute  # noqa: F401  imported once for all
 from openstackclient.network import client as _network  # noqa: F401
 
-from nova_hpc.cli.openstack.v1 import life as _life  # noqa: F401
+from nova_hpc_tools.openstack.v1 import cluster_changes as _life  # noqa: F401
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nova_hpc.offer import settings as plugin
+from nova_hpc_tools.adopt import settings as plugin
 from tests.functional.concurrency import nova_process
 from tests.functional.concurrency.computes import GPU_CLASS
 from tests.functional.concurrency.model import BROKEN, PLACED, REFUSED, Create, Variant, room

@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import pymysql
 
-from nova_hpc.offer import settings as plugin
+from nova_hpc_tools.adopt import settings as plugin
 
 _DATABASES = ("placement", "nova_api", "nova", "nova_cell0")
 #: One try, and Nova itself begins anew after a conflict. Placement tries again

@@ -20,7 +20,7 @@ from typing import Any
 import amqp
 import attrs
 
-from nova_hpc.offer import settings as plugin
+from nova_hpc_tools.adopt import settings as plugin
 from tests.functional.concurrency import nova_process
 from tests.functional.concurrency.stage import Stage, stage
 from tests.functional.group_cloud import hosts
@@ -293,7 +293,7 @@ class Cloud:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """``nova-hpc`` with this cloud's configuration."""
-        script = "import sys; from nova_hpc.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        script = "import sys; from nova_hpc_tools.main import main; sys.exit(main(sys.argv[1:]))"
         return subprocess.run(
             (sys.executable, "-c", script, *words, *self._config("ours.conf")),
             capture_output=True,

@@ -20,9 +20,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
-from nova_hpc.cluster.group_domain.fleet import Fleet, reap
 from nova_hpc.cluster.group_domain.model import ROOM_PREFIX, Domain, Size, room_name
 from nova_hpc.cluster.group_domain.records import Records
+from nova_hpc_tools.snapshot.group_fleet import Fleet, reap
 from tests.functional.concurrency.stage import Stage, _free_port, _works, stage
 from tests.functional.group_races.actors import Client, Cloud, Servers, Where, reaper, scheduler
 

@@ -20,12 +20,12 @@ from typing import Any
 import attrs
 import pymysql
 
-from nova_hpc.cluster.group_domain.choose import Ground, Seat
-from nova_hpc.cluster.group_domain.fleet import reap
-from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer
+from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
+from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer
 from nova_hpc.cluster.group_domain.model import Domain, Size
 from nova_hpc.cluster.group_domain.records import Answer, NoAnswerError, Records, State
 from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc_tools.snapshot.group_fleet import reap
 
 PROJECT = "7c4d6a52-0000-4000-8000-000000000001"
 

@@ -25,7 +25,7 @@ from nova_hpc.tenancy.service_vm import process
 from nova_hpc.tenancy.service_vm.runner import ServiceVm
 from nova_hpc.tenancy.service_vm.step import Cleansing
 from tests.functional.kills.agent import AGENT
-from virt_driver_patches.driver import cleaning
+from virt_driver_patches.driver import stage as cleaning
 
 _LIBVIRT: Final = Path(__file__).parent / "service_libvirt"
 #: Seconds for a service VM to begin.

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from benchmarks.report import provenance
-from nova_hpc.offer.settings import FEWEST_CANDIDATES
+from nova_hpc_tools.adopt.settings import FEWEST_CANDIDATES
 from tests.functional.concurrency.model import BROKEN, VARIANTS, Cloud
 from tests.functional.replay import day, play
 

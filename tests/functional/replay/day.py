@@ -9,9 +9,9 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cloud.simulate import scenario
-from nova_hpc.cloud.simulate.model import Machine, Shape, Task
 from nova_hpc.topology.level import Level, Location
+from nova_hpc_tools.simulate import scenario
+from nova_hpc_tools.simulate.model import Machine, Shape, Task
 from tests.functional.concurrency.computes import layout
 from tests.functional.concurrency.model import Cloud
 

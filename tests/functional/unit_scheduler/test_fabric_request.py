@@ -10,7 +10,8 @@ from nova import objects
 
 from nova_hpc.cluster.group_domain.model import Size
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.from_nova import fabric, fabric_near, fabric_records, placement_answer
+from nova_hpc.from_nova import fabric, fabric_records, placement_answer
+from nova_hpc.from_nova import fabric_nearness as fabric_near
 from nova_hpc.placement.flavor import Fabric
 from nova_hpc.placement.model import Policy
 

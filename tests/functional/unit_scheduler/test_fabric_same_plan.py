@@ -19,18 +19,13 @@ from nova import objects
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.cluster.group_domain.join import Groups
+from nova_hpc.cluster.group_domain.membership import Groups
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
 from nova_hpc.fabric import aggregates
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc.from_nova import (
-    contract,
-    fabric,
-    fabric_near,
-    fabric_records,
-    newness,
-    placement_answer,
-)
+from nova_hpc.from_nova import contract, fabric, fabric_records, placement_answer
+from nova_hpc.from_nova import fabric_nearness as fabric_near
+from nova_hpc.from_nova import new_servers as newness
 from nova_hpc.from_nova.patches import answers
 from scheduler_filters.hpc_fabric_filter import HpcFabricFilter
 from tests.unit.cluster.placement_model import Client, World, records

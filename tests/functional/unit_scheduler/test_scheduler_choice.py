@@ -18,7 +18,8 @@ from nova_hpc.from_nova.profile import CloudProfile
 from nova_hpc.placement.model import Group, Miss, Policy, Request
 from nova_hpc.placement.profile import DEFAULT
 from nova_hpc.topology.level import Level
-from scheduler_filters import choice, lines
+from scheduler_filters import choice
+from scheduler_filters import filter_log as lines
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pool, spec
 

@@ -13,7 +13,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova import contract, providers
 from nova_hpc.from_nova.patches import answers
-from nova_hpc.placement import refusal
+from nova_hpc.placement import user_reasons as refusal
 from nova_hpc.placement.model import Group, Policy, Request, Unmet, Want
 from nova_hpc.topology.level import Level
 from scheduler_filters import hpc_topology_filter
@@ -151,7 +151,7 @@ class FilterTest(HostStates):
     def on_unknown_nova(self, new: bool) -> None:
         patch = fixtures.MonkeyPatch
         self.useFixture(patch("nova.version.version_string", lambda: "35.0.0"))
-        self.useFixture(patch("nova_hpc.from_nova.newness.is_new", lambda spec: new))
+        self.useFixture(patch("nova_hpc.from_nova.new_servers.is_new", lambda spec: new))
 
     def test_new_servers_on_an_unknown_nova(self) -> None:
         self.on_unknown_nova(new=True)

@@ -15,7 +15,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc import conf as hpc_conf
 from nova_hpc.from_nova.patches import scheduler
 from nova_hpc.from_nova.patches.serving import serving
-from scheduler_filters import fit
+from scheduler_filters import nova_fit as fit
 from tests.functional import fixtures
 from tests.functional.unit_scheduler.states import HostStates, guest_cell, pci_request, pool, spec
 

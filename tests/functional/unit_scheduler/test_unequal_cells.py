@@ -17,7 +17,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from nova_hpc.from_nova import patches
 from nova_hpc.from_nova.patches import numa_cells
 from nova_hpc.from_nova.patches.serving import serving
-from scheduler_filters import fit
+from scheduler_filters import nova_fit as fit
 from tests.functional.unit_scheduler.states import HostStates, pci_request, pool, spec
 
 FLAVOR = {"hpc:affinity": "host", "hw:pci_numa_affinity_policy": "preferred"}

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from nova_hpc.cli.configure import Configure
 from nova_hpc.wire import node_declaration
+from nova_hpc_tools.adopt.configure import Configure
 
 #: The devices of :func:`machine`.
 GPU, PF, VF = "0000:18:00.0", "0000:19:00.0", "0000:19:00.1"

@@ -13,11 +13,10 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cli import install_shim
-from nova_hpc.offer import host_files, settings
-from nova_hpc.offer.findings import CHECKS
 from nova_hpc.tenancy.peer import write as peer
 from nova_hpc.topology.peer_wish import Wish
+from nova_hpc_tools.adopt import host_files, install_shim, settings
+from nova_hpc_tools.adopt.findings import CHECKS
 from tests.unit.cli.conftest import GPU, PF, VF
 from tests.unit.cli.doctor_place import GROUPS, PCI, POLICY, STATE, Place
 

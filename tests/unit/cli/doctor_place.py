@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import attrs
 
-from nova_hpc.cli import install_shim
-from nova_hpc.cli.prepare import Prepare
-from nova_hpc.offer import settings
+from nova_hpc_tools.adopt import install_shim, settings
+from nova_hpc_tools.adopt.prepare import Prepare
 from tests.nodes import catalogue
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.write import write as build

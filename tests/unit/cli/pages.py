@@ -28,7 +28,13 @@ PAGES = (
 )
 MODULES = tuple(
     path
-    for folder in ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
+    for folder in (
+        "nova_hpc",
+        "nova_hpc_tools",
+        "scheduler_filters",
+        "virt_driver_patches",
+        "lab/nova_hpc_lab",
+    )
     for path in sorted((TOP / folder).rglob("*.py"))
 )
 #: How a command of ours begins.

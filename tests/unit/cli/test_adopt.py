@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.offer import settings
-from nova_hpc.offer.spec_entries import addresses_of
+from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.adopt.spec_entries import addresses_of
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli import typed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nova_hpc.offer import host_files
+from nova_hpc_tools.adopt import host_files
 from tests.unit.cli.conftest import put
 
 pytestmark = pytest.mark.long
@@ -52,7 +52,7 @@ def play(machine, tmp_path, monkeypatch):
     (home / ".nova").mkdir(parents=True)
     (home / ".nova" / "nova.conf").write_text("[DEFAULT]\nhost = node17\n", encoding="ascii")
     command = tmp_path / "nova-hpc"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc.cli.main "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc_tools.main "$@"\n')
     command.chmod(0o755)
     playbook = tmp_path / "node.yml"
     playbook.write_text(PLAYBOOK, encoding="utf-8")

@@ -10,12 +10,13 @@ import tarfile
 
 import pytest
 
-from nova_hpc.cli import node_file, save_node
-from nova_hpc.cli.main import main
 from nova_hpc.tenancy.hygiene import baseline
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire import capture, node_declaration
+from nova_hpc_tools.adopt import declaration_file as node_file
+from nova_hpc_tools.inventory import node_archive as save_node
+from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Bridge, Endpoint
 from tests.nodes.write import write

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.cli.base import List, Record, _Base
-from nova_hpc.cli.outlet import HeardOutput
-from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc_tools.base import List, Record, _Base
+from nova_hpc_tools.outlet import HeardOutput
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cli import test_explain
 from tests.unit.cli.conftest import snapshot
 from tests.unit.guest import conftest as guest_fixtures
@@ -27,7 +27,7 @@ from tests.unit.tenancy.hygiene_node import GPU, OTHER, make
 
 guest = guest_fixtures.guest
 TOP = Path(__file__).parents[3]
-COMMAND = "import sys; from nova_hpc.cli.main import main; sys.exit(main())"
+COMMAND = "import sys; from nova_hpc_tools.main import main; sys.exit(main())"
 #: The same where libvirt answers, and has no guests.
 WITH_LIBVIRT = f"""import sys
 from tests.unit.cli.conftest import Libvirt
@@ -217,8 +217,8 @@ def test_an_inventory_is_saved(machine, tmp_path):
 
 SYNC = """
 import sys
-from nova_hpc.cli import fabric_sync
-from nova_hpc.cli.main import main
+from nova_hpc_tools import fabric_sync
+from nova_hpc_tools.main import main
 
 
 class Cloud:
@@ -352,8 +352,8 @@ from pathlib import Path
 from cliff.app import App
 from cliff.commandmanager import CommandManager
 from osc_lib.command import command
-from nova_hpc.cli.outlet import HeardOutput
-from nova_hpc.cli.printing import InertOutput
+from nova_hpc_tools.outlet import HeardOutput
+from nova_hpc_tools.printing import InertOutput
 
 
 class Make(HeardOutput, InertOutput, command.ShowOne):

@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from nova_hpc.cli import include_files
-from nova_hpc.cli.configure import Configure
-from nova_hpc.offer import settings
+from nova_hpc_tools.adopt import include_files, settings
+from nova_hpc_tools.adopt.configure import Configure
 from tests.unit.cli.conftest import contents, put
 
 GPU_ROLE = '{"role": "gpu", "vendor_id": "10de", "class": "03*"}'

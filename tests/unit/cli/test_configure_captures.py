@@ -6,9 +6,8 @@ import subprocess
 
 import pytest
 
-from nova_hpc.cli.configure import Configure
-from nova_hpc.offer import roles
-from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology import lstopo, roles, sysfs
+from nova_hpc_tools.adopt.configure import Configure
 from tests.nodes.catalogue import NODES
 
 ROLE = '{"role": "gpu", "class": "03*"}'

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from nova_hpc.cli.configure import Configure
-from nova_hpc.offer import settings
+from nova_hpc_tools.adopt import settings
+from nova_hpc_tools.adopt.configure import Configure
 from tests.unit.cli.conftest import GPU, PF, VF, contents, declared, put, refused, snapshot
 
 NIC = "0000:1a:00.0"

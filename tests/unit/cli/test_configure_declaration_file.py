@@ -3,10 +3,10 @@
 
 import pytest
 
-from nova_hpc.cli import node_file
-from nova_hpc.cli.configure import Configure
 from nova_hpc.topology import sysfs
 from nova_hpc.wire import node_declaration
+from nova_hpc_tools.adopt import declaration_file as node_file
+from nova_hpc_tools.adopt.configure import Configure
 from tests.unit.cli.conftest import GPU, PF, contents, declared, put, refused, snapshot
 
 

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from nova_hpc.cli import layout_files
-from nova_hpc.cli.base import CommandError
-from nova_hpc.cli.configure import Configure
-from nova_hpc.offer import settings
+from nova_hpc_tools.adopt import layout_files, settings
+from nova_hpc_tools.adopt.configure import Configure
+from nova_hpc_tools.base import CommandError
 from tests.unit import hostile
 from tests.unit.cli.conftest import put
 from tests.unit.cli.merged import SEVERAL, kolla, osa, told

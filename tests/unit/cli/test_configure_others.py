@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from nova_hpc.cli import spec_edit
-from nova_hpc.cli.include_files import IncludeError
+from nova_hpc_tools.adopt import device_spec_edit as spec_edit
+from nova_hpc_tools.adopt.include_files import IncludeError
 from tests.unit.cli.conftest import GPU, PF, VF, contents, declared, put, refused
 
 GPU_ENTRY = {"vendor_id": "10de", "product_id": "2330", "address": GPU}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nova_hpc.offer import settings
+from nova_hpc_tools.adopt import settings
 from tests.unit.cli.conftest import contents, put, refused
 
 #: The default of a release that did not tell the fabrics apart.

@@ -7,11 +7,12 @@ import sys
 import attrs
 import pytest
 
-from nova_hpc.cli import device, fleet
-from nova_hpc.cli.main import NovaHpc
 from nova_hpc.tenancy.ledger import LedgerFile, copy_of
 from nova_hpc.tenancy.service_vm import stage
 from nova_hpc.wire.reservation import Provider
+from nova_hpc_tools.device import bulk_commands as fleet
+from nova_hpc_tools.device import command as device
+from nova_hpc_tools.main import NovaHpc
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, make, settled
 
 SERVER = "11111111-1111-1111-1111-111111111111"

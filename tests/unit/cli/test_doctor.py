@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from nova_hpc.cli import doctor_service
-from nova_hpc.cli.doctor import Doctor
-from nova_hpc.cli.main import main
-from nova_hpc.offer import findings
+from nova_hpc_tools.adopt import findings
+from nova_hpc_tools.doctor import facts_service as doctor_service
+from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.main import main
 from tests.unit.cli import doctor_faults
 from tests.unit.cli.conftest import GPU, VF
 from tests.unit.cli.doctor_faults import CLOUD, FAULTS

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from nova_hpc.cli import doctor_others
-from nova_hpc.cli.main import main
+from nova_hpc_tools.doctor import other_checkers as doctor_others
+from nova_hpc_tools.main import main
 
 #: libvirt 9 on a node whose firmware has VT-d off.
 SAID = """\

@@ -11,15 +11,14 @@ import sys
 import attrs
 import pytest
 
-from nova_hpc.cli import cloud_readers
-from nova_hpc.cli.capacity import ShowCapacity
-from nova_hpc.cli.explain import Explain
-from nova_hpc.cli.flavor import CreateFlavors
-from nova_hpc.cli.main import main
-from nova_hpc.cloud.asked import Asked
-from nova_hpc.cloud.snapshot import FlavorWant
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell
+from nova_hpc_tools.cloud.capacity_command import ShowCapacity
+from nova_hpc_tools.cloud.explain_command import Explain
+from nova_hpc_tools.cloud.flavor_command import CreateFlavors
+from nova_hpc_tools.main import main
+from nova_hpc_tools.snapshot import FlavorWant, cloud_readers
+from nova_hpc_tools.snapshot import document as snapshot_document
+from nova_hpc_tools.snapshot.unplaced_requests import Asked
 from tests.unit.cloud import clouds
 
 
@@ -223,7 +222,7 @@ def test_ports_are_said_to_be_missing(tmp_path, capsys):
 def test_a_reader_that_is_closed_is_no_error(file):
     """As with ``| head``: no traceback, no complaint at exit."""
     done = subprocess.run(
-        f"{sys.executable} -m nova_hpc.cli.main explain --snapshot {file} --flavor pair | true",
+        f"{sys.executable} -m nova_hpc_tools.main explain --snapshot {file} --flavor pair | true",
         shell=True,
         capture_output=True,
         text=True,
@@ -234,7 +233,7 @@ def test_a_reader_that_is_closed_is_no_error(file):
 def test_ascii_terminals(file):
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "nova_hpc.cli.main"),
+            *(sys.executable, "-m", "nova_hpc_tools.main"),
             *("explain", "--snapshot", str(file), "--flavor", "pair"),
         ],
         env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"},

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from nova_hpc.cli import cloud_readers, main
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cluster.group_domain.fleet import GroupLine, Reaped
 from nova_hpc.cluster.group_domain.records import Swept
+from nova_hpc_tools import main
+from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot.group_fleet import GroupLine, Reaped
 
 LINES = (
     GroupLine("g1", "leaf", "ib/leaf1", 4, 3, 1, "decided"),

@@ -8,11 +8,12 @@ import time
 
 import pytest
 
-from nova_hpc.cli import cloud_readers, device, fleet
-from nova_hpc.cli.main import NovaHpc
-from nova_hpc.cloud.node_health import NodeHealth
-from nova_hpc.cloud.snapshot import SnapshotError
 from nova_hpc.wire.ledger import State
+from nova_hpc_tools.device import bulk_commands as fleet
+from nova_hpc_tools.device import command as device
+from nova_hpc_tools.main import NovaHpc
+from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot.node_health import NodeHealth
 from tests.unit.tenancy.hygiene_node import config, make
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x40, 0x48)]

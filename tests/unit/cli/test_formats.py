@@ -9,9 +9,9 @@ import sys
 import pytest
 import yaml
 
-from nova_hpc.cli import cloud_readers
-from nova_hpc.cli.main import main
-from nova_hpc.cloud.snapshot import document as snapshot_document
+from nova_hpc_tools.main import main
+from nova_hpc_tools.snapshot import cloud_readers
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cli import test_device, test_explain, test_nvlink
 
 # Fixtures of the tests of single commands, under names of their own.

@@ -21,23 +21,21 @@ import yaml
 from rich.text import Text
 from rich.tree import Tree
 
-from nova_hpc.cli import (
-    cloud_readers,
-    drain,
-    drain_cloud,
-    drain_run,
-    fabric_cloud,
-    fabric_sync,
-    main,
-)
-from nova_hpc.cli.base import Answer, CommandError, List, Record
-from nova_hpc.cli.printing import InertConsole, InertStream, inert_streams
-from nova_hpc.cloud.drain import Move
-from nova_hpc.cluster.group_domain.fleet import Reaped
 from nova_hpc.cluster.group_domain.records import Swept
-from nova_hpc.fabric.hostlist import expand
-from nova_hpc.fabric.sync import CREATE, METADATA, Step
 from nova_hpc.wire import fabric_map
+from nova_hpc_tools import main
+from nova_hpc_tools.base import Answer, CommandError, List, Record
+from nova_hpc_tools.cloud import drain_api as drain_cloud
+from nova_hpc_tools.cloud import drain_command as drain
+from nova_hpc_tools.cloud import server_moves as drain_run
+from nova_hpc_tools.cloud.drain import Move
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.fabric import sync_command as fabric_sync
+from nova_hpc_tools.fabric.hostlist import expand
+from nova_hpc_tools.fabric.sync import CREATE, METADATA, Step
+from nova_hpc_tools.printing import InertConsole, InertStream, inert_streams
+from nova_hpc_tools.snapshot import cloud_readers
+from nova_hpc_tools.snapshot.group_fleet import Reaped
 from tests.unit import hostile
 from tests.unit.cloud import clouds
 from tests.unit.fabric.cabling import Cabling
@@ -463,11 +461,14 @@ def test_streams_are_put_back() -> None:
 def test_services_do_not_speak_of_servers_by_their_names() -> None:
     """A name in a log could be a line of the log; only what makes snapshots reads names."""
     top = Path(main.__file__).parents[2]
-    packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+    packages = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
     found = {
         str(path.relative_to(top))
         for package in packages
         for path in (top / package).rglob("*.py")
         if re.search(r"\bdisplay_name\b", path.read_text(encoding="utf-8"))
     }
-    assert found == {"nova_hpc/from_nova/asked.py", "nova_hpc/from_nova/snapshot_hosts.py"}
+    assert found == {
+        "nova_hpc_tools/readers/server_requests.py",
+        "nova_hpc_tools/readers/snapshot_hosts.py",
+    }

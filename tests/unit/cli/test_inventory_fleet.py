@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from nova_hpc.cli.main import main
+from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Endpoint, Link, every
 from tests.nodes.write import write

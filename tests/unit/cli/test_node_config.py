@@ -8,8 +8,8 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc.cli import node_config
-from nova_hpc.cli.inventory import Inventory
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.inventory.command import Inventory
 
 
 @pytest.fixture

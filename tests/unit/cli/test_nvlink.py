@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from nova_hpc.cli import nvlink
-from nova_hpc.cli.main import NovaHpc
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.nvlink.backend import Settings, load
 from nova_hpc.tenancy.nvlink.step import Links
 from nova_hpc.tenancy.nvlink.step import run as run_program
+from nova_hpc_tools.device import nvlink_command as nvlink
+from nova_hpc_tools.main import NovaHpc
 from tests.fabric_manager import FabricManager, library
 
 COMMANDS = {"list": nvlink.List, "check": nvlink.Check, "restore": nvlink.Restore}

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from nova_hpc.cli import doctor_host
-from nova_hpc.cli.main import main
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.offer import device_spec, overlooked, readiness
-from nova_hpc.offer import roles as offer_roles
+from nova_hpc.topology import roles as offer_roles
 from nova_hpc.topology import sysfs
+from nova_hpc_tools.adopt import device_spec, overlooked, readiness
+from nova_hpc_tools.doctor import facts_host as doctor_host
+from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.reported import REPORTED
 from tests.nodes.write import write

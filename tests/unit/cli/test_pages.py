@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nova_hpc.offer import host_files
+from nova_hpc_tools.adopt import host_files
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli import typed

@@ -10,11 +10,11 @@ import subprocess
 
 import pytest
 
-from nova_hpc.cli.doctor import Doctor
-from nova_hpc.cli.main import main
-from nova_hpc.offer import host_files, spec_entries
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.vfio import Vfio
+from nova_hpc_tools.adopt import host_files, spec_entries
+from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 from tests.unit.cli.conftest import put

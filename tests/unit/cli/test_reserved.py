@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from nova_hpc.cli.main import NovaHpc
-from nova_hpc.cli.reserved import Reserved
 from nova_hpc.wire.ledger import Ledger
 from nova_hpc.wire.reservation import Provider
+from nova_hpc_tools.device.reservations import Reserved
+from nova_hpc_tools.main import NovaHpc
 
 GPU, PF, LAST = "0000:41:00.0", "0000:42:00.0", "0000:43:00.0"
 UUIDS = {each: f"5f0d2f5a-8a58-4f0e-8a51-00000000000{i}" for i, each in enumerate((GPU, PF, LAST))}

@@ -20,13 +20,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cli import save_node
-from nova_hpc.cli.main import main
 from nova_hpc.topology import nccl, sysfs
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.model import Node
-from nova_hpc.topology.record import Recorder, Replay
 from nova_hpc.wire import inventory
+from nova_hpc_tools.inventory import node_archive as save_node
+from nova_hpc_tools.inventory.record import Recorder, Replay
+from nova_hpc_tools.main import main
 from tests.nodes.catalogue import NODES
 from tests.nodes.describe import Endpoint, Machine, Numa, Processor, Rdma, Root, every
 from tests.nodes.parts import adapter, gpu, port

@@ -15,11 +15,11 @@ import tomllib
 import pytest
 from oslo_config import cfg
 
-from nova_hpc.cli import node_config
-from nova_hpc.cli.main import NovaHpc, main
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.guest import command as guest
-from nova_hpc.offer import roles
+from nova_hpc.topology import roles
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.main import NovaHpc, main
 from tests.unit.cli import pages
 
 #: Of Nova and Placement, for what is asked here; tests/functional/test_typed.py has all.

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.cli import install_shim, upgrade_check
-from nova_hpc.cli.main import main
-from nova_hpc.cli.upgrade_check import FAILURE, SUCCESS, WARNING
-from nova_hpc.offer import nova_sources, settings
+from nova_hpc.from_nova import nova_sources
+from nova_hpc_tools.adopt import install_shim, settings
+from nova_hpc_tools.doctor import upgrade_check
+from nova_hpc_tools.doctor.upgrade_check import FAILURE, SUCCESS, WARNING
+from nova_hpc_tools.main import main
 from tests.unit.cli.conftest import GPU
 from tests.unit.cli.doctor_faults import COMPUTE
 from tests.unit.cli.doctor_place import Place

@@ -73,10 +73,10 @@ def ask(path, words):
 
 
 def serve(path):
-    from nova_hpc.cli.main import main
+    from nova_hpc_tools.main import main
 
     for name in ("configure", "doctor", "inventory_fleet"):
-        importlib.import_module(f"nova_hpc.cli.{name}")
+        importlib.import_module(f"nova_hpc_tools.{name}")
 
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(path)

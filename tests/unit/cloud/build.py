@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import random
 
-from nova_hpc.cloud.simulate import policies
-from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.model import Machine, Shape, Typical
-from nova_hpc.cloud.simulate.policy import Policy
+from nova_hpc_tools.simulate import policies
+from nova_hpc_tools.simulate.cluster import Cluster
+from nova_hpc_tools.simulate.model import Machine, Shape, Typical
+from nova_hpc_tools.simulate.policy import Policy
 
 
 def machine(name: str, gpus: int, cpus: int = 64, **more: object) -> Machine:

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from nova_hpc.cloud.snapshot import (
+from nova_hpc.placement.model import Cell, HostNode
+from nova_hpc.placement.profile import Profile, Shape
+from nova_hpc.topology.level import Level, Location
+from nova_hpc_tools.snapshot import (
     Alias,
     Device,
     Flavor,
@@ -16,9 +19,6 @@ from nova_hpc.cloud.snapshot import (
     Snapshot,
     Use,
 )
-from nova_hpc.placement.model import Cell, HostNode
-from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.topology.level import Level, Location
 
 
 def gpu(host: str, number: int, switch: int = 0, server: str | None = None) -> Device:

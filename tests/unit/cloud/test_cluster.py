@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud.simulate.cluster import Cluster, together
-from nova_hpc.cloud.simulate.model import all_dgx, dgx
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.simulate.cluster import Cluster, together
+from nova_hpc_tools.simulate.model import all_dgx, dgx
 from tests.unit.cloud.build import machine, shape
 
 SHAPES = [

@@ -14,8 +14,8 @@ import xml.etree.ElementTree as ET
 import attrs
 import pytest
 
-from nova_hpc.cli.simulate import Simulate
-from nova_hpc.cloud.snapshot import document
+from nova_hpc_tools.simulate.command import Simulate
+from nova_hpc_tools.snapshot import document
 from tests.unit.cloud import clouds
 
 NODES = "name,type,cpus,memory_mib,gpus,count\nbig,big,96,786432,8,2\nsmall,small,32,262144,2,2\n"

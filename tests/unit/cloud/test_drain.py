@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cli import drain_run
-from nova_hpc.cli.drain_cloud import Seen
-from nova_hpc.cli.drain_run import Patience, StopError
-from nova_hpc.cloud import snapshot
-from nova_hpc.cloud.drain import Move, Mover, Plan, plan
-from nova_hpc.cloud.snapshot import Device, Flavor, FlavorWant, Node, Server, Snapshot, Use
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricMap, Place
 from nova_hpc.topology.level import Location
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud import server_moves as drain_run
+from nova_hpc_tools.cloud.drain import Move, Mover, Plan, plan
+from nova_hpc_tools.cloud.drain_api import Seen
+from nova_hpc_tools.cloud.server_moves import Patience, StopError
+from nova_hpc_tools.snapshot import Device, Flavor, FlavorWant, Node, Server, Snapshot, Use
 
 SPECS = {"hpc:affinity": "host", "hw:pci_numa_affinity_policy": "preferred"}
 LEAF = {**SPECS, "hpc:fabric": "leaf"}

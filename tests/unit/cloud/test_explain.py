@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud import snapshot
-from nova_hpc.cloud.explain import document as explain_document
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question, Report
-from nova_hpc.cloud.explain.past import explain_server
-from nova_hpc.cloud.snapshot import Device, Node, SnapshotError
-from nova_hpc.cloud.snapshot.direct_ports import Adapter, DirectPorts
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell, Policy
 from nova_hpc.topology.level import Distance, Level
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud.explain import document as explain_document
+from nova_hpc_tools.cloud.explain import explain
+from nova_hpc_tools.cloud.explain.model import Question, Report
+from nova_hpc_tools.cloud.explain.server_report import explain_server
+from nova_hpc_tools.snapshot import Device, Node, SnapshotError
+from nova_hpc_tools.snapshot.direct_ports import Adapter, DirectPorts
 from tests.unit.cloud import clouds
 
 

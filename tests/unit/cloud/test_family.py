@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cli import fabric_cloud
-from nova_hpc.cli.main import main
-from nova_hpc.cloud import family
-from nova_hpc.cloud.capacity import measure_flavor
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.flavor import check_flavor
+from nova_hpc_tools.cloud import family
+from nova_hpc_tools.cloud.capacity import measure_flavor
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.main import main
+from nova_hpc_tools.snapshot import SnapshotError
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cloud import clouds
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from nova_hpc.cloud.simulate import inputs
-from nova_hpc.cloud.simulate.model import Shape, Task
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.simulate import inputs
+from nova_hpc_tools.simulate.model import Shape, Task
 
 
 def lines(text):

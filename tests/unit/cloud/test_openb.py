@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from nova_hpc.cli import simulation
-from nova_hpc.cloud.simulate.scenario import play, prepare
+from nova_hpc_tools.simulate import results as simulation
+from nova_hpc_tools.simulate.scenario import play, prepare
 
 
 def test_best_fit_is_as_published(captures):

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.model import Typical, all_dgx
-from nova_hpc.cloud.simulate.ours import PARTS, Ours, Variant, Weights, profile_of
-from nova_hpc.cloud.simulate.policy import Multipliers, Nova
-from nova_hpc.placement import between_hosts, mix, model
+from nova_hpc.placement import between_hosts, model
+from nova_hpc.placement import shape_mix as mix
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.profile import Profile
 from nova_hpc.placement.profile import Shape as Sold
 from nova_hpc.topology.level import Level, Location
+from nova_hpc_tools.simulate.cluster import Cluster
+from nova_hpc_tools.simulate.model import Typical, all_dgx
+from nova_hpc_tools.simulate.ours import PARTS, Ours, Variant, Weights, profile_of
+from nova_hpc_tools.simulate.policy import Multipliers, Nova
 from tests.unit.cloud.build import machine, shape
 
 WORKLOAD = (

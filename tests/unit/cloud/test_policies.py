@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud.simulate import policies
-from nova_hpc.cloud.simulate import policy as simulated
-from nova_hpc.cloud.simulate.cluster import Cluster
-from nova_hpc.cloud.simulate.model import Typical, all_dgx
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.simulate import policies
+from nova_hpc_tools.simulate import policy as simulated
+from nova_hpc_tools.simulate.cluster import Cluster
+from nova_hpc_tools.simulate.model import Typical, all_dgx
 from tests.unit.cloud.build import HALVES, machine, picks, policy, shape
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import attrs
 
-from nova_hpc.cloud.snapshot import Node, ServerCell, Use, release, take
 from nova_hpc.placement.model import Cell, DeviceSet, Pick
 from nova_hpc.topology.level import Distance, Level
+from nova_hpc_tools.snapshot import Node, ServerCell, Use, release, take
 from tests.unit.cloud.clouds import node, server, vfs
 
 HOST = "node1"

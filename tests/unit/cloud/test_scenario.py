@@ -6,11 +6,11 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.cli import simulation
-from nova_hpc.cloud.simulate import model
-from nova_hpc.cloud.simulate.model import Task, draw, rounded, typical, with_levels
-from nova_hpc.cloud.simulate.scenario import document, play, prepare, summarise
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.simulate import model
+from nova_hpc_tools.simulate import results as simulation
+from nova_hpc_tools.simulate.model import Task, draw, rounded, typical, with_levels
+from nova_hpc_tools.simulate.scenario import document, play, prepare, summarise
 from tests.unit.cloud.build import machine, shape
 
 OPTIONS = {"whole": True, "demand": 150, "levels": 0.0, "added": 0}

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud import snapshot
-from nova_hpc.cloud.snapshot import ServerCell, Snapshot, SnapshotError
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell, Want
 from nova_hpc.placement.roles import RoleConflictError
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.snapshot import ServerCell, Snapshot, SnapshotError
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cloud import clouds
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from nova_hpc.cli.simulate import Simulate
-from nova_hpc.cloud import snapshot as cloud
-from nova_hpc.cloud.simulate import inputs
-from nova_hpc.cloud.simulate.model import Shape, dgx
-from nova_hpc.cloud.simulate.scenario import play, prepare
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.placement.model import Cell, HostNode
 from nova_hpc.topology.level import Level, Location
+from nova_hpc_tools import snapshot as cloud
+from nova_hpc_tools.simulate import inputs
+from nova_hpc_tools.simulate.command import Simulate
+from nova_hpc_tools.simulate.model import Shape, dgx
+from nova_hpc_tools.simulate.scenario import play, prepare
+from nova_hpc_tools.snapshot import document as snapshot_document
 
 PLACES = dgx(4)
 

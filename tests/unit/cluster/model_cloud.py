@@ -11,13 +11,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle.run import CloudError, LostError
-from nova_hpc.cluster.members import model as members
-from nova_hpc.cluster.members.model import Cluster
-from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire import cluster_wish
 from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle.run import CloudError, LostError
+from nova_hpc_tools.cluster.members import model as members
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.wish import Secrets
 
 
 class Killed(BaseException):

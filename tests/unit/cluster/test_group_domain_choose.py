@@ -10,9 +10,8 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.group_domain.choose import Ground, Seat
-from nova_hpc.cluster.group_domain.fleet import Fleet, GroupLine, lines, reap
-from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer, Refused
+from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
+from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer, Refused
 from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     RECORD_PREFIX,
@@ -23,6 +22,7 @@ from nova_hpc.cluster.group_domain.model import (
 )
 from nova_hpc.cluster.group_domain.records import State, Swept, dead
 from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc_tools.snapshot.group_fleet import Fleet, GroupLine, lines, reap
 from tests.unit.cluster.placement_model import Client, World, records
 from tests.unit.cluster.plan.command import planned
 from tests.unit.cluster.plan.fabrics import Case, cases

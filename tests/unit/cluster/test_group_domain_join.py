@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.group_domain import join as joining
-from nova_hpc.cluster.group_domain.choose import Ground, Seat
-from nova_hpc.cluster.group_domain.join import Ask, Groups, Joined, Offer, Refused
+from nova_hpc.cluster.group_domain import membership as joining
+from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
+from nova_hpc.cluster.group_domain.membership import Ask, Groups, Joined, Offer, Refused
 from nova_hpc.cluster.group_domain.model import (
     EVERYWHERE,
     RECORD_PREFIX,

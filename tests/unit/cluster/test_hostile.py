@@ -22,19 +22,21 @@ import pytest
 import yaml
 from osc_lib import exceptions
 
-from nova_hpc.cli.openstack import progress
-from nova_hpc.cli.openstack.cloud import SdkCloud
-from nova_hpc.cli.openstack.rest import GoneError
-from nova_hpc.cli.openstack.v1 import life, look
-from nova_hpc.cli.openstack.v1 import server as server_command
-from nova_hpc.cluster import hostfiles
-from nova_hpc.cluster.hostfiles import HostError
-from nova_hpc.cluster.life_cycle import checks, commands, decide
-from nova_hpc.cluster.life_cycle.decide import Stuck
-from nova_hpc.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc.cluster.members import near, picture
 from nova_hpc.wire import cluster_wish, position
 from nova_hpc.wire.position import Position
+from nova_hpc_tools.cluster import hostfiles
+from nova_hpc_tools.cluster.hostfiles import HostError
+from nova_hpc_tools.cluster.life_cycle import checks, commands, decide
+from nova_hpc_tools.cluster.life_cycle.decide import Stuck
+from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_tools.cluster.members import neighbours as near
+from nova_hpc_tools.cluster.members import picture
+from nova_hpc_tools.openstack import progress
+from nova_hpc_tools.openstack.cloud import SdkCloud
+from nova_hpc_tools.openstack.rest import GoneError
+from nova_hpc_tools.openstack.v1 import cluster_changes as life
+from nova_hpc_tools.openstack.v1 import cluster_views as look
+from nova_hpc_tools.openstack.v1 import server_view as server_command
 from tests.unit import hostile
 from tests.unit.cluster import hostile_cloud
 from tests.unit.cluster.hostile_cloud import HostileCloud, a_server, called, id_of

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.life_cycle import commands, decide
-from nova_hpc.cluster.life_cycle import run as life_cycle_run
-from nova_hpc.cluster.life_cycle.commands import Nearness
-from nova_hpc.cluster.life_cycle.run import ClusterError, Pace
-from nova_hpc.cluster.members.model import Cluster, State
-from nova_hpc.cluster.wish import Secrets
 from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc_tools.cluster.life_cycle import commands, decide
+from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_tools.cluster.life_cycle.commands import Nearness
+from nova_hpc_tools.cluster.life_cycle.run import ClusterError, Pace
+from nova_hpc_tools.cluster.members.model import Cluster, State
+from nova_hpc_tools.cluster.wish import Secrets
 from tests.unit.cluster.model_cloud import Killed, ModelCloud
 
 NET = "11111111-2222-4333-8444-555555555555"

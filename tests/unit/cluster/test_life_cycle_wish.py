@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import wish as wishes
-from nova_hpc.cluster.life_cycle import checks as life_cycle_checks
-from nova_hpc.cluster.life_cycle import quota as quotas
-from nova_hpc.cluster.life_cycle.quota import Need, Quota
-from nova_hpc.cluster.wish import Secrets, WishError
 from nova_hpc.wire import cluster_wish, numbers
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
+from nova_hpc_tools.cluster.life_cycle import quota as quotas
+from nova_hpc_tools.cluster.life_cycle.quota import Need, Quota
+from nova_hpc_tools.cluster.wish import Secrets, WishError
 
 PLAIN = Wish("train", frozenset({1, 2}), "42", image="img")
 GROUP = "12345678-1234-4234-8234-123456789012"

@@ -11,13 +11,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster import hostfiles
-from nova_hpc.cluster.hostfiles import HostError
-from nova_hpc.cluster.members import leave, near, picture
-from nova_hpc.cluster.members.leave import Place
-from nova_hpc.cluster.members.model import Cluster, Group, Member
 from nova_hpc.wire.cluster_wish import Wish
 from nova_hpc.wire.position import Position
+from nova_hpc_tools.cluster import hostfiles
+from nova_hpc_tools.cluster.hostfiles import HostError
+from nova_hpc_tools.cluster.members import leave, picture
+from nova_hpc_tools.cluster.members import neighbours as near
+from nova_hpc_tools.cluster.members.leave import Place
+from nova_hpc_tools.cluster.members.model import Cluster, Group, Member
 
 
 def member(number: int, leaf: str, host: str, **more: object) -> Member:

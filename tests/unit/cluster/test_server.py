@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nova_hpc.cli.openstack.v1.server import record
-from nova_hpc.cluster.members.server import read
 from nova_hpc.placement.model import Policy
 from nova_hpc.topology.level import Level
 from nova_hpc.wire import position, server_devices
 from nova_hpc.wire.position import Position
 from nova_hpc.wire.server_devices import ServerDevices
+from nova_hpc_tools.cluster.members.server import read
+from nova_hpc_tools.openstack.v1.server_view import record
 
 DEVICES = ServerDevices(
     Level.SWITCH,

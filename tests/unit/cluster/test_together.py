@@ -10,16 +10,16 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.cli import explain as explain_command
-from nova_hpc.cli.main import main
-from nova_hpc.cloud.asked import Asked
-from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.cluster.group_domain.choose import Seat
-from nova_hpc.cluster.group_domain.fleet import GroupLine
+from nova_hpc.cluster.group_domain.domain_choice import Seat
 from nova_hpc.cluster.group_domain.model import EVERYWHERE, Domain
 from nova_hpc.cluster.plan import Plan, Policy, Refusal
-from nova_hpc.cluster.together import Room, Together, look
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
+from nova_hpc_tools.cloud import explain_command
+from nova_hpc_tools.cluster.group_fit import Room, Together, look
+from nova_hpc_tools.main import main
+from nova_hpc_tools.snapshot import document as snapshot_document
+from nova_hpc_tools.snapshot.group_fleet import GroupLine
+from nova_hpc_tools.snapshot.unplaced_requests import Asked
 from tests.unit.cloud import clouds
 from tests.unit.cluster.plan.test_capacity import synced
 

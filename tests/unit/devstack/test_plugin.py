@@ -54,7 +54,7 @@ track_instance_changes = False
 def _run(script: str, captures: pathlib.Path, scratch: pathlib.Path, arguments: str) -> str:
     (scratch / "bin").mkdir(exist_ok=True)
     command = scratch / "bin" / "nova-hpc"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc.cli.main "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m nova_hpc_tools.main "$@"\n')
     command.chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", script],

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from nova_hpc.cli import fabric, fabric_cloud, fabric_sync
-from nova_hpc.cli.main import NovaHpc
 from nova_hpc.wire import fabric_map
+from nova_hpc_tools.fabric import command as fabric
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.fabric import sync_command as fabric_sync
+from nova_hpc_tools.main import NovaHpc
 
 COMMANDS = {
     "show": fabric.Show,

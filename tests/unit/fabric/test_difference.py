@@ -5,8 +5,8 @@ import itertools
 
 from hypothesis import given
 
-from nova_hpc.fabric.difference import Difference, compare, spreads
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place
+from nova_hpc_tools.fabric.difference import Difference, compare, spreads
 from tests.unit.fabric.strategies import fabrics
 
 LEAF = FabricLevel.LEAF

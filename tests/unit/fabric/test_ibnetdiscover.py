@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.exclusions import Exclusions
 from nova_hpc.fabric.model import FabricLevel, Link
-from nova_hpc.fabric.problems import FabricError, Reading
-from nova_hpc.fabric.readers import ibnetdiscover
+from nova_hpc_tools.fabric.exclusions import Exclusions
+from nova_hpc_tools.fabric.problems import FabricError, Reading
+from nova_hpc_tools.fabric.readers import ibnetdiscover
 from tests.unit.fabric.cabling import Cabling, groups, rail_optimised
 
 LEAF, SPINE, CORE = FabricLevel.LEAF, FabricLevel.SPINE, FabricLevel.CORE

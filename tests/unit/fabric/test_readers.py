@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nova_hpc.fabric.model import FabricLevel, Link
-from nova_hpc.fabric.problems import FabricError, Reading
-from nova_hpc.fabric.readers import any as readers
-from nova_hpc.fabric.readers.any import Options
+from nova_hpc_tools.fabric.problems import FabricError, Reading
+from nova_hpc_tools.fabric.readers import reader_choice as readers
+from nova_hpc_tools.fabric.readers.reader_choice import Options
 
 SUB_DOMAIN, NVLINK, LEAF, BLOCK, SPINE, CORE = FabricLevel
 

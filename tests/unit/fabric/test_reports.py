@@ -10,16 +10,16 @@ from collections.abc import Mapping
 
 import pytest
 
-from nova_hpc.fabric.exclusions import Exclusions
-from nova_hpc.fabric.merge import merge_readings
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
-from nova_hpc.fabric.problems import NO_HOST, FabricError, Reading
 from nova_hpc.fabric.pseudonym import Names
-from nova_hpc.fabric.readers import any as readers
-from nova_hpc.fabric.readers.any import Options
-from nova_hpc.fabric.sync import check_removals
-from nova_hpc.fabric.writers import topograph
-from nova_hpc.fabric.writers.text import lines
+from nova_hpc_tools.fabric.exclusions import Exclusions
+from nova_hpc_tools.fabric.merge import merge_readings
+from nova_hpc_tools.fabric.problems import NO_HOST, FabricError, Reading
+from nova_hpc_tools.fabric.readers import reader_choice as readers
+from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.sync import check_removals
+from nova_hpc_tools.fabric.writers import topograph
+from nova_hpc_tools.fabric.writers.text import lines
 from tests.unit.fabric.cabling import Cabling
 
 LEAF, BLOCK, SPINE, CORE = (

@@ -8,9 +8,9 @@ import shutil
 import pytest
 
 from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place
-from nova_hpc.fabric.readers import any as readers
-from nova_hpc.fabric.readers.any import Options
-from nova_hpc.fabric.writers import slurm
+from nova_hpc_tools.fabric.readers import reader_choice as readers
+from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.writers import slurm
 from tests.unit.fabric import slurmctld
 
 

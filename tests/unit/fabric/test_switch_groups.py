@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric.exclusions import Exclusions
 from nova_hpc.fabric.model import FabricLevel
-from nova_hpc.fabric.problems import Reading
-from nova_hpc.fabric.readers import ibnetdiscover
-from nova_hpc.fabric.switch_groups import SwitchGroups, group_switches
+from nova_hpc_tools.fabric.exclusions import Exclusions
+from nova_hpc_tools.fabric.problems import Reading
+from nova_hpc_tools.fabric.readers import ibnetdiscover
+from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches
 from tests.unit.fabric.cabling import Cabling
 
 LEAF, SPINE, CORE = FabricLevel.LEAF, FabricLevel.SPINE, FabricLevel.CORE

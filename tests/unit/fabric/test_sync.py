@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.fabric import sync
 from nova_hpc.fabric.aggregates import PREFIX, SALT_KEY
 from nova_hpc.fabric.model import FabricMap, Place
-from nova_hpc.fabric.sync import CloudAggregate, Plan, Step, as_in_nova, cloud_map, plan
+from nova_hpc_tools.fabric import sync
+from nova_hpc_tools.fabric.sync import CloudAggregate, Plan, Step, as_in_nova, cloud_map, plan
 from tests.unit.fabric.strategies import fabrics
 
 HOSTS = tuple(f"n{number:02d}" for number in range(12))

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from lxml import etree
 
-from nova_hpc.fabric.hostlist import expand
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Switch
-from nova_hpc.fabric.problems import FabricError
-from nova_hpc.fabric.readers import any as readers
-from nova_hpc.fabric.readers.any import Options
-from nova_hpc.fabric.writers import slurm, svg, text, topograph
+from nova_hpc_tools.fabric.hostlist import expand
+from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.fabric.readers import reader_choice as readers
+from nova_hpc_tools.fabric.readers.reader_choice import Options
+from nova_hpc_tools.fabric.writers import slurm, svg, text, topograph
 from tests.unit.fabric.strategies import fabrics
 
 LEAF, SPINE = FabricLevel.LEAF, FabricLevel.SPINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from nova_hpc.from_nova.said import Said, more, some
+from nova_hpc.from_nova.log_throttle import Said, more, some
 
 
 class Clock:

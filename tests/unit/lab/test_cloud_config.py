@@ -8,7 +8,7 @@ import pytest
 from oslo_config import cfg
 
 from nova_hpc import conf as hpc_conf
-from nova_hpc.offer import roles
+from nova_hpc.topology import roles
 from nova_hpc.topology.model import Function, Node
 from nova_hpc_lab import config
 from nova_hpc_lab.node import qemu

@@ -110,7 +110,7 @@ def test_a_step_that_never_returns_is_named_and_left(monkeypatch):
 # nobody closes, as the seal of the cache once did.
 STUCK_UP = """\
 import os, signal, sys
-from nova_hpc.cli.main import main
+from nova_hpc_tools.main import main
 from nova_hpc_lab import cloud, process, progress
 
 # Whoever runs the tests in the background of a shell has made it ignored.

@@ -27,7 +27,7 @@ def nova_hpc(home):
 
     def run(*words, **more):
         return subprocess.run(
-            [sys.executable, "-m", "nova_hpc.cli.main", *words],
+            [sys.executable, "-m", "nova_hpc_tools.main", *words],
             env=environ | more,
             capture_output=True,
             text=True,

@@ -224,7 +224,7 @@ def test_the_configuration_disk_tells_the_node_what_to_be(folder):
 
 def test_the_configuration_disk_carries_the_code_that_runs_now(folder):
     disk = make_disk(folder, {"nova.conf": ""})
-    for package in ("nova_hpc", "scheduler_filters", "virt_driver_patches"):
+    for package in ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches"):
         here = Path(sys.modules["nova_hpc"].__file__).parents[1] / package / "__init__.py"
         assert read_disk(disk, f"project/{package}/__init__.py") == here.read_text()
     agent = Path(confdisk.__file__).parent / "inside" / "agent.py"

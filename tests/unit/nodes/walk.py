@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nova_hpc.cli.main import main
 from nova_hpc.guest_tree import Abi, Device, Mode, plan
 from nova_hpc.guest_tree.guest_document import Cell as GuestCell
 from nova_hpc.placement import flavor
@@ -18,6 +17,7 @@ from nova_hpc.placement.model import Answer, Cell, Host, HostNode, Pool, Want
 from nova_hpc.topology import nvlink
 from nova_hpc.topology.model import Function, Node
 from nova_hpc.wire import tags
+from nova_hpc_tools.main import main
 from tests.unit.guest.servers import run
 from tests.unit.guest.worlds import boot
 from tests.unit.virt.tree_worlds import arranged, domain

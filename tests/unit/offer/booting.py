@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 
-from nova_hpc.offer import host_files
 from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc_tools.adopt import host_files
 
 _TERM = re.compile(r'([A-Z]+)(?:\{([^}]*)\})?(==|!=|=)"([^"]*)"')
 _OVERRIDE = re.compile(r"echo (\S+) >/sys/bus/pci/devices/(\S+)/driver_override")

@@ -4,7 +4,7 @@
 import attrs
 from hypothesis import strategies as st
 
-from nova_hpc.offer import roles
+from nova_hpc.topology import roles
 from nova_hpc.topology.model import Function, IommuGroup, Node, address_key
 
 ROLE_ENTRIES = (

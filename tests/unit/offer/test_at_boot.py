@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.offer import at_boot, device_spec, host, host_files, roles
-from nova_hpc.offer.declaration import EVERY, Declaration
-from nova_hpc.topology import lstopo, sysfs
+from nova_hpc.topology import lstopo, roles, sysfs
 from nova_hpc.topology.model import address_key
 from nova_hpc.wire.node_declaration import Wishes
+from nova_hpc_tools.adopt import at_boot, device_spec, host, host_files
+from nova_hpc_tools.adopt.declaration import EVERY, Declaration
 from tests.nodes.catalogue import NODES
 from tests.unit.offer import machines
 from tests.unit.offer.booting import Booting, kernel_places

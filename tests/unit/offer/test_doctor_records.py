@@ -8,12 +8,11 @@ import json
 import pytest
 from attrs import evolve
 
-from nova_hpc.cli import cloud_readers
-from nova_hpc.cli import doctor_records as command
-from nova_hpc.cli.doctor import Doctor
-from nova_hpc.cloud.cloud_records import Alias, Device, Host, Leftover, Provider, Records
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.offer.doctor_records import look
+from nova_hpc_tools.doctor import facts_records as command
+from nova_hpc_tools.doctor.checks_records import look
+from nova_hpc_tools.doctor.command import Doctor
+from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot.cloud_records import Alias, Device, Host, Leftover, Provider, Records
 
 GPU, PF = "0000:18:00.0", "0000:19:00.0"
 ALPHA = Host("alpha", "alpha.example", (Device(GPU, "rp-1"), Device(PF, "rp-2", 4)), ours=True)

@@ -7,7 +7,7 @@ import ast
 
 import pytest
 
-from nova_hpc.offer import nova_digests, nova_sources
+from nova_hpc.from_nova import nova_digests, nova_sources
 
 FIT = "nova.virt.hardware:Fitter.fit"
 PLAIN = '''

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oslo_config import cfg
 
 from nova_hpc import conf
-from nova_hpc.offer import roles
+from nova_hpc.topology import roles
 from nova_hpc.topology.model import BridgeKind, Function
 
 

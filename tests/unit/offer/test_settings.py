@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.offer import aliases, declaration, device_spec, settings
-from nova_hpc.offer.settings import Options
 from nova_hpc.topology.model import Node, NumaNode
+from nova_hpc_tools.adopt import aliases, declaration, device_spec, settings
+from nova_hpc_tools.adopt.settings import Options
 from tests.unit.offer.machines import ROLES, adapter, gpu, machines, node
 
 

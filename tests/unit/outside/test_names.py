@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.outside.names import OutsideError, host_name, ip_address, is_uuid, wrong_host
+from nova_hpc.outside.host_names import OutsideError, host_name, ip_address, is_uuid, wrong_host
 from tests.unit import hostile
 from tests.unit.fabric import slurmctld
 

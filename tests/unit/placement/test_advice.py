@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from nova_hpc.placement import flavor, refusal
+from nova_hpc.placement import flavor
+from nova_hpc.placement import user_reasons as refusal
 from nova_hpc.placement.choose import choose
 from nova_hpc.placement.model import Cell, Host, HostNode, Pool, Request, Unmet, Want
 from nova_hpc.topology.level import Location

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud.simulate.model import Typical
-from nova_hpc.cloud.simulate.ours import PARTS, Weights, profile_of
-from nova_hpc.placement import mix
+from nova_hpc.placement import shape_mix as mix
 from nova_hpc.placement.profile import DEFAULT, Shape
 from nova_hpc.topology.level import Level
+from nova_hpc_tools.simulate.model import Typical
+from nova_hpc_tools.simulate.ours import PARTS, Weights, profile_of
 from tests.unit.cloud.build import shape as workload_shape
 
 SHAPES = st.lists(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import nodes
+from nova_hpc.placement import numa_choice as nodes
 from nova_hpc.placement.judge import judge
 from nova_hpc.placement.model import Cell, Group, Host, HostNode, Policy, Pool, Request, Want
 from nova_hpc.topology.level import Level, Location

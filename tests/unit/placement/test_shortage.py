@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.placement import refusal, withheld
+from nova_hpc.placement import user_reasons as refusal
+from nova_hpc.placement import withheld
 from nova_hpc.placement.model import Miss, Unmet, Want
 from nova_hpc.placement.shortage import Shortage, Sign, Source, Wish
 

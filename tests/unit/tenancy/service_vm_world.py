@@ -7,9 +7,9 @@ import contextlib
 import attrs
 
 from nova_hpc.tenancy.guest_domains import Condition, GuestDomain, GuestDomains, Passed
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.ledger import LedgerFile
 from nova_hpc.tenancy.owners import Row, Rows
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.service_vm import domain
 from nova_hpc.tenancy.service_vm.runner import Outcome, Runner
 from nova_hpc.tenancy.service_vm.stage import Mode

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
 from nova_hpc.tenancy.ledger import LedgerError, copy_of
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.topology import sysfs
 from nova_hpc.wire.ledger import SOMEBODY, State
 from tests.unit.tenancy.hygiene_node import GPU, OTHER, PF, VF, make, record, settled, sweep

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nova_hpc.tenancy import ledger
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.hygiene import cleaner
 from nova_hpc.tenancy.hygiene import reset as hygiene_reset
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import ADDRESS, AddressError, normalise_address
 from nova_hpc.wire import tags

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import never_read
-from nova_hpc.tenancy.never import Never
+from nova_hpc.tenancy import forbidden_vpd as never_read
+from nova_hpc.tenancy.forbidden import Never
 from nova_hpc.tenancy.step import RefusedError, Tenant, View
 from nova_hpc.topology import sysfs, vpd
 from nova_hpc.topology.files import FileError

@@ -4,10 +4,12 @@ import json
 import attrs
 import pytest
 
-from nova_hpc.offer import device_spec, nvlink_sets, roles
-from nova_hpc.offer.declaration import Declaration
-from nova_hpc.offer.nvlink_sets import NvlinkError, NvlinkSet
+from nova_hpc.tenancy.nvlink import nvlink_sets
+from nova_hpc.tenancy.nvlink.nvlink_sets import NvlinkError, NvlinkSet
 from nova_hpc.topology import nvlink as tags
+from nova_hpc.topology import roles
+from nova_hpc_tools.adopt import device_spec
+from nova_hpc_tools.adopt.declaration import Declaration
 from tests.unit.offer.machines import adapter, gpu, node
 
 ROLES = roles.strict(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import policy
-from nova_hpc.tenancy.policy import (
+from nova_hpc.tenancy import health_states as policy
+from nova_hpc.tenancy.health_states import (
     AT_ONCE,
     CAPPED,
     GRAVE,

@@ -7,9 +7,9 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.tenancy import promise
+from nova_hpc.tenancy import kept_devices as promise
 from nova_hpc.tenancy.guest_domains import Condition, GuestDomain, GuestDomains, Passed
-from nova_hpc.tenancy.promise import Difference, Look, Promised
+from nova_hpc.tenancy.kept_devices import Difference, Look, Promised
 
 A, B, C = "0000:41:00.0", "0000:42:00.0", "0000:43:00.1"
 ONE, TWO = "11111111-1111-1111-1111-111111111111", "22222222-2222-2222-2222-222222222222"

@@ -11,13 +11,13 @@ import pathlib
 import attrs
 import pytest
 
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.hygiene import baseline
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import View
 from nova_hpc.topology import device as topology_device
 from nova_hpc.topology import sysfs
-from nova_hpc.wire import announced
-from nova_hpc.wire.announced import Accepted
+from nova_hpc.wire import announcements as announced
+from nova_hpc.wire.announcements import Accepted
 from nova_hpc.wire.ledger import State
 from tests.unit.tenancy import test_soak
 from tests.unit.tenancy.hygiene_node import GPU, NodeHygiene, make

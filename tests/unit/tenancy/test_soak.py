@@ -23,8 +23,8 @@ import pytest
 
 from nova_hpc.tenancy import health
 from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health_states import Rules
 from nova_hpc.tenancy.hygiene.reset import ResetError
-from nova_hpc.tenancy.policy import Rules
 from nova_hpc.tenancy.step import View
 from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Node

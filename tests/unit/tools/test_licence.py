@@ -7,6 +7,7 @@ TOP = Path(__file__).resolve().parents[3]
 FOLDERS = (
     *("benchmarks", "devstack", "docs", "lab", "nova_hpc", "scheduler_filters", "tests", "tools"),
     "virt_driver_patches",
+    "nova_hpc_tools",
 )
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 
 TOP = Path(__file__).resolve().parents[3]
-PACKAGES = ("nova_hpc", "scheduler_filters", "virt_driver_patches")
+PACKAGES = ("nova_hpc", "nova_hpc_tools", "scheduler_filters", "virt_driver_patches")
 
 #: One text for people. Plural names are collections, whose keys may be anything.
 REASON = re.compile(
@@ -41,28 +41,40 @@ MATCHES = frozenset(("match", "search", "fullmatch", "findall", "finditer", "sub
 
 #: (File, source of the expression) -> whose words they are.
 FOREIGN = {
-    ("nova_hpc/cli/prepare.py", "key.strip() == 'CPU implementer'"): "/proc/cpuinfo",
-    ("nova_hpc/cli/save_node.py", "line.startswith('model name')"): "/proc/cpuinfo",
-    ("nova_hpc/cli/simulation.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
+    ("nova_hpc_tools/adopt/prepare.py", "key.strip() == 'CPU implementer'"): "/proc/cpuinfo",
+    ("nova_hpc_tools/inventory/node_archive.py", "line.startswith('model name')"): "/proc/cpuinfo",
+    ("nova_hpc_tools/simulate/results.py", "key.strip() == 'model name'"): "/proc/cpuinfo",
     ("nova_hpc/topology/nccl.py", "'CPU implementer' in first"): "/proc/cpuinfo",
 }
 #: What only looks like a text for people: (file, source of the expression) -> what it is.
 OTHERWISE = {
-    ("nova_hpc/cli/fabric_cloud.py", "step.kind == sync.ADD"): "the kinds of a plan's steps",
-    ("nova_hpc/cli/fabric_cloud.py", "step.kind == sync.METADATA"): "the same",
-    ("nova_hpc/cli/fabric_sync.py", "step.kind == sync.METADATA"): "the same",
-    ("nova_hpc/cli/include_files.py", "text.partition('\\n')[0] == MARKER"): "our files' heads",
+    (
+        "nova_hpc_tools/fabric/nova_aggregates.py",
+        "step.kind == sync.ADD",
+    ): "the kinds of a plan's steps",
+    ("nova_hpc_tools/fabric/nova_aggregates.py", "step.kind == sync.METADATA"): "the same",
+    ("nova_hpc_tools/fabric/sync_command.py", "step.kind == sync.METADATA"): "the same",
+    (
+        "nova_hpc_tools/adopt/include_files.py",
+        "text.partition('\\n')[0] == MARKER",
+    ): "our files' heads",
     ("nova_hpc/guest/document.py", "why in PEER_REASONS"): "words of the guest document",
-    ("nova_hpc/offer/configured.py", "line.startswith(_RECORD)"): "a line that configure writes",
-    ("nova_hpc/offer/configured.py", "line.removeprefix(_RECORD)"): "the same",
-    ("nova_hpc/offer/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
-    ("nova_hpc/offer/layouts.py", "line.startswith(_REPEATED)"): "a line that configure writes",
-    ("nova_hpc/offer/layouts.py", "line.removeprefix(_REPEATED)"): "the same",
-    ("nova_hpc/topology/kinds.py", "of == 'NUMA node'"): "the order of a table's rows",
+    (
+        "nova_hpc_tools/adopt/configured.py",
+        "line.startswith(_RECORD)",
+    ): "a line that configure writes",
+    ("nova_hpc_tools/adopt/configured.py", "line.removeprefix(_RECORD)"): "the same",
+    ("nova_hpc_tools/adopt/host_files.py", "MARKER in text.splitlines()[:2]"): "our files' heads",
+    (
+        "nova_hpc_tools/adopt/layouts.py",
+        "line.startswith(_REPEATED)",
+    ): "a line that configure writes",
+    ("nova_hpc_tools/adopt/layouts.py", "line.removeprefix(_REPEATED)"): "the same",
+    ("nova_hpc_tools/inventory/kinds.py", "of == 'NUMA node'"): "the order of a table's rows",
     ("nova_hpc/topology/peer.py", "why in states"): "members of an enumeration",
     ("nova_hpc/wire/decision.py", "why in known"): "words of the decision",
     (
-        "virt_driver_patches/driver/promises.py",
+        "virt_driver_patches/driver/kept_devices.py",
         "ledger.device(each).differs != texts.get(each, '')",
     ): "whether there is anything to write",
 }

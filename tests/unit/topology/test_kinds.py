@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.topology import kinds, sysfs
+from nova_hpc.topology import sysfs
 from nova_hpc.topology.model import Function, Node
+from nova_hpc_tools.inventory import kinds
 from tests.nodes.catalogue import NODES
 from tests.nodes.write import write
 

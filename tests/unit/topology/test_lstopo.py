@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.cli.main import main
 from nova_hpc.topology import lstopo
 from nova_hpc.topology.level import Distance, Level, common_level, distance
 from nova_hpc.topology.model import BridgeKind, Function, InventoryError, Node
+from nova_hpc_tools.main import main
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,12 @@ import attrs
 import pytest
 from hypothesis import given
 
-from nova_hpc.cli.main import main
 from nova_hpc.topology import lstopo, nccl
 from nova_hpc.topology.cpuset import parse_mask
 from nova_hpc.topology.files import Tree
 from nova_hpc.topology.level import Distance, distance
 from nova_hpc.topology.model import BridgeKind, Function, Link, Node
+from nova_hpc_tools.main import main
 from tests.unit.guest.worlds import hosts
 from tests.unit.topology import nccl_reader
 from tests.unit.topology.nccl_reader import (

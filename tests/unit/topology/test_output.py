@@ -16,10 +16,11 @@ from pathlib import Path
 import attrs
 import pytest
 
-from nova_hpc.cli.inventory import Inventory
-from nova_hpc.topology import lstopo, sysfs, text
+from nova_hpc.topology import lstopo, sysfs
 from nova_hpc.topology.model import HugePages, Link, Node
 from nova_hpc.wire import inventory
+from nova_hpc_tools.inventory import text
+from nova_hpc_tools.inventory.command import Inventory
 from tests.unit.topology.builder import Machine
 
 TREE = """\
@@ -54,7 +55,7 @@ def run(*args: str | Path, encoding: str = "utf-8") -> subprocess.CompletedProce
     """Run the command as a program."""
     script = (
         "import sys\n"
-        "from nova_hpc.cli.inventory import Inventory\n"
+        "from nova_hpc_tools.inventory.command import Inventory\n"
         "command = Inventory(None, None)\n"
         "args = command.get_parser('nova-hpc inventory').parse_args(sys.argv[1:])\n"
         "sys.exit(command.run(args))\n"
@@ -305,7 +306,7 @@ def test_a_root_whose_name_is_no_text(virtual_node: Path, tmp_path: Path) -> Non
 def test_a_reader_that_goes_away_is_no_success(virtual_node: Path) -> None:
     script = (
         f"{sys.executable} -c 'import sys\n"
-        "from nova_hpc.cli.inventory import Inventory\n"
+        "from nova_hpc_tools.inventory.command import Inventory\n"
         "command = Inventory(None, None)\n"
         f'args = command.get_parser("x").parse_args(["--root", "{virtual_node}", "--all"])\n'
         "sys.exit(command.run(args))' | true; exit ${PIPESTATUS[0]}"

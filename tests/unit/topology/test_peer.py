@@ -11,12 +11,13 @@ from nova_hpc.guest import compare, show
 from nova_hpc.guest import document as told
 from nova_hpc.guest.machine import Machine as Guest
 from nova_hpc.guest_tree import guest_document
-from nova_hpc.topology import confspace, peer, peer_registers, text
+from nova_hpc.topology import confspace, peer, peer_registers
 from nova_hpc.topology.model import BridgeKind, Function, Node
 from nova_hpc.topology.peer import Pair, Peer, Why
 from nova_hpc.topology.peer_wish import Wish
 from nova_hpc.topology.sysfs import read
 from nova_hpc.wire import inventory
+from nova_hpc_tools.inventory import text
 from tests.unit.topology.builder import Machine, config
 
 REDIRECT = 0x1D  # as the kernel sets it

@@ -12,11 +12,12 @@ from nova_hpc.tenancy.peer import write
 from nova_hpc.tenancy.peer.step import PeerToPeer
 from nova_hpc.tenancy.peer.write import Outcome, PeerError
 from nova_hpc.tenancy.step import View
-from nova_hpc.topology import confspace, peer, peer_text, peer_wish
+from nova_hpc.topology import confspace, peer, peer_wish
 from nova_hpc.topology.peer import Peer, Why
 from nova_hpc.topology.peer_wish import Change, Wish
 from nova_hpc.topology.sysfs import read
 from nova_hpc.wire import inventory
+from nova_hpc_tools.inventory import peer_text
 from tests.nodes.describe import Machine, Processor, Root
 from tests.nodes.parts import XEON, adapter, gpu, numa_nodes, port, switch
 from tests.nodes.write import write as build

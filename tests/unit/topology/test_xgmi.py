@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cli import save_node
 from nova_hpc.conf.roles import DEFAULT_ROLES
-from nova_hpc.offer import device_spec, nvlink_sets, roles
-from nova_hpc.topology import sysfs, xgmi
+from nova_hpc.tenancy.nvlink import nvlink_sets
+from nova_hpc.topology import roles, sysfs, xgmi
 from nova_hpc.topology.files import Tree
 from nova_hpc.wire import inventory
+from nova_hpc_tools.adopt import device_spec
+from nova_hpc_tools.inventory import node_archive as save_node
 from tests.unit.topology.builder import Machine, config
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(0x11, 0x19)]

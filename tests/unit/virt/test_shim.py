@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nova_hpc.cli import install_shim
+from nova_hpc_tools.adopt import install_shim
 
 ROOT = Path(__file__).parents[3]
 

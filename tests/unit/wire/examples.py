@@ -15,9 +15,6 @@ from typing import Final
 
 import attrs
 
-from nova_hpc.cloud import snapshot
-from nova_hpc.cloud.snapshot import Snapshot
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.conf.roles import DEFAULT_ROLES
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, Rail, Switch
 from nova_hpc.fabric.model import Link as FabricLink
@@ -26,7 +23,7 @@ from nova_hpc.guest_tree.guest_document import Cell as GuestCell
 from nova_hpc.guest_tree.guest_document import Given, documents
 from nova_hpc.placement.model import Cell, HostNode, Policy
 from nova_hpc.placement.profile import Profile, Shape
-from nova_hpc.topology import kinds, nccl
+from nova_hpc.topology import nccl
 from nova_hpc.topology.level import Level, Location
 from nova_hpc.topology.model import (
     Bar,
@@ -48,12 +45,11 @@ from nova_hpc.wire import (
     device_record,
     fabric_map,
     findings,
-    fleet,
     inventory,
     node_declaration,
     undo,
 )
-from nova_hpc.wire.announced import Accepted, Maintenance
+from nova_hpc.wire.announcements import Accepted, Maintenance
 from nova_hpc.wire.cluster_wish import Nic, Wish
 from nova_hpc.wire.decision import Decision
 from nova_hpc.wire.guest_abi import Abi, Mode
@@ -73,6 +69,11 @@ from nova_hpc.wire.stats import StatsDocument
 from nova_hpc.wire.tags import Tags
 from nova_hpc.wire.undo import Replaced
 from nova_hpc.wire.unplug import Unplug
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.inventory import fleet_document as fleet
+from nova_hpc_tools.inventory import kinds
+from nova_hpc_tools.snapshot import Snapshot
+from nova_hpc_tools.snapshot import document as snapshot_document
 
 FOLDER: Final = Path(__file__).parents[2] / "data/golden/wire"
 

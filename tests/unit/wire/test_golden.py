@@ -22,12 +22,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cloud.snapshot import SnapshotError
-from nova_hpc.cloud.snapshot import document as snapshot_document
 from nova_hpc.guest import document as guest
 from nova_hpc.guest import install
 from nova_hpc.guest.machine import Function
-from nova_hpc.offer import roles
+from nova_hpc.topology import roles
 from nova_hpc.topology.nccl import NCCL_VERSION
 from nova_hpc.wire import (
     capture,
@@ -48,6 +46,8 @@ from nova_hpc.wire import (
     unplug,
 )
 from nova_hpc.wire.version import Document, WireError
+from nova_hpc_tools.snapshot import SnapshotError
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.topology import nccl_reader
 from tests.unit.wire import examples
 from tests.unit.wire.examples import FOLDER, WRITERS
@@ -389,7 +389,13 @@ def test_the_command_in_the_guest_keeps_to_the_table() -> None:
     ],
 )
 def test_a_key_is_written_down_once(key: str) -> None:
-    packages = ("nova_hpc", "scheduler_filters", "virt_driver_patches", "lab/nova_hpc_lab")
+    packages = (
+        "nova_hpc",
+        "nova_hpc_tools",
+        "scheduler_filters",
+        "virt_driver_patches",
+        "lab/nova_hpc_lab",
+    )
     places = [
         path
         for package in packages

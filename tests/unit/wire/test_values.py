@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from nova_hpc.wire import announced, reservation, values
-from nova_hpc.wire.announced import Accepted, Maintenance
+from nova_hpc.wire import announcements as announced
+from nova_hpc.wire import reservation, values
+from nova_hpc.wire.announcements import Accepted, Maintenance
 
 #: Of these no entry is made, whatever they stand for.
 WRONG = [None, True, "7", [7], {"7": 7}]

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nova_hpc.cli.main import main
-from nova_hpc.cluster.plan import capacity_file
 from nova_hpc.fabric.model import FabricMap
 from nova_hpc.wire import fabric_map
+from nova_hpc_tools.fabric import capacity_file
+from nova_hpc_tools.main import main
 
 
 def planned(fabric: FabricMap, capacity: Mapping[str, int], *words: object) -> dict[str, Any]:

@@ -12,18 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cli import cloud_readers
-from nova_hpc.cli.main import main
-from nova_hpc.cloud.capacity import measure
-from nova_hpc.cloud.explain import explain
-from nova_hpc.cloud.explain.model import Question
-from nova_hpc.cloud.snapshot import Snapshot, SnapshotError
-from nova_hpc.cloud.snapshot import document as snapshot_document
-from nova_hpc.cluster.capacity import at_levels
 from nova_hpc.cluster.plan import Gang, Plan, plan
 from nova_hpc.fabric.aggregates import aggregates_of
 from nova_hpc.fabric.model import FabricLevel, FabricMap, Place
 from nova_hpc.placement.model import Cell
+from nova_hpc_tools.cloud.capacity import measure
+from nova_hpc_tools.cloud.explain import explain
+from nova_hpc_tools.cloud.explain.model import Question
+from nova_hpc_tools.cluster.capacity import at_levels
+from nova_hpc_tools.main import main
+from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot import document as snapshot_document
 from tests.unit.cloud import clouds
 from tests.unit.cluster.plan.fabrics import Case, cases
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_hpc.cluster.plan import capacity_file
-from nova_hpc.cluster.plan.capacity_file import CapacityError
+from nova_hpc_tools.fabric import capacity_file
+from nova_hpc_tools.fabric.capacity_file import CapacityError
 
 names = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,18}[a-z0-9])?", fullmatch=True)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nova_hpc.cli.main import main
+from nova_hpc_tools.main import main
 
 MODEL = """
 switches:

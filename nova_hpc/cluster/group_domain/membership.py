@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a member of a server group comes to its domain, beside any number of schedulers.
+
+Reads the group's record, or writes it; takes the member's ticket; answers. Every step may be
+the last one of this process, and may meet another scheduler or a reaper at the same place: what
+it leaves is either used by the next member or swept, and nothing is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+import zlib
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.cluster.group_domain.domain_choice import Ground
+from nova_hpc.cluster.group_domain.model import (
+    ANY_SIZE,
+    RECORD_PREFIX,
+    TICKET_PREFIX,
+    Domain,
+    Provider,
+    Size,
+    Tree,
+    Verdict,
+    judge,
+    room_name,
+)
+from nova_hpc.cluster.group_domain.records import (
+    Made,
+    NoAnswerError,
+    Records,
+    Servers,
+    dead,
+    sweep,
+)
+from nova_hpc.fabric.model import FabricLevel
+
+#: So often all domains are tried where only rooms that are not settled are in the way.
+_PASSES: Final = 8
+#: So often somebody who comes first looks again whether the others have gone.
+_LOOKS: Final = 4
+#: So often a member finds that what it wanted to use has just gone.
+_ROUNDS: Final = 50
+
+#: One decision at a time for each group in this process: the others only read it.
+_LOCKS: Final = tuple(threading.Lock() for _ in range(64))
+
+
+@attrs.frozen
+class Ask:
+    """A member that looks for its domain."""
+
+    server: str
+    group: str
+    #: How many members the group will have; 1: it has not announced any.
+    members: int = 1
+    #: Nova knows no member of the group that has a host.
+    alone: bool = False
+    #: Whether the member goes elsewhere where the domain has no host for it.
+    flexible: bool = False
+
+
+@attrs.frozen
+class Offer:
+    """What the scheduler found for the member, at one moment."""
+
+    #: The hosts that can take it.
+    ground: Ground
+    #: Of the domain that the group wants.
+    level: FabricLevel
+    #: Of the servers that are counted.
+    size: Size = ANY_SIZE
+    #: UUIDs of the hosts that have room -> servers that were counted as being on them.
+    seen: Mapping[str, Collection[str]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Joined:
+    """The member has its ticket."""
+
+    #: UUID of the domain.
+    domain: str
+    #: Whether it was taken now; otherwise the member had it.
+    new: bool = True
+    #: How many levels above the wanted one the domain is that the group has now; None: it was
+    #: decided before.
+    step: int | None = None
+
+
+@attrs.frozen
+class Miss:
+    """The domain that came nearest."""
+
+    domain: Domain
+    free: int
+    promised: int
+
+    @property
+    def left(self) -> int:
+        """Servers that still fit."""
+        return max(0, self.free - self.promised)
+
+
+@attrs.frozen
+class Refused:
+    """There is no domain for the member, or none of its hosts can take it."""
+
+    #: UUID of the group's domain, which was decided before; None: it has none.
+    domain: str | None = None
+    #: Where it has none; None: no host is in any domain of the level.
+    nearest: Miss | None = None
+
+
+@attrs.define
+class Groups:
+    """The groups' domains, as Placement has them. One object for each member."""
+
+    records: Records
+    servers: Servers
+    _suspects: set[str] = attrs.field(factory=set, init=False)
+    _places: dict[str, frozenset[str]] = attrs.field(factory=dict, init=False)
+
+    def where(self, server: str) -> str | None:
+        """UUID of the domain that a server belongs to, whatever became of its group."""
+        ticket = self.records.ticket(server)
+        return ticket.root if ticket else None
+
+    def join(self, ask: Ask, offer: Offer) -> Joined | Refused:
+        """Take the member's ticket.
+
+        :raises NoAnswerError: Placement or Nova's database does not answer.
+        """
+        before: str | None = None
+        step: int | None = None
+        retired = False
+        for number in range(_ROUNDS):
+            record = self.records.record(ask.group)
+            if record is None:
+                with _LOCKS[zlib.crc32(ask.group.encode()) % len(_LOCKS)]:
+                    record = self.records.record(ask.group)
+                    if record is None:
+                        found = self._decide(ask, offer, before)
+                        if isinstance(found, Refused):
+                            return found
+                        if found is None:
+                            continue
+                        record, step = found
+            elif not retired and (ask.alone or not offer.ground.hosts.get(record.root)):
+                # Whoever finds nobody's record decides anew: the domain may be full by now.
+                retired = True
+                if self._retire(record, not offer.ground.hosts.get(record.root)):
+                    before = record.root
+                    continue
+            if not ask.flexible and not offer.ground.hosts.get(record.root):
+                ticket = self.records.ticket(ask.server)
+                return Refused(ticket.root if ticket else record.root)
+            made = self.records.make(TICKET_PREFIX + ask.server, ask.server, record.uuid)
+            if made is Made.MADE:
+                return Joined(record.root, step=step)
+            ticket = self.records.ticket(ask.server) if made is Made.TAKEN else None
+            if ticket is not None:
+                return Joined(ticket.root, new=False)
+            # The record went, or the ticket, by a reaper's hand.
+            self.records.pause(min(number, 3))
+        raise NoAnswerError(f"what server group {ask.group} has in Placement does not settle")
+
+    def look(self, ask: Ask, offer: Offer) -> tuple[Domain, int] | Refused:
+        """The domain for members of one request that have no group, and its step.
+
+        It respects what is kept for groups, and keeps nothing.
+        """
+        hunt = _Hunt(ask, offer)
+        while (chosen := hunt.next()) is not None:
+            step, domain = chosen
+            found = self._room_for(ask, offer, domain, offer.ground.free_in(domain))
+            if isinstance(found, Tree):
+                return domain, step
+            hunt.missed(chosen, found)
+        return Refused(nearest=hunt.nearest or _emptiest(offer))
+
+    def leave(self, server: str) -> None:
+        """Give back a ticket that was taken now, for a member that finds no host.
+
+        With it goes the record, where it was the last one.
+        """
+        ticket = self.records.ticket(server)
+        if ticket is None or not self.records.remove(server) or ticket.parent is None:
+            return
+        for room in self.records.tree(ticket.root).rooms:
+            if room.record is not None and room.record.uuid == ticket.parent:
+                if not room.record.tickets and self.records.remove(room.record.uuid):
+                    self.records.remove(room.uuid)
+                return
+
+    # -- an old record -------------------------------------------------------
+
+    def _retire(self, record: Provider, empty_too: bool) -> bool:
+        """Delete a record none of whose members is left; False: it stays.
+
+        :param empty_too: also one that never had a member, or is about to have its first.
+        """
+        tree = self.records.tree(record.root)
+        for room in tree.rooms:
+            if room.record is None or room.record.uuid != record.uuid:
+                continue
+            tickets = room.record.tickets
+            if not tickets and not empty_too:
+                return False
+            gone = dead(self.records, self.servers, tickets)
+            for ticket in sorted(gone):
+                self.records.remove(ticket)
+            if len(gone) < len(tickets) or not self.records.remove(record.uuid):
+                return False
+            self.records.remove(room.uuid)
+            return True
+        # In no room: by somebody's hand, or just gone.
+        return self.records.remove(record.uuid)
+
+    # -- a new record --------------------------------------------------------
+
+    def _decide(
+        self, ask: Ask, offer: Offer, before: str | None
+    ) -> tuple[Provider, int] | Refused | None:
+        """Write the group's record.
+
+        :returns: it, and its step of the ladder; None: another scheduler was first.
+        """
+        hunt = _Hunt(ask, offer, before)
+        for number in range(_PASSES):
+            hunt.begin()
+            while (chosen := hunt.next(patient=number < _PASSES - 1)) is not None:
+                step, domain = chosen
+                found = self._try(ask, offer, domain, offer.ground.free_in(domain))
+                if isinstance(found, Provider):
+                    return found, step
+                if found is None:
+                    return None
+                hunt.missed(chosen, found)
+            if hunt.contended is None:
+                break
+            # What nobody has used by then is taken away.
+            self.records.pause(number + 2)
+        return Refused(nearest=hunt.nearest or _emptiest(offer))
+
+    def _try(
+        self, ask: Ask, offer: Offer, domain: Domain, free: int
+    ) -> Provider | Miss | Verdict | None:
+        """Take a room and write the record.
+
+        :returns: the record; why there is no room; YIELD: others are about to take it; None:
+            the group has a record.
+        """
+        tree = self._room_for(ask, offer, domain, free)
+        if not isinstance(tree, Tree):
+            return tree
+        if not tree.name:
+            self.records.make_domain(domain)
+        room = str(uuid.uuid4())
+        made = self.records.make(room_name(ask.group, ask.members, offer.size), room, domain.uuid)
+        if made is not Made.MADE:
+            # The domain's provider has just been reaped.
+            return Verdict.YIELD
+        verdict = self._stand(ask, offer, domain, free, room)
+        if isinstance(verdict, Verdict):
+            record = str(uuid.uuid4())
+            if verdict is Verdict.STAY:
+                made = self.records.make(RECORD_PREFIX + ask.group, record, room)
+                if made is Made.MADE:
+                    return Provider(record, RECORD_PREFIX + ask.group, room, domain.uuid)
+                if made is Made.TAKEN:
+                    self.records.remove(room)
+                    return None
+            verdict = Verdict.YIELD
+        self.records.remove(room)
+        return verdict
+
+    def _room_for(self, ask: Ask, offer: Offer, domain: Domain, free: int) -> Tree | Miss | Verdict:
+        """The domain, where it has room for all members; dead tickets are swept before.
+
+        :returns: it; or why it has none; YIELD: rooms that may go again are in the way.
+        """
+        tree = self.records.tree(domain.uuid)
+        if tree.rooms:
+            swept = sweep(self.records, self.servers, tree, self._suspects)
+            if swept.tickets or swept.records or swept.rooms:
+                tree = self.records.tree(domain.uuid)
+            placed = self._placed(tree, ask, offer, free)
+            promised = tree.promised(ask.group, offer.size, placed, settled=True)
+            if ask.members + promised > free:
+                return Miss(domain, free, promised)
+            if ask.members + tree.promised(ask.group, offer.size, placed) > free:
+                return Verdict.YIELD
+        return tree
+
+    def _stand(
+        self, ask: Ask, offer: Offer, domain: Domain, free: int, room: str
+    ) -> Verdict | Miss:
+        """Whether a room that was put down may stay."""
+        for number in range(_LOOKS):
+            tree = self.records.tree(domain.uuid)
+            placed = self._placed(tree, ask, offer, free)
+            verdict = judge(tree, room, free, placed)
+            if verdict is Verdict.FULL:
+                return Miss(
+                    domain, free, tree.promised(ask.group, offer.size, placed, settled=True)
+                )
+            if verdict is not Verdict.WAIT:
+                return verdict
+            self.records.pause(number)
+        self._suspects.update(
+            each.record.uuid if each.record else each.uuid
+            for each in tree.rooms
+            if not each.settled
+        )
+        return Verdict.YIELD
+
+    def _placed(self, tree: Tree, ask: Ask, offer: Offer, free: int) -> frozenset[str]:
+        """Members of other groups that *free* has no place for any more.
+
+        They have a claim, on a host that was not offered, or that was offered with what it has
+        left. Asked only as far as it decides something.
+        """
+        placed: set[str] = set()
+        if ask.members + tree.promised(ask.group, offer.size) <= free:
+            return frozenset()
+        for room in tree.rooms:
+            if room.record is None or room.group == ask.group:
+                continue
+            for ticket in room.record.tickets:
+                if not self._places.get(ticket):
+                    self._places[ticket] = self.records.allocated(ticket)
+                hosts = self._places[ticket]
+                if hosts and all(ticket in offer.seen.get(host, (ticket,)) for host in hosts):
+                    placed.add(ticket)
+            if ask.members + tree.promised(ask.group, offer.size, placed) <= free:
+                break
+        return frozenset(placed)
+
+
+@attrs.define
+class _Hunt:
+    """The domains that the planner names, one after the other: those before were full."""
+
+    ask: Ask
+    offer: Offer
+    #: UUID of the domain that the group had before.
+    before: str | None = None
+    #: The domain that came nearest, of all that were tried.
+    nearest: Miss | None = None
+    #: The lowest step at which only rooms were in the way that may go again.
+    contended: int | None = None
+    _cut: dict[str, int] = attrs.field(factory=dict)
+
+    def begin(self) -> None:
+        """Try all domains again."""
+        self.contended = None
+        self._cut.clear()
+
+    def next(self, patient: bool = False) -> tuple[int, Domain] | None:
+        """How many levels above the wanted one, and the domain; None: there are no more.
+
+        :param patient: a wider domain is none while others may still give way.
+        """
+        chosen = self.offer.ground.choose(
+            self.offer.level,
+            self.ask.members,
+            # Who has no group has an order of his own, too.
+            self.ask.group or self.ask.server,
+            flexible=self.ask.flexible,
+            before=self.before,
+            cut=self._cut,
+        )
+        if patient and chosen and self.contended is not None and chosen[0] > self.contended:
+            return None
+        return chosen
+
+    def missed(self, chosen: tuple[int, Domain], found: Miss | Verdict) -> None:
+        """Why the domain was not taken."""
+        step, domain = chosen
+        if isinstance(found, Miss):
+            self._cut[domain.uuid] = found.left
+            if self.nearest is None or found.left > self.nearest.left:
+                self.nearest = found
+        else:
+            self._cut[domain.uuid] = 0
+            if self.contended is None:
+                self.contended = step
+
+
+def _emptiest(offer: Offer) -> Miss | None:
+    """The domain of the wanted level that most servers fit into; None: there is none."""
+    free = offer.ground.free(offer.level)
+    if not free:
+        return None
+    domain, most = max(free.items(), key=lambda item: (item[1], item[0]))
+    return Miss(domain, most, 0)

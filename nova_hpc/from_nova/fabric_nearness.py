@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How near the hosts of a request are to the members of its server group.
+
+The filter puts it down on the request, and the weigher takes it from there.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nova import objects
+
+from nova_hpc.cluster.group_domain.domain_choice import Ground
+from nova_hpc.cluster.group_domain.model import Domain
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.from_nova import fabric
+
+_MARK: Final = "_hpc_fabric_near"
+
+
+def rank(spec: objects.RequestSpec, spots: Sequence[fabric.Spot], domain: str, left: int) -> None:
+    """Put down on *spec* how good each host is for its next server.
+
+    :param domain: UUID of the group's domain; hosts outside of it come by what they share
+        with it.
+    :param left: members that are still to come, the next one included.
+    """
+    group = spec.instance_group if "instance_group" in spec else None
+    hosts = (group.hosts if group is not None and "hosts" in group else None) or ()
+    used = collections.Counter(map(str, hosts))
+    inside = any(spot.seat.is_in(domain) for spot in spots)
+    homes = [seat for host in used if (seat := fabric.seat_of(host)) is not None]
+    if inside:
+        # A member that is elsewhere is nothing to be near to.
+        homes = [seat for seat in homes if seat.is_in(domain)]
+    ground = Ground((*homes, *(spot.seat for spot in spots)))
+    here = {seat.place.host for seat in homes}
+    # As the domain was chosen for it.
+    whose = str(group.uuid if group is not None else spec.instance_uuid)
+    found = ground.scores({host: used[host] for host in used if host in here}, left, whose)
+    around = {} if inside else fabric.around(domain)
+    setattr(
+        spec,
+        _MARK,
+        {
+            _key(spot.host): found[spot.seat.place.host]
+            + (0 if inside else _shared(spot.domains, around))
+            for spot in spots
+        },
+    )
+
+
+def forget(spec: objects.RequestSpec) -> None:
+    """Take away what an earlier server of the request had."""
+    setattr(spec, _MARK, None)
+
+
+def scores_of(spec: objects.RequestSpec, hosts: Sequence[Any]) -> list[float]:
+    """The higher, the nearer; 0.0 for all where nothing was put down."""
+    found: Mapping[object, float] = getattr(spec, _MARK, None) or {}
+    return [found.get(_key(host), 0.0) for host in hosts]
+
+
+def _key(host: Any) -> tuple[str, str]:
+    return str(host.host), str(host.nodename)
+
+
+def _shared(domains: Mapping[FabricLevel, Domain], around: Mapping[FabricLevel, Domain]) -> float:
+    """More for each level that is nearer; whole numbers, above all scores of leaves."""
+    levels = list(FabricLevel)
+    shared = [level for level in levels if level in around and around[level] == domains.get(level)]
+    return float(len(levels) - levels.index(shared[0])) if shared else 0.0

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a node is on the fabric, in the names that one project has for it.
+
+Nova keeps aggregates in its API database. A nova-compute has no database at all: it asks
+the conductor of its cell (``AggregateList.get_by_host`` is remotable in releases 32 to 34,
+nova/objects/aggregate.py; Nova itself asks so for availability zones,
+nova/availability_zones.py, ``get_host_availability_zone``). A conductor of a cell that may
+not reach the API database cannot answer: that is one more of the upcalls that Nova's guide
+to cells lists, and the node then is nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+from nova import context as nova_context
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.fabric import aggregates
+from nova_hpc.fabric.pseudonym import Names
+from nova_hpc.from_nova.log_throttle import SAID, more
+from nova_hpc.topology.model import Node
+
+LOG = logging.getLogger(__name__)
+
+
+@attrs.frozen
+class Whereabouts:
+    """A node's place, as servers of one project are told it.
+
+    :ivar domains: level -> the project's name of the domain; unknown ones are missing.
+    :ivar rails: rail as the host calls it -> the project's name.
+    """
+
+    domains: Mapping[str, str] = attrs.Factory(dict)
+    rails: Mapping[str, str] = attrs.Factory(dict)
+
+    def rails_of(self, node: Node, addresses: Iterable[str]) -> dict[str, str]:
+        """Address -> rail of those devices that are on a known one.
+
+        The map names a rail as the host's kernel does, by the RDMA device (``mlx5_0``) or
+        the network device of the physical function; a virtual function is on the rail of
+        its physical one.
+        """
+        found = {}
+        for address in addresses:
+            function = node.function(address)
+            if function is not None and function.physical_function is not None:
+                function = node.function(function.physical_function) or function
+            if function is None:
+                continue
+            called = [each.name for each in function.rdma]
+            called += [each.partition(" ")[2] for each in function.os_devices]
+            rail = next((self.rails[each] for each in called if each in self.rails), None)
+            if rail is not None:
+                found[address] = rail
+        return found
+
+
+def look(host: str, project: str) -> Whereabouts:
+    """Where *host* is, for servers of *project*; nowhere where it cannot be told.
+
+    Never raises: it is information, and no reason for a server not to start.
+
+    :param host: as Nova's aggregates have it, the name of the compute service.
+    """
+    try:
+        found = objects.AggregateList.get_by_host(nova_context.get_admin_context(), host)
+        reading = aggregates.read_place(host, [dict(each.metadata or {}) for each in found])
+        if not reading.salt:
+            return Whereabouts()  # none of a map, or of one that an earlier release wrote
+        names = Names(reading.salt, reading.map, project)
+        return Whereabouts(names.domains(reading.place), names.rails(reading.place))
+    except Exception as error:
+        held = SAID.due(("whereabouts", type(error).__name__))
+        if held is not None:
+            LOG.warning(
+                "Servers are not told where they are on the fabric%s: this host's aggregates "
+                "cannot be read: %s: %s",
+                more(held),
+                type(error).__name__,
+                error,
+            )
+        return Whereabouts()

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user of a refused server reads: the wish that is not met, and what may help.
+
+Nova's scheduler keeps the reason from users on purpose ("we don't want to give away too
+much information about our actual environment", scheduler/manager.py:538-540 of release
+34). These sentences repeat what the flavor asks for and name the wish that no host
+meets; how much there is, and where, is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.flavor import (
+    AFFINITY,
+    AFFINITY_POLICY,
+    GROUP,
+    GUEST_TOPOLOGY,
+    NUMA_POLICY,
+    NVLINK,
+    goes_with,
+    numa_policies,
+)
+from nova_hpc.placement.group_isolation import GROUP_POLICY
+from nova_hpc.placement.model import Miss, Policy, Request, Unmet, Want
+from nova_hpc.placement.shortage import Shortage, Sign, Source, Wish
+from nova_hpc.placement.solver.operator_reasons import PLACES
+from nova_hpc.topology.level import Level
+
+#: The next level that differs for most hosts.
+_WIDER: Final = {
+    Level.SWITCH: Level.NUMA,
+    Level.ROOT: Level.NUMA,
+    Level.NUMA: Level.SOCKET,
+    Level.SOCKET: Level.HOST,
+}
+
+
+#: Where no host may be asked for devices.
+UNUSABLE: Final = "No host with such devices can be used at this moment; ask the cloud's operator"
+
+
+def nearest(misses: Iterable[Miss]) -> Unmet:
+    """The wish that the host which came nearest does not meet."""
+    return max((miss.unmet for miss in misses), default=Unmet.OTHER)
+
+
+@attrs.frozen
+class Asked:
+    """Which hosts were asked at all."""
+
+    #: Some cannot be used, whatever they have.
+    unusable: bool = False
+    #: Placement's answer was cut off by its limit: there may be more hosts.
+    cut: bool = False
+    #: The server may not go to some: its own, or one that was tried already.
+    left_out: bool = False
+
+    def subject(self, qualities: str = "") -> str:
+        """Of whom is said what they have not; with the verb.
+
+        :param qualities: e.g. `` with 4 gpu free``.
+        """
+        usable = " that can be used" if self.unusable else ""
+        but = " but its own or one already tried" if self.left_out else ""
+        if self.cut:
+            return f"None of the hosts looked at{but}{qualities}{usable}"
+        return f"No host{but}{qualities}{usable}"
+
+
+#: Every host there is.
+ALL: Final = Asked()
+
+
+def sentence(request: Request, unmet: Unmet, asked: Asked = ALL) -> str:
+    """E.g. ``No host has 4 gpu under one switch; hpc:affinity numa may help``."""
+    if unmet is Unmet.OTHER:
+        return UNUSABLE
+    cure = f"{' or '.join(_help(request, unmet))} may help"
+    if unmet is Unmet.KNOWN:
+        devices = _devices(request.wants)
+        says = asked.subject(f" with {devices} free")
+        return f"{says} says on which NUMA node they are; {cure}"
+    return f"{asked.subject()} has {_wish(request, unmet)}; {cure}"
+
+
+def unplaced(found: Shortage | None, wants: Iterable[Want]) -> str:
+    """What is said where Placement knows no host with all that is asked for.
+
+    It names wishes that no host meets together, and no other.
+
+    :param found: None: Placement did not say what it has.
+    """
+    devices = _devices(wants)
+    if found is None:
+        return f"No host has {devices} free together with all else that is asked for{_OPERATOR}"
+    causes = found.causes
+    if not causes and found.isolated:
+        return (
+            f"No host has {devices} free and all else that is asked for, each from a device of "
+            f"its own; {GROUP_POLICY} none may help"
+        )
+    if not causes:
+        return f"No host has {devices} free and all else that is asked for at once{_OPERATOR}"
+    text = "; ".join(map(_lacked, causes))
+    if len(causes) > 1:
+        # No change of one thing alone helps.
+        return text
+    helping = [wish for wish in sorted(causes[0], key=_by_sign) if found.helps(wish)]
+    cures = dict.fromkeys(cure for wish in helping if (cure := _cure(wish)))
+    return f"{text}; {' or '.join([*cures][:3])} may help" if cures else f"{text}{_OPERATOR}"
+
+
+def all_left_out(wants: Iterable[Want]) -> str:
+    """What is said where Placement has only hosts that the server may not go to."""
+    asked = Asked(left_out=True).subject()
+    return f"{asked} has {_devices(wants)} free together with all else that is asked for{_OPERATOR}"
+
+
+def by_other_rules(wants: Iterable[Want]) -> str:
+    """What is said where the devices are there, and another filter of Nova's leaves no host."""
+    return (
+        f"The cloud's other rules (state of the hosts, server group, image) leave no host with "
+        f"{_devices(wants)} for it{_OPERATOR}"
+    )
+
+
+_OPERATOR: Final = "; ask the cloud's operator"
+
+#: Resource class -> what a user calls an amount of it, and what less of it is.
+_RESOURCES: Final = {
+    "VCPU": ("{} CPUs", "fewer CPUs"),
+    "PCPU": ("{} dedicated CPUs", "fewer CPUs"),
+    "MEMORY_MB": ("{} MiB of memory", "less memory"),
+    "DISK_GB": ("{} GiB of disk", "less disk"),
+}
+
+
+def _by_sign(wish: Wish) -> int:
+    return -wish.sign
+
+
+def _lacked(cause: Iterable[Wish]) -> str:
+    """E.g. ``No host in availability zone az2 has 4 gpu and 8 CPUs free``."""
+    wishes = sorted(cause, key=_by_sign)
+    things = [_thing(wish) for wish in wishes if wish.sign in _THINGS]
+    rest = [wish for wish in wishes if wish.sign not in _THINGS]
+    joined = " and ".join([", ".join(things[:-1]), things[-1]] if things[1:] else things)
+    barring = [wish for wish in rest if wish.inverted or wish.sign is Sign.RULE]
+    if things and not barring:
+        said = f"has {joined} free{' together' * (len(things) > 1)}"
+    else:
+        # What bars hosts is the cause, and not what else they have.
+        last = barring[-1] if barring else rest[-1]
+        rest.remove(last)
+        said = _says(last)
+    with_things = f" with {joined} free" * bool(things and barring)
+    return f"No host{''.join(map(_quality, rest))}{with_things} {said}"
+
+
+_THINGS: Final = (Sign.DEVICES, Sign.AMOUNT, Sign.GROUP)
+
+
+def _thing(wish: Wish) -> str:
+    if wish.name in _RESOURCES:
+        return _RESOURCES[wish.name][0].format(wish.amount)
+    return f"{wish.amount} {wish.name}" if wish.amount else wish.name
+
+
+def _quality(wish: Wish) -> str:
+    """What follows ``host``."""
+    if wish.source is Source.THREADS:
+        return f" {'without' if wish.inverted else 'with'} hyper-threads"
+    return {
+        Sign.TRAIT: f" with trait {wish.name}",
+        Sign.BANNED: f" without trait {wish.name}",
+        Sign.CLOSED: " in service",
+        Sign.RULE: " that this project and flavor may use",
+        Sign.ZONE: f" of availability zone {wish.name}",
+        Sign.HOST: " that was asked for",
+    }[wish.sign]
+
+
+def _says(wish: Wish) -> str:
+    """What follows ``No host``, where it is all that is said."""
+    if wish.source is Source.THREADS:
+        policy = "isolate" if wish.inverted else "require"
+        threads = "no hyper-threads" if wish.inverted else "hyper-threads"
+        return f"has {threads}, for hw:cpu_thread_policy {policy}"
+    if wish.sign is Sign.TRAIT:
+        return f"has trait {wish.name}, which {_WHO[wish.source]}"
+    if wish.sign is Sign.BANNED:
+        return f"is without trait {wish.name}, which the request forbids"
+    return {
+        Sign.CLOSED: "is in service",
+        Sign.RULE: "may be used by this project and flavor",
+        Sign.ZONE: f"is in availability zone {wish.name}",
+        Sign.HOST: "is the one that was asked for",
+    }[wish.sign]
+
+
+_WHO: Final = {
+    Source.FLAVOR: "the flavor requires",
+    Source.IMAGE: "the image requires",
+    Source.NOVA: "Nova requires for this flavor and image",
+}
+
+
+def _cure(wish: Wish) -> str | None:
+    """What a user can ask for instead; None: it is the operator's."""
+    if wish.sign is Sign.DEVICES:
+        return "fewer devices"
+    if wish.sign is Sign.AMOUNT:
+        return _RESOURCES.get(wish.name, ("", f"less {wish.name}"))[1]
+    if wish.source is Source.THREADS:
+        return "hw:cpu_thread_policy prefer"
+    if wish.sign is Sign.TRAIT:
+        # Nova wants some for things that only the operator knows how to change.
+        return {
+            Source.FLAVOR: "a flavor without that trait",
+            Source.IMAGE: "an image without that trait",
+        }.get(wish.source)
+    if wish.sign is Sign.BANNED:
+        return "a flavor that allows that trait"
+    return {Sign.ZONE: "another zone", Sign.HOST: "another host"}.get(wish.sign)
+
+
+def _wish(request: Request, unmet: Unmet) -> str:
+    if unmet is Unmet.DEVICES:
+        return f"{_devices(request.wants)} free"
+    names = {want.key: want.name for want in request.wants}
+    counts: dict[str, int] = {}
+    for key, count in request.groups[0].counts.items():
+        counts[names[key]] = counts.get(names[key], 0) + count
+    # A flavor without devices has groups of ports alone.
+    text = " and ".join(f"{count} {name}" for name, count in counts.items()) or "room"
+    several = len(request.groups) > 1
+    if several:
+        text = f"{len(request.groups)} groups of {text}"
+    level = request.level if request.policy is Policy.REQUIRED else Level.HOST
+    if request.on_cells:
+        level = min(level, Level.NUMA)
+    text += f", each {PLACES[level]}" if several else f" {PLACES[level]}"
+    if unmet is Unmet.PORTS:
+        text += " with an adapter's function for each of its ports"
+    if unmet is Unmet.NVLINK:
+        text += f", {'each ' if several else ''}a whole NVLink set"
+    if unmet is Unmet.BESIDE:
+        pages = " pages" if any(cell.page_kib for cell in request.cells) else ""
+        text += f"{',' if several else ''} beside free CPUs and memory{pages}"
+    return text
+
+
+def _devices(wants: Iterable[Want]) -> str:
+    totals: dict[str, int] = {}
+    for want in wants:
+        totals[want.name] = totals.get(want.name, 0) + want.count
+    return " and ".join(f"{count} {name}" for name, count in totals.items())
+
+
+def _help(request: Request, unmet: Unmet) -> list[str]:
+    """What a user can ask for instead, the least change first."""
+    if unmet is Unmet.DEVICES:
+        return ["fewer devices", *([f"{GROUP_POLICY} none"] if request.apart else [])]
+    found = [f"{GROUP_POLICY} none"] if request.apart else []
+    if unmet is Unmet.KNOWN:
+        # A wider level is not met either, as long as nobody says where the devices are.
+        return [_preferred(request), *found]
+    if unmet is Unmet.NVLINK:
+        found.append(f"{NVLINK} preferred")
+    if request.policy is Policy.REQUIRED and request.level in _WIDER:
+        wider = _WIDER[request.level]
+        found.append(_changed(request, f"{AFFINITY} {wider.word}", wider, request.policy))
+        found.append(_preferred(request))
+    elif request.on_cells:
+        found.append(f"{NUMA_POLICY} preferred")
+    if unmet is Unmet.TOGETHER and len(request.groups) == 1 and request.groups[0].size > 1:
+        found.append(f"smaller groups ({GROUP})")
+    if unmet is Unmet.BESIDE:
+        found.append("fewer CPUs")
+    return found[:3] or ["fewer devices"]
+
+
+def _preferred(request: Request) -> str:
+    return _changed(request, f"{AFFINITY_POLICY} preferred", request.level, Policy.PREFERRED)
+
+
+def _changed(request: Request, change: str, level: Level, policy: Policy) -> str:
+    """The change, with those of other keys without which the flavor would be refused."""
+    more = []
+    effective = request.numa_policy
+    if effective is not None and not goes_with(level, policy, effective, bool(request.cells)):
+        more.append(f"{NUMA_POLICY} {numa_policies(level, policy)[0][0]}")
+    off_cells = policy is Policy.PREFERRED or level > Level.NUMA
+    if request.mirror and request.cells and off_cells:
+        more.append(f"{GUEST_TOPOLOGY} numa")
+    return f"{change} with {' and '.join(more)}" if more else change

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs of a node are linked: the entries of ``[hpc]nvlink_set``.
+
+The operator writes the sets down where nothing in sysfs tells them. Where a node has
+NVSwitches, the GPUs of their board are known to be one set, and where GPUs say which
+xGMI hive they are in, each hive is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import nvlink
+from nova_hpc.topology.model import AddressError, Node, normalise_address
+from nova_hpc.topology.roles import Roles
+
+#: The role of NVSwitches in the default of ``[hpc]device_role``.
+SWITCH_ROLE: Final = "nvswitch"
+#: The role of the devices that they connect.
+GPU_ROLE: Final = "gpu"
+
+_EXAMPLE: Final = '{"name": "left", "devices": ["0000:07:00.0", "0000:0a:00.0"]}'
+_LONGEST_QUOTE: Final = 200
+_LONGEST_TAG: Final = 255
+
+
+class NvlinkError(ValueError):
+    """A bad entry of ``[hpc]nvlink_set``; the text names it and the cure."""
+
+
+@attrs.frozen
+class NvlinkSet:
+    """Devices that a server may get together, and only together."""
+
+    name: str
+    devices: frozenset[str]  # normalised addresses
+
+
+def strict(entries: Sequence[str]) -> tuple[NvlinkSet, ...]:
+    """Read all entries of ``[hpc]nvlink_set``.
+
+    :raises NvlinkError: one of them is bad, or they contradict each other.
+    """
+    sets = tuple(_parse(number, text) for number, text in enumerate(entries, 1))
+    names: set[str] = set()
+    members: dict[frozenset[str], str] = {}
+    for one in sets:
+        if one.name in names:
+            raise NvlinkError(f"[hpc]nvlink_set: the name {one.name!r} is given twice; rename one")
+        names.add(one.name)
+        if one.devices in members:
+            raise NvlinkError(
+                f"[hpc]nvlink_set: {members[one.devices]!r} and {one.name!r} have the same "
+                "devices; remove one"
+            )
+        members[one.devices] = one.name
+    for address, text in sorted(tags(sets).items()):
+        if len(text) > _LONGEST_TAG:
+            raise NvlinkError(
+                f"[hpc]nvlink_set: {address} is in so many sets that its tag would have more than "
+                f"{_LONGEST_TAG} characters; use shorter names"
+            )
+    return sets
+
+
+def _parse(number: int, text: str) -> NvlinkSet:
+    def bad(why: str) -> NvlinkError:
+        quoted = text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+        return NvlinkError(f"[hpc]nvlink_set, entry {number}, {quoted!r}: {why}.")
+
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        raise bad(f"not JSON; write it like {_EXAMPLE}") from None
+    if not isinstance(entry, dict) or set(entry) != {"name", "devices"}:
+        raise bad(f"not an object with 'name' and 'devices'; write it like {_EXAMPLE}")
+    name, devices = entry["name"], entry["devices"]
+    if not isinstance(name, str) or not nvlink.NAME.fullmatch(name):
+        raise bad(
+            "'name' must be up to 32 letters, digits, '.', '_' and '-' that begin with a letter "
+            "or a digit"
+        )
+    if not isinstance(devices, list) or not all(isinstance(each, str) for each in devices):
+        raise bad("'devices' must be a list of PCI addresses")
+    if not 2 <= len(devices) <= nvlink.MOST_MEMBERS:
+        raise bad(f"'devices' must name 2 to {nvlink.MOST_MEMBERS} devices, not {len(devices)}")
+    addresses = set()
+    for each in devices:
+        try:
+            address = normalise_address(each)
+        except AddressError as error:
+            raise bad(str(error)) from None
+        if address in addresses:
+            raise bad(f"{address} is named twice")
+        addresses.add(address)
+    return NvlinkSet(name, frozenset(addresses))
+
+
+def check(sets: Iterable[NvlinkSet], node: Node, roles: Roles) -> None:
+    """See whether the node has the devices of every set, alike and linkable.
+
+    :raises NvlinkError: it has not.
+    """
+    for one in sets:
+        kinds = set()
+        for address in sorted(one.devices):
+            function = node.function(address)
+            if function is None:
+                raise NvlinkError(
+                    f"[hpc]nvlink_set {one.name!r}: this node has no device {address}"
+                )
+            role = roles.role_of(function, node)
+            if role is None or role == SWITCH_ROLE:
+                raise NvlinkError(
+                    f"[hpc]nvlink_set {one.name!r}: {address} has "
+                    f"{'no role' if role is None else f'the role {role}'}; name the GPUs, and give "
+                    "them a role by [hpc]device_role"
+                )
+            if function.physical_function is not None:
+                raise NvlinkError(
+                    f"[hpc]nvlink_set {one.name!r}: {address} is a virtual function; NVLink sets "
+                    "are of whole devices"
+                )
+            kinds.add(role)
+        if len(kinds) > 1:
+            raise NvlinkError(
+                f"[hpc]nvlink_set {one.name!r}: its devices have different roles "
+                f"({', '.join(sorted(kinds))}); all members must have the same"
+            )
+
+
+def default(node: Node, roles: Roles) -> tuple[NvlinkSet, ...]:
+    """What the inventory can tell: NVSwitches connect the GPUs of their board; hives.
+
+    GPUs below NVSwitches are of their vendor and of one product, which a card in a slot
+    beside the board is not; where two products have equally many GPUs the inventory cannot
+    tell, and the operator has to. GPUs that are linked by xGMI say so, while the host's
+    driver has them. GPUs that cannot be given count as well: a set that lacks one of its
+    members is not whole. Of NVLink bridges between cards nothing tells.
+    """
+    vendors = {
+        each.vendor_id for each in node.functions if roles.role_of(each, node) == SWITCH_ROLE
+    }
+    sets = []
+    for vendor in sorted(vendor for vendor in vendors if vendor is not None):
+        products: dict[str | None, set[str]] = {}
+        for each in node.functions:
+            whole = each.physical_function is None
+            if each.vendor_id == vendor and whole and roles.role_of(each, node) == GPU_ROLE:
+                products.setdefault(each.product_id, set()).add(each.address)
+        most = sorted(products.values(), key=len)[-2:]
+        if not most or (len(most) == 2 and len(most[0]) == len(most[1])):
+            continue
+        members = frozenset(most[-1])
+        if 2 <= len(members) <= nvlink.MOST_MEMBERS:
+            sets.append(NvlinkSet(f"all-{vendor}" if len(vendors) > 1 else "all", members))
+    return (*sets, *_hives(node, roles))
+
+
+def _hives(node: Node, roles: Roles) -> Iterator[NvlinkSet]:
+    """One set for each hive, named after the lowest address in it."""
+    hives: dict[str, set[str]] = {}
+    for each in node.functions:
+        if each.hive is not None and each.physical_function is None:
+            hives.setdefault(each.hive, set()).add(each.address)
+    for first, members in sorted(hives.items()):
+        played = {
+            roles.role_of(function, node)
+            for function in map(node.function, members)
+            if function is not None
+        }
+        # All play the role of GPUs, or an operator has said otherwise of one.
+        if played == {GPU_ROLE} and 2 <= len(members) <= nvlink.MOST_MEMBERS:
+            yield NvlinkSet(f"hive-{first.replace(':', '.')}", frozenset(members))
+
+
+def tags(sets: Iterable[NvlinkSet]) -> Mapping[str, str]:
+    """Address -> value of the tag ``hpc_nvlink``."""
+    memberships: dict[str, dict[str, int]] = {}
+    for one in sets:
+        for address in one.devices:
+            memberships.setdefault(address, {})[one.name] = len(one.devices)
+    texts = {address: nvlink.write(found) for address, found in memberships.items()}
+    return {address: text for address, text in texts.items() if text is not None}

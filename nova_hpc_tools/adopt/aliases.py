@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names under which flavors ask for devices: ``[pci]alias``."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.adopt.device_spec import DeviceSpec, Offer
+
+
+class ClashError(ValueError):
+    """Two roles that Nova cannot tell apart; the text names both and the cure."""
+
+
+@attrs.frozen(order=True)
+class _Kind:
+    """Devices that one alias can name: Nova takes one specification each."""
+
+    role: str
+    resource_class: str  # "" stands for Nova's own, made of the ids
+    vendor_id: str  # "" with a resource class of the operator
+    product_id: str
+    dev_type: str
+    #: That the devices have to have, in order.
+    traits: tuple[str, ...] = ()
+
+
+def build(specs: Iterable[DeviceSpec], product_names: bool = False) -> list[dict[str, str]]:
+    """The values of ``[pci]alias`` that name everything that *specs* offer.
+
+    The name is the role where it has one kind of device only, else the role
+    and the product id (``gpu-2330``). Physical functions need their
+    ``device_type``, or Nova leaves them out: many GPUs are, and cannot be
+    told from others by their ids.
+    """
+    kinds = sorted({kind for spec in specs for kind in _kinds(spec)})
+    alone = Counter(kind.role for kind in kinds)
+    named: dict[_Kind, str] = {}
+    for kind in kinds:
+        name = kind.role
+        if kind.product_id and (product_names or alone[kind.role] > 1):
+            name += f"-{kind.product_id}"
+        named[kind] = name
+    for suffix in ("vendor_id", "resource_class", "dev_type"):
+        alike: dict[str, set[str]] = defaultdict(set)
+        for kind, name in named.items():
+            alike[name].add(getattr(kind, suffix))
+        for kind, name in named.items():
+            if len(alike[name]) > 1 and getattr(kind, suffix):
+                named[kind] = f"{name}-{_word(getattr(kind, suffix))}"
+    taken: Counter[str] = Counter()
+    for kind, name in named.items():
+        # Only a role that looks like another's alias comes here: gpu-2330.
+        taken[name] += 1
+        if taken[name] > 1:
+            named[kind] = f"{name}.{taken[name]}"
+    return [_alias(kind, name) for kind, name in named.items()]
+
+
+def check(specs: Sequence[DeviceSpec]) -> None:
+    """See whether every role's aliases ask for devices of that role alone.
+
+    :raises ClashError: Nova would give devices of another role for one.
+    """
+    everything = [offer for spec in specs for offer in spec.offers]
+    _check_networks(everything)
+    offers = [offer for offer in everything if offer.network is None]
+    classes: dict[str, str] = {}
+    for offer in offers:
+        role, name = offer.tags.role or "", offer.tags.resource_class
+        if name is None:
+            continue
+        other = classes.setdefault(name, role)
+        if other != role:
+            pair = " and ".join(sorted((role, other)))
+            raise ClashError(
+                f"the roles {pair} would have the same resource class {name}; give each another "
+                "name, or a class of its own: --resource-class ROLE=NAME"
+            )
+    samples = {_kind(offer): offer for offer in reversed(offers)}
+    for kind, mine in samples.items():
+        asked = _alias(kind, "")
+        for theirs in samples.values():
+            if theirs.tags.role != kind.role and asks_for(asked, theirs):
+                raise ClashError(
+                    f"the roles {kind.role} ({mine.provider}) and {theirs.tags.role} "
+                    f"({theirs.provider}) cannot be told apart: Nova would give one for the other. "
+                    "Where no server has any of them, --role-identity ROLE=class for both; "
+                    "otherwise --role-identity ROLE=trait for both"
+                )
+
+
+def _check_networks(offers: Iterable[Offer]) -> None:
+    networks: dict[str, str] = {}
+    for offer in offers:
+        role = offer.tags.role or ""
+        if offer.network is not None and networks.setdefault(offer.network, role) != role:
+            pair = " and ".join(sorted((role, networks[offer.network])))
+            raise ClashError(
+                f"the roles {pair} would have the same physical network {offer.network}, and "
+                "Nova tells the devices of ports apart by nothing else; give each another one: "
+                "--physical-network ROLE=NAME"
+            )
+
+
+def roles_of(alias: Mapping[str, Any], specs: Iterable[DeviceSpec]) -> list[str]:
+    """The roles whose devices an alias asks for, in order."""
+    offers = (offer for spec in specs for offer in spec.offers if offer.network is None)
+    return sorted({offer.tags.role or "" for offer in offers if asks_for(alias, offer)})
+
+
+def asks_for(alias: Mapping[str, Any], offer: Offer) -> bool:
+    """Whether Nova and Placement would give a device of *offer* for *alias*.
+
+    As nova/objects/request_spec.py (generate_request_groups_from_pci_requests, 32 to 34)
+    and PciDeviceStats._filter_pools_for_spec ask.
+    """
+    ids = {key: str(alias.get(key, "")).lower() for key in ("vendor_id", "product_id")}
+    name = str(alias.get("resource_class") or identity.product_class(*ids.values())).upper()
+    theirs = identity.product_class(offer.vendor_id, offer.product_id)
+    traits = {word.strip().upper() for word in str(alias.get("traits", "")).split(",")} - {""}
+    return (
+        name == (offer.tags.resource_class or theirs)
+        and traits <= offer.tags.traits
+        and ids["vendor_id"] in ("", offer.vendor_id)
+        and ids["product_id"] in ("", offer.product_id)
+        and alias.get("device_type") in (None, offer.dev_type)
+    )
+
+
+def _word(text: str) -> str:
+    return text.removeprefix("CUSTOM_").removeprefix("type-").lower()
+
+
+def _kinds(spec: DeviceSpec) -> Iterator[_Kind]:
+    for offer in spec.offers:
+        if offer.network is None:
+            yield _kind(offer)
+
+
+def _kind(offer: Offer) -> _Kind:
+    return _Kind(
+        role=offer.tags.role or "",
+        resource_class=offer.tags.resource_class or "",
+        vendor_id="" if offer.any_product else offer.vendor_id,
+        product_id="" if offer.any_product else offer.product_id,
+        dev_type=offer.dev_type,
+        traits=tuple(sorted(offer.own_traits)),
+    )
+
+
+def _alias(kind: _Kind, name: str) -> dict[str, str]:
+    pairs = {
+        "name": name,
+        "vendor_id": kind.vendor_id,
+        "product_id": kind.product_id,
+        "resource_class": kind.resource_class,
+        "traits": ",".join(kind.traits),
+        "device_type": kind.dev_type,
+    }
+    return {key: value for key, value in pairs.items() if value}

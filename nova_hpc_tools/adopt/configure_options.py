@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``nova-hpc configure``, and what they say in terms of the declaration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology import roles
+from nova_hpc.topology.model import AddressError, Node, normalise_address
+from nova_hpc.wire.node_declaration import (
+    ALIAS_NAMES,
+    EVERY,
+    Cpus,
+    Device,
+    Limits,
+    NodeDeclaration,
+    RoleWish,
+    Wishes,
+)
+from nova_hpc_tools.adopt import declaration, layouts, node_wishes, settings
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt.identity import Form
+from nova_hpc_tools.base import CommandError, Count
+
+_PAGES: Final = re.compile(r"[1-9][0-9]{0,5}[KMG]", re.ASCII)
+_MOST: Final = 1_000_000
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare them."""
+    _source(parser.add_argument_group("where the inventory comes from"))
+    _offer(parser.add_argument_group("what is offered to servers"))
+    _cloud(parser.add_argument_group("the node and its cloud"))
+    _output(parser.add_argument_group("what is written"))
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Declare where the node and its declaration are, of a command that only looks."""
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="directory that holds sys and proc of the node (default: /)",
+    )
+    parser.add_argument(
+        "--declaration",
+        type=Path,
+        metavar="FILE",
+        help="the node's declaration (default: /etc/nova-hpc/node.yaml, of this machine)",
+    )
+
+
+def as_configure(args: argparse.Namespace, parts: Iterable[str]) -> argparse.Namespace:
+    """As ``configure`` would be called there: what it would offer is what is expected."""
+    parser = argparse.ArgumentParser()
+    add(parser)
+    words = ["--root", str(args.root)]
+    if args.declaration is not None:
+        words += ["--declaration", str(args.declaration)]
+    for part in parts:
+        words += ["--part", part]
+    found = parser.parse_args(words)
+    found.config = args.config
+    return found
+
+
+def _source(source: Any) -> None:
+    one = source.add_mutually_exclusive_group()
+    one.add_argument(
+        "--root",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="directory that holds sys and proc of the node (default: /)",
+    )
+    one.add_argument(
+        "--xml",
+        type=Path,
+        metavar="FILE",
+        help="an lstopo XML instead; it does not tell physical from virtual functions",
+    )
+    source.add_argument(
+        "--also",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="capture (a directory like --root, or an lstopo XML) of a node of another kind, "
+        "whose devices the aliases have to name, too; may be repeated",
+    )
+    source.add_argument(
+        "--declaration",
+        type=Path,
+        metavar="FILE",
+        help="the node's declaration, which is read, and written where options change it "
+        "(default: /etc/nova-hpc/node.yaml; of a node that is not this machine, node.yaml in the "
+        "directory of --write)",
+    )
+    source.add_argument(
+        "--ask",
+        action="store_true",
+        help="ask what cannot be known, with defaults from the inventory, before anything is "
+        "written into the declaration",
+    )
+
+
+def _offer(offer: Any) -> None:
+    node_config.add_options(offer, "Nova's services: what it says is added to")
+    for name, metavar, what in _REPEATED:
+        offer.add_argument(
+            name, action="append", default=[], metavar=metavar, help=f"{what}; may be repeated"
+        )
+    offer.add_argument(
+        "--offer-switches",
+        action="store_true",
+        help="offer the devices of the role nvswitch, too. Whoever has them decides which GPUs "
+        "are linked: only where each server gets all switches of its GPUs, or for the one "
+        "machine that manages them",
+    )
+    offer.add_argument(
+        "--alias-names",
+        choices=ALIAS_NAMES,
+        help="auto: an alias is called as its role where that has one kind of device; "
+        "product: always role and product id, e.g. gpu-2330 (default: auto)",
+    )
+
+
+#: Option, metavar, help.
+_REPEATED: Final = (
+    (
+        "--device-role",
+        "JSON",
+        "a value of [hpc]device_role; given once or more, these replace those of the declaration "
+        "and are written to the file of the node",
+    ),
+    (
+        "--add-device-role",
+        "JSON",
+        "one more value of [hpc]device_role, after those that count now",
+    ),
+    (
+        "--nvlink-set",
+        "JSON",
+        "a value of [hpc]nvlink_set; given once or more, these replace those of the declaration "
+        "(default of the option: all GPUs where the node has NVSwitches)",
+    ),
+    (
+        "--whole-pf",
+        "ADDRESS|all",
+        "give this physical function as a whole although virtual functions are switched on, which "
+        "are then not offered",
+    ),
+    (
+        "--leave-out",
+        "ADDRESS",
+        "do not offer this device, e.g. an adapter that manages the NVSwitches, nor its virtual "
+        "functions. The declaration keeps its serial number, so it is left out wherever it is "
+        "plugged in",
+    ),
+    (
+        "--offer-in-use",
+        "ADDRESS",
+        "offer this device although the host, or a service of it, uses it now",
+    ),
+    (
+        "--resource-class",
+        "ROLE=NAME",
+        "count the devices of a role as this resource class, and let its alias ask for any "
+        "product of it (default: see --role-identity)",
+    ),
+    (
+        "--role-identity",
+        "ROLE=FORM",
+        "by what Nova tells the devices of a role from others. class: by a resource class of the "
+        "role; trait: by a trait, for nodes that have servers; ids: by vendor and product alone "
+        "(default: as it is configured, and class where nothing is)",
+    ),
+    ("--trait", "ROLE=NAME", "give the devices of a role this trait"),
+    (
+        "--physical-network",
+        "ROLE=NAME",
+        "keep the devices of a role for Neutron's direct ports on this physical network: no alias "
+        "asks for them (default: as it is configured)",
+    ),
+    (
+        "--one-time-use",
+        "ROLE",
+        "have Nova reserve the devices of a role when a server gets them, until they were found "
+        "clean; not for virtual functions",
+    ),
+)
+
+
+def _cloud(cloud: Any) -> None:
+    cloud.add_argument(
+        "--housekeeping-cores",
+        type=Count(0),
+        metavar="N",
+        help="physical cores of each NUMA node that stay with the host, with all of their "
+        "threads (default: the CPU sets that are configured stay; where none are, 1)",
+    )
+    cloud.add_argument(
+        "--hugepages",
+        action="append",
+        default=[],
+        metavar="SIZE=N",
+        help="pages of that size (2M, 1G) that each NUMA node with CPUs is to have; what is "
+        "missing is said; may be repeated",
+    )
+    cloud.add_argument(
+        "--vfs",
+        action="append",
+        default=[],
+        metavar="ROLE|ADDRESS=N",
+        help="virtual functions that each physical function of a role is to have; what is missing "
+        "is said; may be repeated",
+    )
+    cloud.add_argument(
+        "--hosts",
+        type=Count(1),
+        metavar="N",
+        help="number of hosts that can match one request: the limits of Placement become at "
+        f"least that, and never less than {settings.FEWEST_CANDIDATES} or than they are; "
+        f"[hpc]{settings.CACHE} becomes what they need",
+    )
+    cloud.add_argument(
+        "--enabled-filters",
+        metavar="LIST",
+        help="the deployment's filters, separated by commas, to which those of this project "
+        "are added in their place (default: the configured ones, or Nova's)",
+    )
+
+
+def _output(output: Any) -> None:
+    output.add_argument(
+        "--part",
+        choices=settings.PARTS,
+        action="append",
+        help="only this file; may be repeated (default: all of them; of a node without devices "
+        "none)",
+    )
+    output.add_argument(
+        "--layout",
+        choices=layouts.NAMES,
+        default=layouts.PLAIN,
+        help="kolla: files below the custom configuration of Kolla-Ansible (/etc/kolla/config); "
+        "osa: variables of OpenStack-Ansible (/etc/openstack_deploy). Give the merged nova.conf "
+        "of the service with --config-file: what it says of others is kept (default: plain, "
+        "include files)",
+    )
+    output.add_argument(
+        "--write",
+        type=Path,
+        metavar="DIR",
+        help="show the differences to the files in DIR and to what the services are told, then "
+        "write them there",
+    )
+    output.add_argument(
+        "--dry-run", action="store_true", help="with --write: show the differences only"
+    )
+    output.add_argument(
+        "--undo",
+        action="store_true",
+        help="with --write: give back what the last run that wrote there has replaced, the "
+        "declaration included",
+    )
+    output.add_argument(
+        "--keep",
+        choices=settings.SINGLE,
+        action="append",
+        default=[],
+        help="leave this option as it is configured; may be repeated",
+    )
+    output.add_argument(
+        "--replace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="take away what is configured under this name: an option, or one filter, alias or "
+        "device of it; or take one entry of device_spec of others out of its file, named by its "
+        "JSON. Otherwise nothing is written when something would be lost; may be repeated",
+    )
+
+
+# --- what they say ---------------------------------------------------------------
+
+
+def wishes(args: argparse.Namespace) -> Wishes:
+    """What the options of one run say, and nothing else.
+
+    :raises CommandError: a value makes no sense.
+    :raises roles.RoleError: a bad role.
+    :raises declaration.DeclarationError: a name that Nova does not take.
+    """
+    roles.strict(args.device_role)
+    roles.strict(args.add_device_role)
+    return Wishes(
+        roles=tuple(json.loads(text) for text in args.device_role) or None,
+        role_options=_role_options(args) or None,
+        left_out=_devices("--leave-out", args.leave_out),
+        offer_in_use=_devices("--offer-in-use", args.offer_in_use),
+        whole_pf=_devices("--whole-pf", args.whole_pf),
+        offer_switches=True if args.offer_switches else None,
+        nvlink_sets=tuple(args.nvlink_set) or None,
+        alias_names=args.alias_names,
+        cpus=None if args.housekeeping_cores is None else Cpus(args.housekeeping_cores),
+        hugepages=_pages(args.hugepages),
+        vfs=_counts("--vfs", args.vfs) or None,
+        limits=None if args.hosts is None else Limits(args.hosts),
+    )
+
+
+def more_roles(
+    args: argparse.Namespace, before: NodeDeclaration, node: Node, told: node_config.Told
+) -> tuple[Mapping[str, str], ...]:
+    """The roles that count now, and those of --add-device-role after them.
+
+    :param before: the file, as it is.
+    :raises CommandError: another file decides.
+    """
+    if told.other_roles:
+        raise CommandError(
+            "--add-device-role: [hpc]device_role is set in a configuration file of yours, of which "
+            "Nova takes all: add the line there"
+        )
+    now = node_wishes.for_node(before, node.hostname, "the declaration").roles
+    if args.device_role:
+        now = tuple(json.loads(text) for text in args.device_role)
+    if now is None:
+        # The names that devices of this node have kept from an earlier release stay theirs.
+        kept = node_config.table(told.device_role, node, told.configured.device_spec).kept
+        entries = [json.loads(text) for text in told.device_role]
+        now = tuple({**each, "role": kept.get(each["role"], each["role"])} for each in entries)
+    more = [json.loads(text) for text in args.add_device_role]
+    return (*now, *(each for each in more if each not in now))
+
+
+def check(found: Wishes, node: Node) -> None:
+    """See whether the devices that options name are there.
+
+    :raises CommandError: one is not.
+    """
+    for what, devices in (
+        ("left out", found.left_out),
+        ("offered", found.offer_in_use),
+        ("given whole", found.whole_pf),
+    ):
+        for each in devices or ():
+            if each.address != EVERY and node.function(each.address or "") is None:
+                raise CommandError(f"{each.address}, which is {what}, is no function of this node")
+
+
+def filters(text: str | None) -> Sequence[str] | None:
+    """Names of --enabled-filters; None without it."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not all(name.isidentifier() for name in names):
+        raise CommandError("--enabled-filters: write names of filters, separated by commas")
+    return names
+
+
+def _role_options(args: argparse.Namespace) -> dict[str, RoleWish]:
+    found: dict[str, RoleWish] = {}
+
+    def say(role: str, **words: Any) -> None:
+        found[role] = attrs.evolve(found.get(role, RoleWish()), **words)
+
+    for role, name in _resource_classes(args.resource_class).items():
+        say(role, resource_class=name)
+    for role, form in _forms(args.role_identity).items():
+        say(role, identity=form.value)
+    for role, name in _networks(args.physical_network).items():
+        say(role, physical_network=name)
+    for role, names in _traits(args.trait).items():
+        say(role, traits=tuple(sorted(names)))
+    for role in args.one_time_use:
+        say(role, one_time_use=True)
+    return found
+
+
+def _devices(option: str, values: Iterable[str]) -> tuple[Device, ...] | None:
+    """Addresses, normalised; or ``all``, of --whole-pf."""
+    found = []
+    for value in values:
+        try:
+            whole = option == "--whole-pf" and value == EVERY
+            found.append(Device(value if whole else normalise_address(value)))
+        except AddressError as error:
+            raise CommandError(f"{option}: {error}") from error
+    return tuple(found) or None
+
+
+def _pairs(
+    option: str, values: Iterable[str], form: str = "ROLE=NAME"
+) -> Iterable[tuple[str, str]]:
+    for value in values:
+        role, equals, name = value.partition("=")
+        if not (role and equals and name):
+            raise CommandError(f"{option}: {value!r} is not {form}")
+        yield role, name
+
+
+def _counts(option: str, values: Iterable[str], form: str = "ROLE=N") -> dict[str, int]:
+    found = {}
+    for name, text in _pairs(option, values, form):
+        if not text.isascii() or not text.isdigit() or int(text) > _MOST:
+            raise CommandError(f"{option}: {text!r} is no number from 0 to {_MOST}")
+        found[name] = int(text)
+    return found
+
+
+def _pages(values: Iterable[str]) -> Mapping[str, int] | None:
+    found = _counts("--hugepages", values, "SIZE=N")
+    for size in found:
+        if not _PAGES.fullmatch(size):
+            raise CommandError(f"--hugepages: {size!r} is no size of pages like 2M or 1G")
+    return found or None
+
+
+def _resource_classes(values: Sequence[str]) -> dict[str, str]:
+    """Role -> resource class, of --resource-class."""
+    found: dict[str, str] = {}
+    for role, name in _pairs("--resource-class", values):
+        if found.setdefault(role, declaration.check_resource_class(name)) != name:
+            raise CommandError(f"--resource-class: role {role!r} has two: {found[role]} and {name}")
+    return found
+
+
+def _forms(values: Sequence[str]) -> dict[str, Form]:
+    """Role -> form, of --role-identity."""
+    found: dict[str, Form] = {}
+    for role, name in _pairs("--role-identity", values, "ROLE=FORM"):
+        if name not in {form.value for form in Form}:
+            words = ", ".join(form.value for form in Form)
+            raise CommandError(f"--role-identity: {name!r} is none of {words}")
+        if found.setdefault(role, Form(name)) is not Form(name):
+            raise CommandError(f"--role-identity: role {role!r} has two")
+    return found
+
+
+def _networks(values: Sequence[str]) -> dict[str, str]:
+    """Role -> physical network, of --physical-network."""
+    found: dict[str, str] = {}
+    for role, name in _pairs("--physical-network", values):
+        try:
+            declaration.check_network(name)
+        except declaration.DeclarationError as error:
+            raise CommandError(f"--physical-network: {error}") from error
+        if found.setdefault(role, name) != name:
+            raise CommandError(f"--physical-network: role {role!r} has two: {found[role]}, {name}")
+    return found
+
+
+def _traits(values: Sequence[str]) -> dict[str, frozenset[str]]:
+    """Role -> traits, of --trait."""
+    found: dict[str, frozenset[str]] = {}
+    for role, name in _pairs("--trait", values):
+        found[role] = found.get(role, frozenset()) | {declaration.check_trait(name)}
+    return found

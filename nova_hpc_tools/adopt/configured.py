@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the services of a node are told already, and what new settings would take from it.
+
+Pure: texts of options in, losses out. Other people's filters, weighers and
+aliases are added to. What cannot be added to, because only one value counts or
+because a device is given that was held back, is a :class:`Loss`: nothing is
+written until the operator says that it is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology import cpuset
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.roles import Roles
+from nova_hpc.wire import tags
+from nova_hpc_tools.adopt import identity, nova_rules, replacement, spec_entries
+from nova_hpc_tools.adopt.declaration import EVERY, TUNNELS
+from nova_hpc_tools.adopt.device_spec import DeviceSpec, Offer
+from nova_hpc_tools.adopt.identity import Form
+
+#: Began a line of the node's file, before there was a declaration, that said what the
+#: operator held back.
+_RECORD: Final = "# Held back by the operator: "
+
+#: What Nova ignores when it looks for the devices of an alias (nova/pci/request.py,
+#: _get_alias_from_config): these differ without naming other devices.
+_NO_DEVICES: Final = frozenset({"numa_policy", "live_migratable", "capability_type"})
+
+#: What an entry of device_spec says of its devices that is judged by rules of its own.
+_JUDGED: Final = frozenset({"managed", "resource_class", "traits"})
+#: In the place of a key that is not there; null is one that is.
+_NOTHING: Final = object()
+
+
+#: Nova's own driver, of which this project's is a kind.
+STOCK_DRIVER: Final = "libvirt.LibvirtDriver"
+
+
+@attrs.frozen
+class Loss:
+    """Something that is configured and would not be so any more."""
+
+    #: The option, and what of it: both name the loss for ``--replace``.
+    option: str
+    name: str
+    text: str
+    #: What can be done, where it cannot be meant: a service would not start. A part of a
+    #: sentence.
+    cure: str | None = None
+
+    def meant(self, replace: Iterable[str]) -> bool:
+        """Whether the operator has said that this is meant."""
+        return self.cure is None and bool({self.option, self.name} & set(replace))
+
+    @property
+    def refusal(self) -> str:
+        """What is said of it, and how it is kept or given up."""
+        return f"{self.text}: {self.cure or f'--replace {self.name} where it is meant'}"
+
+
+@attrs.frozen
+class HeldBack:
+    """What the operator holds back."""
+
+    left_out: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, text: str) -> HeldBack | None:
+        """What a file says; None: it is of a release that did not write it down."""
+        for line in text.splitlines():
+            if line.startswith(_RECORD):
+                pair = spec_entries.read(line.removeprefix(_RECORD))
+                lists = [pair.get(name) for name in ("leave_out", "whole_pf")]
+                if all(isinstance(one, list) for one in lists):
+                    return cls(*(frozenset(map(str, one or ())) for one in lists))
+        return None
+
+
+@attrs.frozen
+class Configured:
+    """What the services are told now; None or nothing: the option is not set."""
+
+    filters: tuple[str, ...] | None = None
+    weighers: tuple[str, ...] | None = None
+    #: Of the files that ``configure`` itself wrote, and of all others.
+    aliases: tuple[str, ...] = ()
+    other_aliases: tuple[str, ...] = ()
+    limits: Mapping[str, int] = attrs.field(factory=dict, hash=False)
+    #: ``[hpc]cache_size`` of the files that ``configure`` itself wrote; in *limits* is that
+    #: of others.
+    own_cache: int | None = None
+    cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    device_spec: tuple[str, ...] = ()
+    #: Of the node's file alone, which is written anew.
+    device_role: tuple[str, ...] = ()
+    held_back: HeldBack | None = None
+    #: ``[DEFAULT]compute_driver``.
+    driver: str | None = None
+    #: Of *device_spec* and *cpu_sets* what the node's own file says.
+    own_device_spec: tuple[str, ...] = ()
+    #: Of *device_spec* what others say, interfaces as they are written.
+    other_device_spec: tuple[str, ...] = ()
+    own_cpu_sets: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Parts whose files are there.
+    files: frozenset[str] = frozenset()
+
+
+# --- lists: what is there, then what is new ------------------------------------
+
+
+def dropped(option: str, before: Iterable[str] | None, after: Sequence[str]) -> list[Loss]:
+    """What a list has now and would not have any more."""
+    gone = [name for name in before or () if name not in after]
+    return [Loss(option, name, f"{option} would lose {name}") for name in gone]
+
+
+def aliases(
+    configured: Configured, wanted: Sequence[Mapping[str, str]], again: bool = False
+) -> tuple[list[str], list[Loss]]:
+    """The values of ``[pci]alias`` to write: those of before, then the new ones.
+
+    :param again: devices that an alias of ours asks for already need no second one.
+
+    An alias that another file has already is not written again: with PCI devices in
+    Placement, Nova refuses a name with two specifications, even with the same one
+    twice (nova/pci/request.py, _validate_multispec).
+    """
+    theirs = {
+        str(alias.get("name")): alias for alias in map(spec_entries.read, configured.other_aliases)
+    }
+    kept = {
+        str(alias["name"]): alias for alias in map(spec_entries.read, configured.aliases) if alias
+    }
+    losses = []
+    lines = {name: alias for name, alias in kept.items() if name not in theirs}
+    asked = [_devices(alias) for alias in kept.values()]
+    for alias in wanted:
+        name = alias["name"]
+        if again and name not in kept and name not in theirs and _devices(alias) in asked:
+            continue  # a run that knew of other nodes has given them another name
+        before = theirs.get(name, kept.get(name))
+        if before is not None and _devices(before) != _devices(alias):
+            text = f"alias {name} is {json.dumps(before)} and would be {json.dumps(dict(alias))}"
+            if name in theirs:
+                text += "; it is in a file of yours, where it has to be removed first"
+            losses.append(Loss("alias", name, text))
+            lines[name] = alias
+        elif name not in theirs:
+            lines.setdefault(name, alias)
+    return [json.dumps(dict(alias)) for alias in lines.values()], losses
+
+
+def _devices(alias: Mapping[str, Any]) -> dict[str, str]:
+    """What an alias asks for."""
+    return {
+        key: str(value).lower() for key, value in alias.items() if key not in {"name", *_NO_DEVICES}
+    }
+
+
+# --- single values -------------------------------------------------------------
+
+
+def not_lowered(configured: Configured, option: str, limit: int) -> int:
+    """A limit that is at least the configured one; below 0 there is none."""
+    before = configured.limits.get(option)
+    if before is None:
+        return limit
+    return before if before < 0 else max(before, limit)
+
+
+def other_driver(configured: Configured, driver: str) -> list[Loss]:
+    """Whether a driver of somebody else's would be replaced."""
+    before = configured.driver
+    if before in (None, "", STOCK_DRIVER, driver):
+        return []
+    text = f"compute_driver is {before} and would be {driver}"
+    return [Loss("compute_driver", "compute_driver", text)]
+
+
+def parse_cpus(text: str) -> frozenset[int] | None:
+    """Read a set as Nova does (nova/virt/hardware.py, parse_cpu_spec): ``0-3,^2``.
+
+    None: Nova would not start with it.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    try:
+        some = cpuset.parse_list(",".join(part for part in parts if not part.startswith("^")))
+        return some - cpuset.parse_list(
+            ",".join(part[1:].strip() for part in parts if part.startswith("^"))
+        )
+    except ValueError:
+        return None
+
+
+# --- devices -------------------------------------------------------------------
+
+
+def devices(
+    configured: Configured, node: Node, spec: DeviceSpec, told: Collection[str] = ()
+) -> list[Loss]:
+    """Devices that would be given although they were held back, or on other terms, or no more.
+
+    :param told: addresses that the operator has named as left out.
+    """
+    return [
+        *_taken(configured, spec, told),
+        *_given_now(configured, node, spec),
+        *_wishes(configured, node, spec),
+    ]
+
+
+def _taken(configured: Configured, spec: DeviceSpec, told: Collection[str]) -> Iterator[Loss]:
+    """What the node's own file offers, and would offer no more."""
+    now = {each for offer in spec.offers for each in (offer.provider, *offer.functions)}
+    why = {item.address: item.reason for item in spec.omitted}
+    seen = set()
+    for entry in map(spec_entries.read, configured.own_device_spec):
+        for address in spec_entries.addresses_of(entry):
+            if address in now or address in told or address in seen:
+                continue
+            seen.add(address)
+            role = entry.get(tags.ROLE)
+            reason = why.get(address) or _why_family(spec, address) or "it is not there now"
+            yield Loss(
+                "device_spec",
+                address,
+                f"{address}{f' ({role})' if role else ''} is offered and would not be ({reason})",
+            )
+
+
+def _why_family(spec: DeviceSpec, provider: str) -> str | None:
+    """Why the virtual functions of *provider* are not offered, where that is known."""
+    return next((one.reason for one in spec.omitted if one.parent == provider), None)
+
+
+def _given_now(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
+    held = configured.held_back
+    entries = [spec_entries.read(text) for text in configured.device_spec]
+    for offer in spec.offers:
+        functions = [found for each in offer.functions if (found := node.function(each))]
+        if held is not None:
+            yield from _held(held, offer, functions)
+        elif entries and not all(
+            any(spec_entries.matches(entry, function) for entry in entries)
+            for function in functions
+        ):
+            # Nobody wrote down why: it may be new, or have been left out.
+            yield Loss(
+                "device_spec",
+                offer.provider,
+                f"{offer.provider} ({offer.tags.role}) is not offered and would be",
+            )
+
+
+def _held(held: HeldBack, offer: Offer, functions: Sequence[Function]) -> Iterator[Loss]:
+    near = {each for function in functions for each in (function.address, offer.provider)}
+    for address in sorted(near & held.left_out, key=address_key):
+        yield Loss("device_spec", address, f"{address} was left out and would be offered")
+    shared = [function for function in functions if function.physical_function is not None]
+    if shared and {EVERY, offer.provider} & held.whole:
+        yield Loss(
+            "device_spec",
+            offer.provider if offer.provider in held.whole else EVERY,
+            f"{offer.provider} was given as a whole and its virtual functions would be offered",
+        )
+
+
+def _wishes(configured: Configured, node: Node, spec: DeviceSpec) -> Iterator[Loss]:
+    """What the operator wished for a device and would not get any more."""
+    before = {_key(entry): entry for entry in map(spec_entries.read, configured.device_spec)}
+    for offer in spec.offers:
+        functions = [found for each in offer.functions if (found := node.function(each))]
+        yield from _class_changed(configured, offer, functions)
+        for entry in offer.entries:
+            old = before.get(_key(entry), {})
+            lost = identity.traits_as_nova_has_them(
+                old.get("traits")
+            ) - identity.traits_as_nova_has_them(entry.get("traits"))
+            if lost:
+                names = ",".join(sorted(lost))
+                text = f"{offer.provider}: traits is {names} and would be lost"
+                yield Loss("device_spec", offer.provider, text)
+            wishes = {key for key in spec_entries.kept(old) if key not in _JUDGED}
+            for name in sorted(wishes | ({tags.NVLINK} & set(old))):
+                if replacement.as_tag(old[name]) != entry.get(name, _NOTHING):
+                    was = replacement.shown(old[name])
+                    after = "would be lost"
+                    if name in entry:
+                        after = f"would be {replacement.shown(entry[name])}"
+                    text = f"{offer.provider}: {name} is {was} and {after}"
+                    yield Loss("device_spec", offer.provider, text)
+
+
+def _class_changed(
+    configured: Configured, offer: Offer, functions: Sequence[Function]
+) -> Iterator[Loss]:
+    """A provider that would change its resource class, which it cannot while it is in use."""
+    now = offer.tags.resource_class
+    for entry in spec_entries.of_functions(configured.device_spec, functions):
+        if spec_entries.NETWORK in entry or offer.network is not None:
+            continue  # not in Placement
+        was = entry.get("resource_class")
+        mine = identity.product_class(offer.vendor_id, offer.product_id)
+        if identity.class_as_nova_has_it(was or mine) == (now or mine):
+            continue
+        after = "would be lost" if now is None else f"would be {now}"
+        yield Loss(
+            "device_spec",
+            offer.provider,
+            f"{offer.provider}: resource_class is {was or mine} and {after}; as long as a server "
+            "has one of its devices, nova-compute does not start with that (InventoryInUse), and "
+            f"--role-identity {offer.tags.role}=trait does without",
+        )
+        return
+
+
+def by_ids(configured: Configured, node: Node, roles: Roles) -> list[str]:
+    """Roles that go by vendor and product because entries that are not ours name a device."""
+    stock = [text for text in configured.device_spec if tags.ROLE not in spec_entries.read(text)]
+    return [
+        role
+        for role, functions in _by_role(node, roles).items()
+        if any(
+            spec_entries.NETWORK not in each for each in spec_entries.of_functions(stock, functions)
+        )
+    ]
+
+
+def networks(
+    configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Role, or address of a function -> the physical network for whose ports it is.
+
+    :param chosen: role -> network, as the operator has decided; others stay as they are.
+    """
+    found = dict(chosen)
+    for role, functions in _by_role(node, roles).items():
+        for function in () if role in chosen else functions:
+            for entry in spec_entries.of_functions(configured.device_spec, [function]):
+                if spec_entries.NETWORK in entry:
+                    found[function.address] = str(entry[spec_entries.NETWORK] or TUNNELS)
+                elif nova_rules.is_true(entry.get("remote_managed")):
+                    # Nova gives these to ports of its kind alone (pci/stats.py).
+                    found[function.address] = TUNNELS
+    return found
+
+
+def keep_names(roles: Roles, node: Node, device_spec: Iterable[str]) -> Roles:
+    """*roles* under the names that the node's devices have already.
+
+    The default roles of later releases tell more devices apart. A node that was
+    configured before keeps what its entries say, until its operator says otherwise.
+
+    :param roles: the default ones.
+    """
+    lines = tuple(device_spec)
+    kept = {}
+    for role, functions in _by_role(node, roles).items():
+        said = {entry.get(tags.ROLE) for entry in spec_entries.of_functions(lines, functions)} - {
+            None
+        }
+        if len(said) == 1 and not said & {role}:
+            kept[role] = str(said.pop())
+    return attrs.evolve(roles, kept=kept) if kept else roles
+
+
+def _by_role(node: Node, roles: Roles) -> dict[str, list[Function]]:
+    found: dict[str, list[Function]] = {}
+    for function in node.functions:
+        role = roles.role_of(function, node)
+        if role is not None:
+            found.setdefault(role, []).append(function)
+    return found
+
+
+def forms(
+    configured: Configured, node: Node, roles: Roles, chosen: Mapping[str, Form]
+) -> dict[str, Form]:
+    """Role -> how its devices are told from others: as it is configured, else by class.
+
+    The node's own entries decide; where they name no device of a role yet, its alias
+    does, so that a new node of an old cloud is as its others are.
+
+    :param chosen: what the operator has decided.
+    """
+    found: dict[str, Form] = {}
+    aliases = [*map(spec_entries.read, (*configured.aliases, *configured.other_aliases))]
+    by_role = _by_role(node, roles)
+    for role in roles.names:
+        mine = spec_entries.of_functions(configured.device_spec, by_role.get(role, ()))
+        entries = [each for each in mine if spec_entries.NETWORK not in each]
+        called = re.compile(re.escape(role) + "(?:-[0-9a-f]{4}.*)?", re.ASCII)
+        named = [each for each in aliases if called.fullmatch(str(each.get("name", "")).strip())]
+        written = identity.oldest(identity.written_in(each, role) for each in entries)
+        asked = identity.oldest(identity.written_in(each, role) for each in named)
+        found[role] = chosen.get(role) or written or asked or Form.CLASS
+    return found
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    parts = [entry.get(name) for name in ("vendor_id", "product_id", "address")]
+    return json.dumps(parts, sort_keys=True).lower()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator wants of a node's offer that its inventory cannot know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy.nvlink import nvlink_sets
+from nova_hpc.tenancy.nvlink.nvlink_sets import NvlinkSet
+from nova_hpc.topology.model import Function, Node
+from nova_hpc.topology.roles import Roles
+from nova_hpc.wire import node_declaration
+from nova_hpc_tools.adopt import identity
+from nova_hpc_tools.adopt.identity import Form
+
+#: Value of :attr:`Declaration.whole` that means every adapter.
+EVERY: Final = node_declaration.EVERY
+
+#: In the place of a physical network: networks without one, which tunnel. Nova's word is null.
+TUNNELS: Final = ""
+
+#: Resource classes that Nova takes as they are, without ``CUSTOM_``.
+STANDARD_CLASSES: Final = frozenset({"PGPU", "FPGA", "PCI_DEVICE", "SRIOV_NET_VF"})
+
+_CUSTOM: Final = re.compile(r"CUSTOM_[A-Z0-9_]{1,248}", re.ASCII)
+_NETWORK: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+class DeclarationError(ValueError):
+    """The operator's wishes make no sense; the text says which and the cure."""
+
+
+def check_resource_class(name: str) -> str:
+    """Return *name* if Nova and Placement take it exactly as it is written.
+
+    :raises DeclarationError: Nova would change it, and the tag would not match.
+    """
+    if name in STANDARD_CLASSES or _CUSTOM.fullmatch(name):
+        return name
+    raise DeclarationError(
+        f"{name!r} is no resource class: write CUSTOM_ and capital letters, digits and _, "
+        f"or one of {', '.join(sorted(STANDARD_CLASSES))}"
+    )
+
+
+def check_trait(name: str) -> str:
+    """Return *name* if Nova and Placement take it exactly as it is written.
+
+    :raises DeclarationError: it is no custom trait.
+    """
+    if _CUSTOM.fullmatch(name):
+        return name
+    raise DeclarationError(f"{name!r} is no trait: write CUSTOM_ and capital letters, digits and _")
+
+
+def check_network(name: str) -> str:
+    """Return *name* if it can be that of a physical network.
+
+    :raises DeclarationError: it cannot.
+    """
+    if _NETWORK.fullmatch(name):
+        return name
+    raise DeclarationError(f"{name!r} is no name of a network")
+
+
+@attrs.frozen
+class Declaration:
+    """What the operator wants that the inventory cannot know."""
+
+    #: Addresses of physical functions that are given whole although virtual
+    #: functions are switched on, which are then not offered; or EVERY.
+    whole: frozenset[str] = frozenset()
+    #: Role -> resource class; Nova's own, made of the ids, where there is none.
+    resource_classes: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Role -> how its devices are told from others; by their ids where there is none.
+    identity: Mapping[str, Form] = attrs.field(factory=dict, hash=False)
+    #: Role, or address of a function -> physical network: its devices are for Neutron's
+    #: direct ports, and for no alias. That of an address counts, TUNNELS among them.
+    networks: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Address of a function -> what an entry of somebody else's says of it, and its entry
+    #: goes on saying.
+    kept: Mapping[str, Mapping[str, str | None]] = attrs.field(factory=dict, hash=False)
+    #: Role -> traits of the device's resource provider.
+    traits: Mapping[str, frozenset[str]] = attrs.field(factory=dict, hash=False)
+    #: Roles whose devices Nova reserves once they were used, until they are clean.
+    one_time_use: frozenset[str] = frozenset()
+    #: Offer NVSwitches, too: whoever has them decides which GPUs are linked,
+    #: also those of other servers.
+    switches: bool = False
+    #: Addresses of functions that are not offered although they have a role,
+    #: and neither are their virtual functions.
+    left_out: frozenset[str] = frozenset()
+    #: Address -> why a function is not offered without an explicit word.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: The node's NVLink sets; None: those that its inventory can tell.
+    nvlink: tuple[NvlinkSet, ...] | None = None
+
+    def gives_whole(self, address: str) -> bool:
+        """Whether the physical function at *address* is given as a whole."""
+        return EVERY in self.whole or address in self.whole
+
+    def class_of(self, role: str) -> str | None:
+        """The resource class of a role's devices; None: Nova's own, made of the ids."""
+        mine = self.resource_classes.get(role)
+        return mine or identity.resource_class(self.identity.get(role, Form.IDS), role)
+
+    def own_traits(self, role: str, vendor_id: str, product_id: str) -> frozenset[str]:
+        """The traits by which a role's devices are told from others."""
+        form = self.identity.get(role, Form.IDS)
+        if form is Form.CLASS and role in self.resource_classes:
+            return frozenset()  # the operator's class stands for all products
+        return identity.traits(form, role, vendor_id, product_id)
+
+    def network_of(self, role: str, address: str) -> str | None:
+        """The physical network for whose ports a function is; None: it is for aliases."""
+        mine = self.networks.get(address)
+        return self.networks.get(role) if mine is None else mine
+
+    def refuses(self, function: Function, role: str) -> str | None:
+        """Why a *function* of this role is not offered; None: it may be."""
+        if {function.address, function.physical_function} & self.left_out:
+            return "it is left out (--leave-out)"
+        if function.address in self.withheld:
+            return self.withheld[function.address]
+        if role == nvlink_sets.SWITCH_ROLE and not self.switches:
+            return (
+                "who has the NVSwitches links the GPUs of all servers (--offer-switches offers "
+                "them)"
+            )
+        return None
+
+    def check(self, node: Node, roles: Roles) -> None:
+        """See whether every wish has something to act on.
+
+        :raises DeclarationError: a role that no entry of ``[hpc]device_role``
+            names, or an address that is no function of the node, or no
+            physical one with a role where that is needed.
+        :raises nova_hpc.tenancy.nvlink.nvlink_sets.NvlinkError: a set of GPUs that the
+            node does not have like that.
+        """
+        nvlink_sets.check(self.nvlink or (), node, roles)
+        named = {*self.resource_classes, *self.traits, *self.one_time_use, *self.identity}
+        named |= {name for name in self.networks if node.function(name) is None}
+        for role in sorted(named):
+            if role not in roles.names:
+                raise DeclarationError(
+                    f"there is no role {role!r}; the roles are {', '.join(roles.names)}"
+                )
+        for one in node.functions:
+            role = roles.role_of(one, node) or ""
+            if one.physical_function and role in self.one_time_use:
+                raise DeclarationError(
+                    f"role {role!r} has virtual functions ({one.address}), which Nova does not "
+                    "allow to be used one time only"
+                )
+        for address in sorted(self.whole - {EVERY}):
+            function = node.function(address)
+            if function is None or function.dev_type != "type-PF":
+                raise DeclarationError(f"{address} is no physical function of this node")
+            if roles.role_of(function, node) is None:
+                raise DeclarationError(
+                    f"{address} has no role; add an entry to [hpc]device_role that matches "
+                    f"vendor {function.vendor_id}, product {function.product_id}, "
+                    f"class {(function.class_code or '')[:4]}, {function.dev_type}"
+                )

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the inventory of a node to its entries of ``[pci]device_spec``.
+
+One entry offers one physical device, or virtual functions of one physical function of
+which the same is to be said; :mod:`nova_hpc_tools.adopt.spec_address` says how it names them.
+What an entry of somebody else's says of a device is carried over into ours, key by key.
+
+Whether a device may be given right now is none of this module's business:
+the tracker judges that afresh at every update and withholds what may not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy.nvlink import nvlink_sets
+from nova_hpc.topology.level import Location
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc.topology.roles import Roles
+from nova_hpc.wire.tags import Tags
+from nova_hpc_tools.adopt import identity, nova_rules, spec_address, spec_entries
+from nova_hpc_tools.adopt.declaration import Declaration
+
+_LONGEST_TAG: Final = 255
+#: What of others' keys is not copied as it is: ours says it, see :func:`_offer`.
+_JUDGED: Final = frozenset({"managed", "resource_class", "traits", spec_entries.NETWORK})
+
+
+@attrs.frozen
+class Offer:
+    """A physical device, or VFs of one of which the same is said: of one resource provider."""
+
+    provider: str  # its address; that of the physical function for VFs
+    functions: tuple[str, ...]  # what can be given, in order
+    vendor_id: str
+    product_id: str
+    dev_type: str
+    tags: Tags
+    entries: tuple[Mapping[str, object], ...] = attrs.field(hash=False)
+    #: Of the traits those that tell its role or its product from others.
+    own_traits: frozenset[str] = frozenset()
+    #: Its resource class is the operator's, whatever the product.
+    any_product: bool = False
+    #: Its devices are for Neutron's ports on this physical network, or on networks that
+    #: tunnel (:data:`~nova_hpc_tools.adopt.declaration.TUNNELS`), so no alias asks for them. Those
+    #: of a physical network Nova does not report in Placement.
+    network: str | None = None
+
+    @property
+    def reported_as(self) -> tuple[str, frozenset[str], bool] | None:
+        """What Placement would know of its provider; None: nothing."""
+        if self.network:
+            return None
+        entry = self.entries[0]
+        return (
+            self.tags.resource_class or identity.product_class(self.vendor_id, self.product_id),
+            self.tags.traits,
+            nova_rules.is_true(entry.get("live_migratable")),
+        )
+
+
+@attrs.frozen
+class Omitted:
+    """A function that has a role but is not offered."""
+
+    address: str
+    role: str
+    reason: str
+    #: Of a virtual function: its physical function.
+    parent: str | None = None
+
+
+@attrs.frozen
+class DeviceSpec:
+    """``[pci]device_spec`` of one node."""
+
+    offers: tuple[Offer, ...] = ()
+    omitted: tuple[Omitted, ...] = ()
+    #: Adapters whose virtual functions have several roles, each with these.
+    mixed: tuple[str, ...] = ()
+
+    def lines(self) -> Iterator[str]:
+        """The values of the option, one JSON object each."""
+        for offer in self.offers:
+            for entry in offer.entries:
+                yield json.dumps(entry)
+
+
+@attrs.frozen
+class _Pool:
+    """An offer in the making."""
+
+    role: str
+    provider: str
+    functions: tuple[Function, ...]
+    #: What entries of others say of each of them.
+    kept: Mapping[str, str | None] = attrs.field(factory=dict, hash=False)
+
+
+def build(node: Node, roles: Roles, declaration: Declaration | None = None) -> DeviceSpec:
+    """Decide what *node* offers to servers, by role.
+
+    Deterministic: offers and omissions come in the order of addresses.
+
+    :param node: from any reader of :mod:`nova_hpc.topology`.
+    :param roles: what is a device for servers, and of which role.
+    :param declaration: the operator's; by default virtual functions go before
+        their physical function, NVSwitches stay with the host, and Nova names
+        the resource classes.
+    """
+    declaration = declaration or Declaration()
+    sieve = _Sieve(node, roles, declaration)
+    pools = sieve.pools()
+    units = _units(node, pools)
+    links = nvlink_sets.tags(
+        nvlink_sets.default(node, roles) if declaration.nvlink is None else declaration.nvlink
+    )
+    # Leaving a pool out makes units smaller, so begin again until all agree.
+    while odd := {id(pool): pool for pool in pools if len(_units_of(pool, units)) > 1}:
+        for pool in odd.values():
+            for function in pool.functions:
+                sieve.omit(
+                    function,
+                    "the virtual functions of one adapter are in different IOMMU groups that are "
+                    "shared with other devices, and Nova gives any of them",
+                )
+        pools = [pool for pool in pools if id(pool) not in odd]
+        units = _units(node, pools)
+    offers = []
+    for pool in pools:
+        offer = _offer(node, pool, next(iter(_units_of(pool, units))), links, declaration)
+        if isinstance(offer, str):
+            for function in pool.functions:
+                sieve.omit(function, offer)
+        else:
+            offers.append((pool, offer))
+    for pool, reason in _contradicting(offers):
+        offers = [(each, offer) for each, offer in offers if each is not pool]
+        for function in pool.functions:
+            sieve.omit(function, reason)
+    return DeviceSpec(
+        offers=tuple(
+            sorted(
+                (offer for _, offer in offers),
+                key=lambda each: (address_key(each.provider), address_key(each.functions[0])),
+            )
+        ),
+        omitted=tuple(sorted(sieve.omitted, key=lambda item: address_key(item.address))),
+        mixed=tuple(sieve.mixed),
+    )
+
+
+def _contradicting(offers: Iterable[tuple[_Pool, Offer]]) -> Iterator[tuple[_Pool, str]]:
+    """Virtual functions that cannot be beside those of which an entry of others says more.
+
+    Placement knows one class and one set of traits of a provider, and nova-compute does not
+    start where its devices differ (PlacementPciMixedResourceClassException).
+    """
+    families: dict[str, list[tuple[_Pool, Offer]]] = defaultdict(list)
+    for pool, offer in offers:
+        if offer.reported_as is not None:
+            families[pool.provider].append((pool, offer))
+    for family in families.values():
+        theirs = [(pool, offer) for pool, offer in family if pool.kept or offer.network is not None]
+        for pool, offer in family:
+            others = [each for _, each in theirs if each.reported_as != offer.reported_as]
+            if others and (pool, offer) not in theirs:
+                named = ", ".join(each for one in others for each in one.functions)
+                yield (
+                    pool,
+                    f"an entry of yours offers {named} of its adapter otherwise, and Placement "
+                    "knows one class and one set of traits of an adapter",
+                )
+
+
+class _Sieve:
+    """Sorts the functions of a node into pools and omissions."""
+
+    def __init__(self, node: Node, roles: Roles, declaration: Declaration) -> None:
+        self.omitted: list[Omitted] = []
+        self.mixed: list[str] = []
+        self._node = node
+        self._declaration = declaration
+        self._role = {
+            function.address: role
+            for function in node.functions
+            if (role := roles.role_of(function, node)) is not None
+        }
+
+    def omit(self, function: Function, reason: str) -> None:
+        """Remember why *function* is not offered."""
+        self.omitted.append(
+            Omitted(
+                function.address,
+                self._role[function.address],
+                reason,
+                function.physical_function,
+            )
+        )
+
+    def pools(self) -> list[_Pool]:
+        """What may be offered as far as single functions and adapters go."""
+        able = []
+        #: Physical function -> one of its virtual functions that is not given.
+        kept: dict[str | None, str] = {}
+        for function in self._node.functions:
+            if function.address in self._role:
+                role = self._role[function.address]
+                reason = _unfit(function) or self._declaration.refuses(function, role)
+                if reason is None:
+                    able.append(function)
+                else:
+                    kept.setdefault(function.physical_function, function.address)
+                    self.omit(function, reason)
+        families: dict[str, list[Function]] = defaultdict(list)
+        single = []
+        for function in able:
+            if function.physical_function is not None:
+                families[function.physical_function].append(function)
+            else:
+                single.append(function)
+        whole = {f.address for f in single if self._declaration.gives_whole(f.address)}
+        pools = []
+        for parent, functions in families.items():
+            reason = self._family_unfit(functions)
+            if parent in whole:
+                reason = f"its physical function {parent} is given whole"
+            elif len(roles := sorted({self._role[each.address] for each in functions})) > 1:
+                self.mixed.append(f"{parent} with the roles {' and '.join(roles)}")
+            if reason is None:
+                role = self._role[functions[0].address]
+                for some in self._alike(role, functions):
+                    pools.append(_Pool(role, parent, tuple(some), self._kept(some[0])))
+            else:
+                for function in functions:
+                    self.omit(function, reason)
+        shared = {pool.provider for pool in pools}
+        for function in single:
+            if function.address in shared:
+                self.omit(function, "its virtual functions are offered instead")
+            elif function.address in kept and function.address not in whole:
+                self.omit(function, f"its virtual function {kept[function.address]} is not given")
+            else:
+                pools.append(
+                    _Pool(
+                        self._role[function.address],
+                        function.address,
+                        (function,),
+                        self._kept(function),
+                    )
+                )
+        return pools
+
+    def _kept(self, function: Function) -> Mapping[str, str | None]:
+        return self._declaration.kept.get(function.address, {})
+
+    def _alike(self, role: str, functions: Iterable[Function]) -> Iterator[list[Function]]:
+        """Virtual functions of one adapter, those together of which the same is to be said."""
+        found: dict[object, list[Function]] = defaultdict(list)
+        for function in functions:
+            network = self._declaration.network_of(role, function.address)
+            said = sorted((key, repr(value)) for key, value in self._kept(function).items())
+            found[network, *said].append(function)
+        yield from found.values()
+
+    def _family_unfit(self, functions: list[Function]) -> str | None:
+        """Why the virtual functions of one adapter cannot be one provider."""
+        if len({(f.vendor_id, f.product_id) for f in functions}) > 1:
+            return "the virtual functions of one adapter have different ids"
+        roles = sorted({self._role[f.address] for f in functions})
+        if len(roles) > 1:
+            return f"the virtual functions of one adapter have the roles {' and '.join(roles)}"
+        return None
+
+
+def _unfit(function: Function) -> str | None:
+    """Why Nova could never give this function."""
+    if function.unknown is not None:
+        return function.unknown
+    if function.vendor_id is None or function.product_id is None:
+        return "its ids are not known"
+    if not spec_address.expressible(function):
+        return "Nova knows PCI domains up to ffff only"
+    return None
+
+
+def _units(node: Node, pools: Iterable[_Pool]) -> dict[str, str]:
+    """Address of each offered function -> its IOMMU unit, where it has one."""
+    members: dict[int, list[str]] = defaultdict(list)
+    for pool in pools:
+        for function in pool.functions:
+            if function.iommu_group is not None:
+                members[function.iommu_group].append(function.address)
+    return {
+        address: min(group, key=address_key)
+        for group in members.values()
+        if len(group) > 1
+        for address in group
+    }
+
+
+def _units_of(pool: _Pool, units: Mapping[str, str]) -> set[str | None]:
+    return {units.get(function.address) for function in pool.functions}
+
+
+def _offer(
+    node: Node, pool: _Pool, unit: str | None, links: Mapping[str, str], declaration: Declaration
+) -> Offer | str:
+    """The offer of one pool, or why there is none."""
+    first = pool.functions[0]
+    # Both are there: _unfit() saw to it. The assertions are for the type checker.
+    assert first.vendor_id is not None
+    assert first.product_id is not None
+    network = declaration.network_of(pool.role, first.address)
+    own = declaration.own_traits(pool.role, first.vendor_id, first.product_id)
+    if network is not None:
+        return _of_ports(node, pool, unit, network)
+    theirs = pool.kept.get("resource_class")
+    tags = Tags(
+        location=_location(node, pool),
+        role=pool.role,
+        group=unit,
+        # Virtual functions share their adapter, so they are in no set.
+        nvlink=links.get(first.address) if first.physical_function is None else None,
+        resource_class=(
+            identity.class_as_nova_has_it(theirs) if theirs else declaration.class_of(pool.role)
+        ),
+        traits=own.union(
+            declaration.traits.get(pool.role, ()),
+            identity.traits_as_nova_has_them(pool.kept.get("traits")),
+        ),
+    )
+    common: dict[str, str | None] = {"managed": "no"}
+    if tags.resource_class is not None:
+        common["resource_class"] = tags.resource_class
+    if tags.traits:
+        common["traits"] = ",".join(sorted(tags.traits))
+    if pool.role in declaration.one_time_use:
+        common["one_time_use"] = "true"
+    # Nova does not start with it of virtual functions, whatever it says.
+    never = _JUDGED if first.physical_function is None else {*_JUDGED, "one_time_use"}
+    common |= {key: value for key, value in sorted(pool.kept.items()) if key not in never}
+    found = _written(node, pool, tags, common)
+    if isinstance(found, str):
+        return found
+    return attrs.evolve(
+        found, own_traits=own, any_product=pool.role in declaration.resource_classes
+    )
+
+
+def _of_ports(node: Node, pool: _Pool, unit: str | None, network: str) -> Offer | str:
+    """The offer of devices for Neutron's ports: their network is what tells them apart.
+
+    Without ``managed`` of ours: libvirt rebinds the device of a port whatever an entry says.
+    """
+    theirs = dict(pool.kept)
+    name, words = theirs.get("resource_class"), theirs.get("traits")
+    tags = Tags(
+        location=_location(node, pool),
+        role=pool.role,
+        group=unit,
+        # Placement knows devices of networks that tunnel.
+        resource_class=identity.class_as_nova_has_it(name) if name else None,
+        traits=identity.traits_as_nova_has_them(words),
+    )
+    if pool.functions[0].physical_function is not None:
+        theirs.pop("one_time_use", None)
+    theirs.pop(spec_entries.NETWORK, None)
+    said = {spec_entries.NETWORK: network or None, **dict(sorted(theirs.items()))}
+    found = _written(node, pool, tags, said)
+    return found if isinstance(found, str) else attrs.evolve(found, network=network)
+
+
+def _written(node: Node, pool: _Pool, tags: Tags, common: Mapping[str, str | None]) -> Offer | str:
+    """The offer of a pool with *common* and the tags in each entry, or why there is none."""
+    first = pool.functions[0]
+    assert first.vendor_id is not None
+    assert first.product_id is not None
+    pairs = tags.to_spec()
+    for key, value in {**common, **pairs}.items():
+        if value is not None and len(value) > _LONGEST_TAG:
+            return f"the tag {key} would have more than {_LONGEST_TAG} characters"
+    ids = {"vendor_id": first.vendor_id, "product_id": first.product_id}
+    return Offer(
+        provider=pool.provider,
+        functions=tuple(function.address for function in pool.functions),
+        vendor_id=first.vendor_id,
+        product_id=first.product_id,
+        dev_type=first.dev_type,
+        tags=tags,
+        entries=tuple(
+            {**ids, "address": address, **common, **pairs}
+            for address in spec_address.forms(node, pool.functions)
+        ),
+    )
+
+
+def _location(node: Node, pool: _Pool) -> Location:
+    """The one place of a pool: its functions', or its physical function's."""
+    places = Counter(function.location for function in pool.functions)
+    if len(places) == 1:
+        return next(iter(places))
+    parent = node.function(pool.provider)
+    return Location() if parent is None else parent.location

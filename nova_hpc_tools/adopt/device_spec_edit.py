@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes single entries of ``[pci]device_spec`` out of an operator's own configuration file.
+
+oslo.config's own parser says where the values are; all else stays byte for byte. What is not
+found, or found twice, is refused, and the result is read again before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from oslo_config import iniparser
+
+from nova_hpc_tools.adopt import include_files, replacement, spec_entries
+from nova_hpc_tools.adopt import option_changes as effective
+from nova_hpc_tools.adopt.include_files import Change, IncludeError
+
+_NAMES: Final = frozenset((group, name) for group, name in effective.DEVICE_SPEC)
+_SPACES: Final = " \t\r\n"
+
+
+@attrs.frozen
+class _Value:
+    """One value of the option, and where it is in the text of a file."""
+
+    #: Number of its first line, for people.
+    line: int
+    #: Offsets: of its lines as a whole, and of the single entries in it.
+    start: int
+    end: int
+    entries: tuple[tuple[int, int], ...]
+
+
+@attrs.frozen
+class _Place:
+    """One entry in a file."""
+
+    path: Path
+    value: _Value
+    number: int
+
+
+def changes(
+    paths: Iterable[Path], removed: Iterable[str], rewritten: Mapping[str, str]
+) -> list[Change]:
+    """The files without some entries, and with others written anew.
+
+    :param paths: files that are not this project's.
+    :param removed: entries, one JSON object each, however they are written in the files.
+    :param rewritten: entry -> what is to be in its place.
+    :raises IncludeError: an entry is not there, or in more than one place; a file cannot be
+        read, or is not a plain file.
+    """
+    before = {path: include_files.exact(path) for path in paths}
+    texts = {path: text for path, text in before.items() if text is not None}
+    old = dict(texts)
+    for line, new in [*((each, None) for each in removed), *rewritten.items()]:
+        place = _only(texts, line)
+        texts[place.path] = _edited(texts[place.path], place, new)
+    found = []
+    for path, text in texts.items():
+        if text != old[path]:
+            _check(path, old[path], text, removed, rewritten)
+            found.append(include_files.edit(path, old[path], text))
+    return found
+
+
+def _only(texts: Mapping[Path, str], line: str) -> _Place:
+    entry = spec_entries.read(line)
+    places = [
+        _Place(path, value, number)
+        for path, text in texts.items()
+        for value in _values(path, text)
+        for number, (start, end) in enumerate(value.entries)
+        if replacement.same(text[start:end].replace("$$", "$"), entry)
+    ]
+    if not places:
+        raise IncludeError(
+            f"{line} is in no file as it counts (a value that oslo.config substitutes?): take it "
+            "out yourself"
+        )
+    if len(places) > 1:
+        where = ", ".join(f"{each.path}:{each.value.line}" for each in places)
+        raise IncludeError(
+            f"{line} is in several places ({where}): leave one of them, and name it again"
+        )
+    return places[0]
+
+
+# --- reading ----------------------------------------------------------------------
+
+
+class _Parser(iniparser.BaseParser):
+    """Where the values of the option are: number of the first line, and how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, int]] = []
+        self._section = ""
+        self._first = 0
+
+    def new_section(self, section: str) -> None:
+        self._section = section if section.upper() == "DEFAULT" else section.lower()
+
+    def _split_key_value(self, line: str) -> Any:
+        self._first = self.lineno
+        return super()._split_key_value(line)
+
+    def assignment(self, key: str, value: list[str]) -> None:
+        if (self._section, key) in _NAMES:
+            self.found.append((self._first, len(value)))
+
+
+def _values(path: Path, text: str) -> Iterator[_Value]:
+    lines = text.split("\n")
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line) + 1)
+    parser = _Parser()
+    try:
+        parser.parse(lines)
+    except iniparser.ParseError as error:
+        raise IncludeError(f"{path} cannot be read: {error}") from error
+    for number, count in parser.found:
+        start, end = starts[number - 1], min(starts[number - 1 + count], len(text))
+        head = min(place for sign in "=:" if (place := text.find(sign, start, end)) >= 0)
+        yield _Value(number, start, end, tuple(_entries(text, head + 1, end)))
+
+
+def _entries(text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Where the entries of one value are; none, where it is no JSON of entries."""
+    decoder = json.JSONDecoder()
+    place = _skip(text, start, end, _SPACES + "\"'")
+    several = text[place : place + 1] == "["
+    if several:
+        place = _skip(text, place + 1, end)
+    found = []
+    while place < end and text[place] == "{":
+        try:
+            _, stop = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return []
+        if stop > end:
+            return []
+        found.append((place, stop))
+        place = _skip(text, stop, end)
+        if not several or text[place : place + 1] != ",":
+            break
+        place = _skip(text, place + 1, end)
+    return found
+
+
+def _skip(text: str, place: int, end: int, what: str = _SPACES) -> int:
+    while place < end and text[place] in what:
+        place += 1
+    return place
+
+
+# --- writing ----------------------------------------------------------------------
+
+
+def _edited(text: str, place: _Place, new: str | None) -> str:
+    value, number = place.value, place.number
+    start, end = value.entries[number]
+    if new is not None:
+        return text[:start] + new.replace("$", "$$") + text[end:]
+    if len(value.entries) == 1:
+        return text[: value.start] + text[value.end :]
+    if number + 1 < len(value.entries):
+        return text[:start] + text[value.entries[number + 1][0] :]
+    return text[: value.entries[number - 1][1]] + text[end:]
+
+
+def _check(
+    path: Path, old: str, new: str, removed: Iterable[str], rewritten: Mapping[str, str]
+) -> None:
+    """See whether oslo.config reads what was meant.
+
+    :raises IncludeError: it does not; nothing was written.
+    """
+    before, after = effective.sections(old), effective.sections(new)
+    lists = [
+        [each for group, name in _NAMES for each in _said(sections, group, name)]
+        for sections in (before, after)
+    ]
+    gone = [spec_entries.read(each) for each in removed]
+    wanted = [
+        _canonical(rewritten_line(each, rewritten))
+        for each in lists[0]
+        if not any(replacement.same(each, one) for one in gone)
+    ]
+    for sections in (before, after):
+        for group, name in _NAMES:
+            sections.get(group, {}).pop(name, None)
+    rest = [{group: pairs for group, pairs in each.items() if pairs} for each in (before, after)]
+    if rest[0] != rest[1] or sorted(wanted) != sorted(map(_canonical, lists[1])):
+        raise IncludeError(f"{path} cannot be edited safely: take the entry out yourself")
+
+
+def rewritten_line(line: str, rewritten: Mapping[str, str]) -> str:
+    """What is to be in the place of an entry."""
+    for old, new in rewritten.items():
+        if replacement.same(line, spec_entries.read(old)):
+            return new
+    return line
+
+
+def _said(sections: Mapping[str, Mapping[str, Sequence[str]]], group: str, name: str) -> list[str]:
+    values = sections.get(group, {}).get(name, ())
+    return [text.replace("$$", "$") for value in values for text in spec_entries.each_of(value)]
+
+
+def _canonical(line: str) -> str:
+    found = spec_entries.read(line)
+    return json.dumps(found, sort_keys=True) if found else line

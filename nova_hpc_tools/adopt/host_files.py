@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that make a host start as :mod:`nova_hpc_tools.adopt.host` has decided. Pure.
+
+What is written where, and why there:
+
+``/etc/udev/rules.d``
+    A device gets its ``driver_override`` when it appears, before udev loads a driver for it.
+    Virtual functions are switched on when the adapter's interface appears: its driver is
+    bound then (on ``add`` of the PCI function it is not), and no program has brought the
+    interface up yet (an igb that is up pings virtual functions whose table is not there:
+    igb_ping_all_vfs, a NULL pointer up to Linux 6.12 at least).
+``initramfs``
+    The same for devices whose driver is loaded before the root file system is there.
+``/etc/modules-load.d``
+    The VFIO drivers, which bind what is overridden for them as soon as they are loaded.
+``/etc/tmpfiles.d``, the kernel's command line
+    Hugepages: at boot, while memory is in one piece; then what each NUMA node has.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from nova_hpc_tools.adopt.host import Adapter, Bound, Host
+
+#: First line of every file, after that of a script's interpreter.
+MARKER: Final = "# Written by nova-hpc prepare. Do not edit: run it again instead."
+
+UDEV: Final = "etc/udev/rules.d/65-nova-hpc.rules"
+MODULES: Final = "etc/modules-load.d/nova-hpc.conf"
+SYSCTL: Final = "etc/sysctl.d/60-nova-hpc.conf"
+TMPFILES: Final = "etc/tmpfiles.d/nova-hpc.conf"
+GRUB: Final = "etc/default/grub.d/nova-hpc.cfg"
+HOOK: Final = "etc/initramfs-tools/hooks/nova-hpc"
+SCRIPT: Final = "etc/initramfs-tools/scripts/init-top/nova-hpc"
+DRACUT: Final = "etc/dracut.conf.d/nova-hpc.conf"
+#: Every file that some plan needs: what another does not need is removed.
+ALL: Final = (UDEV, MODULES, SYSCTL, TMPFILES, GRUB, HOOK, SCRIPT, DRACUT)
+
+#: The module by which VFIO reaches the IOMMU.
+_IOMMU: Final = "vfio_iommu_type1"
+
+BOOT_LOADERS: Final = ("grub", "grubby", "none")
+INITRAMFS: Final = ("initramfs-tools", "dracut", "none")
+
+
+@attrs.frozen
+class File:
+    """One file, below the root of the host."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+def files(host: Host, boot_loader: str, initramfs: str) -> tuple[File, ...]:
+    """All of them, in the order of :data:`ALL`.
+
+    :param boot_loader: one of :data:`BOOT_LOADERS`: ``grub`` reads ``/etc/default/grub.d``,
+        ``grubby`` is told by a command.
+    :param initramfs: one of :data:`INITRAMFS`.
+    """
+    if not host.needed:
+        return ()
+    found = [
+        File(UDEV, _text(_udev(host))),
+        File(MODULES, _text((*host.drivers, _IOMMU))),
+        File(SYSCTL, _text(_SYSCTL)),
+    ]
+    if host.pages:
+        found.append(File(TMPFILES, _text(_tmpfiles(host))))
+    if boot_loader == "grub":
+        line = " ".join(host.kernel_line)
+        found.append(File(GRUB, _text((f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {line}"',))))
+    if initramfs == "initramfs-tools":
+        found.append(File(HOOK, _text(_hook(host), "#!/bin/sh"), 0o755))
+        found.append(File(SCRIPT, _text(_script(host), "#!/bin/sh"), 0o755))
+    elif initramfs == "dracut":
+        found.append(File(DRACUT, _text(_dracut(host))))
+    return tuple(found)
+
+
+def commands(host: Host, changed: frozenset[str], boot_loader: str, initramfs: str) -> list[str]:
+    """What has to be run once the files are there, so that the next start finds them.
+
+    :param changed: paths that were written or removed.
+    """
+    found = []
+    if boot_loader == "grub" and GRUB in changed:
+        found.append("update-grub")
+    if boot_loader == "grubby" and host.kernel_line and changed:
+        words = shlex.quote(" ".join(host.kernel_line))
+        found.append(f"grubby --update-kernel=ALL --args={words}")
+    if initramfs == "initramfs-tools" and changed & {UDEV, MODULES, HOOK, SCRIPT}:
+        found.append("update-initramfs -u -k all")
+    if initramfs == "dracut" and changed & {UDEV, MODULES, DRACUT}:
+        found.append("dracut --force --regenerate-all")
+    return found
+
+
+def is_owned(text: str) -> bool:
+    """Whether a file with this *text* is this command's."""
+    return MARKER in text.splitlines()[:2]
+
+
+def _text(lines: tuple[str, ...] | Iterator[str], interpreter: str = "") -> str:
+    head = [interpreter] if interpreter else []
+    return "".join(f"{line}\n" for line in (*head, MARKER, *lines))
+
+
+# --- udev -------------------------------------------------------------------------------
+
+
+def _udev(host: Host) -> Iterator[str]:
+    if host.vfio:
+        yield "# Devices for servers: no driver of the host takes them."
+    for each in host.vfio:
+        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}"')
+    for adapter in host.adapters:
+        yield from _switched_on(adapter)
+
+
+def _bound(each: Bound, here: str) -> Iterator[str]:
+    # vfio-pci may be loaded already: then nothing else would bind the device to it.
+    yield f'ACTION=="add", {here}, ATTR{{driver_override}}="{each.driver}", {_PROBE}'
+    # A driver that was loaded for another device may have been faster.
+    yield (
+        f'ACTION=="bind", {here}, DRIVER!="{each.driver}", '
+        f'ATTR{{driver_override}}="{each.driver}", ATTR{{driver/unbind}}="$kernel", {_PROBE}'
+    )
+
+
+def _switched_on(adapter: Adapter) -> Iterator[str]:
+    yield (
+        f"# {adapter.address}: {adapter.vfs} virtual functions, before its interface is brought up."
+    )
+    for match, where in (
+        (
+            f'ACTION=="add", SUBSYSTEM=="net|infiniband", KERNELS=="{adapter.address}"',
+            "device/",
+        ),
+        # An adapter of which no interface is made, or that was here before udev.
+        (f'ACTION=="add|bind", SUBSYSTEM=="pci", KERNEL=="{adapter.address}", DRIVER=="?*"', ""),
+    ):
+        sets = [match]
+        if adapter.driver is not None:
+            # For all of them or for none: a virtual function of the host needs its driver.
+            sets.append(f'ATTR{{{where}sriov_drivers_autoprobe}}="0"')
+        sets.append(f'ATTR{{{where}sriov_numvfs}}="{adapter.vfs}"')
+        yield ", ".join(sets)
+    mine = f'ATTR{{physfn/uevent}}=="*PCI_SLOT_NAME={adapter.address}*"'
+    if adapter.driver is not None:
+        yield (
+            f'ACTION=="add", SUBSYSTEM=="pci", {mine}, '
+            f'ATTR{{driver_override}}="{adapter.driver}", {_PROBE}'
+        )
+    if adapter.bound:
+        yield f"# {len(adapter.bound)} of them are for servers; the others keep the host's driver."
+    for each in adapter.bound:
+        # Whatever else comes to be at the address is not meant.
+        yield from _bound(each, f'SUBSYSTEM=="pci", KERNEL=="{each.address}", {mine}')
+
+
+#: udev finds the bus as [subsystem/pci] and the event's device as $kernel.
+_PROBE: Final = 'ATTR{[subsystem/pci]drivers_probe}="$kernel"'
+
+
+# --- memory -----------------------------------------------------------------------------
+
+_SYSCTL: Final = (
+    "# The memory of servers is where their CPUs are; looking whether it should move costs them",
+    "# page faults.",
+    "kernel.numa_balancing = 0",
+)
+
+
+def _tmpfiles(host: Host) -> Iterator[str]:
+    yield "# Hugepages of each NUMA node; the kernel's command line reserves them all together."
+    for each in host.pages:
+        yield (
+            f"w /sys/devices/system/node/node{each.numa_node}/hugepages/"
+            f"hugepages-{each.size_kib}kB/nr_hugepages - - - - {each.count}"
+        )
+
+
+# --- the initramfs ----------------------------------------------------------------------
+
+
+def _hook(host: Host) -> Iterator[str]:
+    yield 'case "$1" in prereqs) exit 0 ;; esac'
+    yield ". /usr/share/initramfs-tools/hook-functions"
+    yield f"manual_add_modules {' '.join((*host.drivers, _IOMMU))}"
+
+
+def _dracut(host: Host) -> Iterator[str]:
+    yield f'add_drivers+=" {" ".join((*host.drivers, _IOMMU))} "'
+    yield f'install_items+=" /{UDEV} /{MODULES} "'
+
+
+def _script(host: Host) -> Iterator[str]:
+    yield "# Before udev of the initramfs loads any driver."
+    yield 'case "$1" in prereqs) exit 0 ;; esac'
+    for each in host.vfio:
+        yield f"echo {each.driver} >/sys/bus/pci/devices/{each.address}/driver_override"
+    for driver in host.drivers:
+        yield f"modprobe -q -b {driver}"
+    yield "exit 0"

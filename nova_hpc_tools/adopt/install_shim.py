@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc install-shim``: make ``compute_driver = hpc...`` loadable.
+
+Nova imports drivers from below ``nova.virt`` only. The wheel places the one
+file there by itself where it is installed beside Nova; an editable install
+does not, and a Nova of the distribution or of another environment lies in
+another folder. This command places the file beside the Nova that nova-compute
+really imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc_tools.base import Answer, Record
+
+NAME: Final = "hpc.py"
+
+#: How every version of the file begins; another file is never touched.
+_OURS: Final = '"""nova-hpc:'
+
+#: Exit status of --check where the file has to be installed.
+_MISSING: Final = 1
+
+#: Finding is not importing: a broken Nova is still found.
+_PROBE: Final = """
+import importlib.metadata, importlib.util, json
+def where(name):
+    spec = importlib.util.find_spec(name)
+    return list(spec.submodule_search_locations or []) if spec else []
+found = {name: where(name) for name in ("nova", "nova_hpc", "virt_driver_patches")}
+try:
+    found["version"] = [importlib.metadata.version("nova")]
+except importlib.metadata.PackageNotFoundError:
+    found["version"] = []
+print(json.dumps(found))
+"""
+
+
+class ShimError(RuntimeError):
+    """What is wrong, and the cure."""
+
+
+@attrs.frozen
+class Place:
+    """Where the file belongs for one interpreter."""
+
+    python: str
+    target: Path
+    #: That interpreter finds this project, which the file imports.
+    complete: bool
+    #: The version of its Nova; None: nothing says it.
+    version: str | None = None
+
+    @property
+    def nova(self) -> Path:
+        """The package ``nova`` of that interpreter."""
+        return self.target.parent.parent
+
+
+def interpreter() -> str:
+    """The Python of the nova-compute on PATH; this one where there is none."""
+    script = shutil.which("nova-compute")
+    if script is None:
+        return sys.executable
+    with Path(script).open("rb") as stream:
+        first = stream.readline(512).decode(errors="replace").strip()
+    words = first[2:].split() if first.startswith("#!") else []
+    if not words:
+        return sys.executable
+    if Path(words[0]).name == "env" and len(words) > 1:
+        return shutil.which(words[-1]) or sys.executable
+    return words[0]
+
+
+def locate(python: str) -> Place:
+    """Ask *python* where its Nova is.
+
+    :raises ShimError: it cannot be run, or has no Nova.
+    """
+    try:
+        # Its own folder on the path would hide what nova-compute sees.
+        done = subprocess.run(
+            [python, "-c", _PROBE], cwd="/", capture_output=True, text=True, timeout=60, check=True
+        )
+        found: dict[str, list[str]] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ShimError(f"{python} does not run; name another with --python ({error})") from error
+    homes = [Path(each) / "virt" for each in found["nova"]]
+    home = next((each for each in homes if (each / "__init__.py").is_file()), None)
+    if home is None:
+        raise ShimError(
+            f"{python} finds no Nova; name the interpreter of nova-compute with --python"
+        )
+    complete = bool(found["nova_hpc"] and found["virt_driver_patches"])
+    return Place(python, home / NAME, complete, next(iter(found["version"]), None))
+
+
+def content() -> str:
+    """The file, as this release has it.
+
+    :raises ShimError: the installation is incomplete.
+    """
+    spec = importlib.util.find_spec("virt_driver_patches")
+    for home in (spec.submodule_search_locations or ()) if spec else ():
+        for source in (Path(home) / "shim" / NAME, Path(home).parent / "nova" / "virt" / NAME):
+            if source.is_file():
+                return source.read_text()
+    raise ShimError("the package virt_driver_patches lacks its shim; install nova-hpc again")
+
+
+def state(target: Path, text: str) -> str:
+    """``installed``, ``missing``, ``outdated`` or ``foreign``."""
+    try:
+        there = target.read_text()
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, UnicodeDecodeError):
+        return "foreign"
+    if there == text:
+        return "installed"
+    return "outdated" if there.startswith(_OURS) else "foreign"
+
+
+def write(target: Path, text: str) -> None:
+    """Place the file whole or not at all."""
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{NAME}.")
+    except OSError as error:
+        raise ShimError(f"cannot write to {target.parent}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise ShimError(f"cannot write {target}: {error.strerror}") from error
+
+
+class InstallShim(Record):
+    """Place the one file beside Nova that makes the driver loadable.
+
+    With the file in place, ``[DEFAULT]compute_driver = hpc.HpcLibvirtDriver``
+    works on this node.
+    """
+
+    errors = (ShimError,)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument(
+            "--check",
+            action="store_true",
+            help="change nothing; exit status 0 if the file is in place, 1 if not",
+        )
+        what.add_argument("--remove", action="store_true", help="remove the file again")
+        parser.add_argument(
+            "--python",
+            metavar="PATH",
+            help="interpreter that runs nova-compute (default: that of the nova-compute on PATH, "
+            "otherwise the one that runs this command)",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Check, remove or install."""
+        place = locate(parsed_args.python or interpreter())
+        text = content()
+        found = state(place.target, text)
+        if parsed_args.check:
+            return self._answer(place, found, 0 if found == "installed" else _MISSING)
+        if found == "foreign":
+            raise ShimError(
+                f"{place.target} is not a file of nova-hpc and is left as it is; "
+                "move it away if Nova does not need it"
+            )
+        if parsed_args.remove:
+            place.target.unlink(missing_ok=True)
+            return self._answer(place, "was not there" if found == "missing" else "removed")
+        if not place.complete:
+            raise ShimError(
+                f"{place.python} does not find nova-hpc, which the file imports; "
+                f"install its wheel there: {place.python} -m pip install nova_hpc-*.whl"
+            )
+        if found != "installed":
+            write(place.target, text)
+        return self._answer(place, "already in place" if found == "installed" else "installed")
+
+    def _answer(self, place: Place, said: str, status: int = 0) -> Answer:
+        self.say(f"{place.target}: {said}")
+        return Answer(("File", "State"), (str(place.target), said), status)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nova-compute refuses of ``[pci]device_spec`` once it reports devices in Placement. Pure.
+
+``configure`` switches that report on, on machines that have no Nova, too; so these few rules
+of nova/compute/pci_placement_translator.py (32 to 34) are known here, and a test holds them
+against Nova's own. ``doctor`` asks Nova itself (:mod:`nova_hpc_tools.readers.pci_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.topology.model import Function, Node, address_key
+from nova_hpc_tools.adopt import identity, spec_entries
+
+_VIRTUAL: Final = ("type-VF", "vdpa")
+_FALSE: Final = frozenset({"", "0", "f", "false", "off", "n", "no", "none"})
+
+
+@attrs.frozen
+class PciSettings:
+    """What nova-compute of a node is told of PCI devices, by all files together."""
+
+    #: Values of the options, as oslo.config has them.
+    device_spec: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    #: ``[pci]report_in_placement`` and ``[filter_scheduler]pci_in_placement``.
+    report: bool = False
+    in_placement: bool = False
+
+
+@attrs.frozen
+class Refusal:
+    """Something with which nova-compute does not start, or that it cannot use."""
+
+    #: ``device_spec`` or ``alias``.
+    option: str
+    #: One sentence without its full stop.
+    text: str
+    #: The entries that are concerned, as they are written.
+    entries: tuple[str, ...] = ()
+    #: Interface, address or provider that tells it from others.
+    what: str = ""
+
+
+def refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
+    """What of these entries Nova refuses where it reports to Placement.
+
+    :param lines: one entry each, see :func:`nova_hpc_tools.adopt.spec_entries.lines`.
+    """
+    found = list(lines)
+    return [*_devnames(found), *_providers(found, node)]
+
+
+def driver_refusals(lines: Iterable[str], node: Node) -> list[Refusal]:
+    """What of these entries this project's own driver does not start with.
+
+    Virtual functions of one adapter of which some have tags and some have none, or other ones
+    (virt_driver_patches/driver/contract.py): Nova reports them as one provider.
+    """
+    texts = list(lines)
+    entries = [spec_entries.read(spec_entries.translated([line], node)[0]) for line in texts]
+    families: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {}
+    for function in node.functions:
+        entry = spec_entries.first(entries, function)
+        if entry is None or function.physical_function is None or spec_entries.NETWORK in entry:
+            continue
+        said = {key: value for key, value in entry.items() if key.startswith("hpc_")}
+        line = next(text for text, each in zip(texts, entries, strict=True) if each is entry)
+        families.setdefault(function.physical_function, {})[function.address] = (line, said)
+    found = []
+    for provider, children in families.items():
+        first = next(iter(children.values()))[1]
+        if any(said != first for _, said in children.values()):
+            named = ", ".join(each for each, (_, said) in children.items() if not said)
+            text = (
+                f"virtual functions of {provider} have different hpc_* tags"
+                f"{f' ({named} none)' if named else ''}, with which nova-compute does not start"
+            )
+            used = tuple(dict.fromkeys(line for line, said in children.values() if not said))
+            found.append(Refusal("device_spec", text, used, provider))
+    return found
+
+
+def _devnames(lines: Iterable[str]) -> Iterator[Refusal]:
+    for line in lines:
+        name = spec_entries.read(line).get(spec_entries.DEVNAME)
+        if name:
+            text = (
+                f"the entry {line} names its device by the interface {name}, and nova-compute does "
+                "not start with such an entry where [pci]report_in_placement is true"
+            )
+            yield Refusal("device_spec", text, (line,), str(name))
+
+
+@attrs.frozen
+class _Child:
+    """A function that Nova reports, and the entry that counts for it."""
+
+    function: Function
+    line: str
+    entry: Mapping[str, Any]
+
+    @property
+    def resource_class(self) -> str:
+        given = self.entry.get("resource_class")
+        ids = self.function.vendor_id or "", self.function.product_id or ""
+        return identity.class_as_nova_has_it(given) if given else identity.product_class(*ids)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        more = {"HW_PCI_LIVE_MIGRATABLE"} if is_true(self.entry.get("live_migratable")) else set()
+        return identity.traits_as_nova_has_them(self.entry.get("traits")) | more
+
+
+def is_true(value: object) -> bool:
+    """As oslo.utils' bool_from_string reads the words that Nova takes."""
+    return value is not None and str(value).strip().lower() not in _FALSE
+
+
+def _providers(lines: list[str], node: Node) -> Iterator[Refusal]:
+    entries = [spec_entries.read(spec_entries.translated([line], node)[0]) for line in lines]
+    reported: dict[str, list[_Child]] = {}
+    for function in node.functions:
+        number = next(
+            (n for n, each in enumerate(entries) if spec_entries.matches(each, function)), None
+        )
+        if number is None or entries[number].get(spec_entries.NETWORK):
+            continue  # Nova keeps devices with a physical network out of Placement
+        provider = function.physical_function or function.address
+        child = _Child(function, lines[number], entries[number])
+        reported.setdefault(provider, []).append(child)
+    for provider in sorted(reported, key=address_key):
+        children = reported[provider]
+        text = _mixed(provider, children)
+        if text is not None:
+            used = tuple(dict.fromkeys(each.line for each in children))
+            yield Refusal(
+                "device_spec", f"{text}, with which nova-compute does not start", used, provider
+            )
+
+
+def _mixed(provider: str, children: list[_Child]) -> str | None:
+    virtual = [each for each in children if each.function.dev_type in _VIRTUAL]
+    named = ", ".join(each.function.address for each in virtual)
+    if virtual and len(virtual) < len(children):
+        return f"{provider} and its virtual functions ({named}) would both be reported"
+    if len({each.resource_class for each in virtual}) > 1:
+        classes = sorted({each.resource_class for each in virtual})
+        return f"virtual functions of {provider} ({named}) have the classes {' and '.join(classes)}"
+    if len({each.traits for each in virtual}) > 1:
+        return f"virtual functions of {provider} ({named}) have different traits"
+    if any("one_time_use" in each.entry for each in virtual):
+        return f"virtual functions of {provider} ({named}) have one_time_use"
+    return None

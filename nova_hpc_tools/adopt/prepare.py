@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc prepare``: the files by which a host starts ready for servers."""
+
+from __future__ import annotations
+
+import argparse
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy import holders
+from nova_hpc.topology import vfio
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc_tools.adopt import (
+    at_boot,
+    configure_options,
+    host,
+    host_files,
+    include_files,
+    settings,
+)
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.adopt.configure import Configure, Work
+from nova_hpc_tools.adopt.host import Host
+from nova_hpc_tools.adopt.host_files import File
+from nova_hpc_tools.adopt.include_files import Change, IncludeError
+from nova_hpc_tools.base import Answer, CommandError, List
+
+_AUTO: Final = "auto"
+_COLUMNS: Final = ("File", "State")
+_PARTS: Final = (settings.COMMON, settings.COMPUTE)
+
+
+class Prepare(List):
+    """Write the files by which a host starts ready for servers.
+
+    Which devices belong to vfio-pci, the virtual functions of adapters, the
+    hugepages of each NUMA node, the kernel's command line and the initramfs,
+    from the inventory and the node's declaration. Without --write it prints
+    them. Running it again changes nothing; a file that it wrote and that is
+    needed no more is removed, one of somebody else's is never touched. What
+    has to be run afterwards is said; the host is never changed at once.
+    """
+
+    acts_with = ("write", "remove")
+    errors = Configure.errors
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        configure_options.add_place(parser)
+        node_config.add_options(parser, "the services of this node")
+        parser.add_argument(
+            "--boot-loader",
+            choices=(_AUTO, *host_files.BOOT_LOADERS),
+            default=_AUTO,
+            help="what is told the kernel's command line: grub reads /etc/default/grub.d, grubby "
+            "is told by a command; none: it is only said (default: what the host has)",
+        )
+        parser.add_argument(
+            "--initramfs",
+            choices=(_AUTO, *host_files.INITRAMFS),
+            default=_AUTO,
+            help="what makes the initramfs (default: what the host has)",
+        )
+        parser.add_argument(
+            "--write",
+            type=Path,
+            metavar="DIR",
+            help="show the differences to the files below DIR, then write them there; / is this "
+            "host",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="with --write: show the differences only"
+        )
+        parser.add_argument(
+            "--remove",
+            action="store_true",
+            help="with --write: remove every file that this command has written",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Print or write the files."""
+        args = parsed_args
+        if (args.dry_run or args.remove) and args.write is None:
+            raise CommandError("--dry-run and --remove need --write")
+        if args.write is not None and not (args.write / "etc").is_dir():
+            raise CommandError(
+                f"there is no directory {args.write / 'etc'}: name the root of the host, /"
+            )
+        where = args.write or args.root
+        boot_loader = _boot_loader(where) if args.boot_loader == _AUTO else args.boot_loader
+        initramfs = _initramfs(where) if args.initramfs == _AUTO else args.initramfs
+        wanted: Host = Host()
+        found: tuple[File, ...] = ()
+        if not args.remove:
+            wanted = _plan(Work.read(configure_options.as_configure(args, _PARTS)), args.root)
+            found = host_files.files(wanted, boot_loader, initramfs)
+            self._tell(wanted, boot_loader)
+        if args.write is None:
+            rows = [(f"/{each.path}", each.text) for each in found]
+            return Answer(("File", "Content"), rows, show=lambda: _show(found))
+        changes = differences(args.write, found)
+        return self._write(args, wanted, found, changes, (boot_loader, initramfs))
+
+    def _tell(self, wanted: Host, boot_loader: str) -> None:
+        for note in wanted.notes:
+            self.say(f"# {note}")
+        if not wanted.needed:
+            self.say("# No device of this node is for servers: nothing is to be prepared.")
+        elif boot_loader == "none":
+            self.say(f"# Words of the kernel's command line: {' '.join(wanted.kernel_line)}")
+
+    def _write(
+        self,
+        args: argparse.Namespace,
+        wanted: Host,
+        found: Sequence[File],
+        changes: Sequence[Change],
+        tools: tuple[str, str],
+    ) -> Answer:
+        states = {str(args.write / each.path): "unchanged" for each in found}
+        for change in changes:
+            self.say(change.diff() or f"{change.path}: permissions change\n", end="")
+            done = "removed" if change.new is None else "written"
+            states[str(change.path)] = f"would be {done}" if args.dry_run else done
+        if not changes:
+            self.say("Nothing to do.")
+        elif args.dry_run:
+            self.say(f"Nothing written: --dry-run. {len(changes)} files differ.")
+        else:
+            include_files.write(list(changes))
+            paths = frozenset(str(each.path.relative_to(args.write)) for each in changes)
+            for line in host_files.commands(wanted, paths, *tools):
+                self.say(f"Run now: {line}")
+            self.say("Then restart the host.")
+        return Answer(_COLUMNS, list(states.items()))
+
+
+def differences(root: Path, wanted: Sequence[File]) -> list[Change]:
+    """What has to be written below *root*, and what of this command's to be removed.
+
+    :raises IncludeError: a file is somebody else's, or cannot be read.
+    """
+    changes = []
+    for each in wanted:
+        path = root / each.path
+        old = include_files.read(path)
+        if old is not None and not host_files.is_owned(old):
+            raise IncludeError(f"{path} was not written by this command: move it away")
+        if old != each.text or stat.S_IMODE(path.stat().st_mode) != each.mode:
+            changes.append(Change(path, old, each.text, each.mode))
+    for name in {*host_files.ALL} - {each.path for each in wanted}:
+        path = root / name
+        old = include_files.read(path)
+        if old is not None and host_files.is_owned(old):
+            changes.append(Change(path, old, None))
+    return sorted(changes, key=lambda change: host_files.ALL.index(_name(root, change.path)))
+
+
+def drift(work: Work) -> tuple[str, ...]:
+    """Files of a host that was prepared which are not as they would be written now."""
+    if work.root is None:
+        return ()
+    there = [name for name in host_files.ALL if _owned(work.root / name)]
+    if not there:
+        return ()  # somebody prepares it otherwise
+    tools = _boot_loader(work.root), _initramfs(work.root)
+    try:
+        changes = differences(work.root, host_files.files(_plan(work, work.root), *tools))
+    except IncludeError as error:
+        return (str(error),)
+    return tuple(f"/{_name(work.root, each.path)}" for each in changes)
+
+
+def _owned(path: Path) -> bool:
+    try:
+        text = include_files.read(path)
+    except IncludeError:
+        return False
+    return text is not None and host_files.is_owned(text)
+
+
+def _name(root: Path, path: Path) -> str:
+    return str(path.relative_to(root))
+
+
+def _plan(work: Work, root: Path) -> Host:
+    kernel = vfio.kernel(Tree(root))
+    boot = at_boot.foresee(
+        work.node,
+        work.table(),
+        work.wishes,
+        whole=work.whole.addresses,
+        left_out=work.left_out.addresses,
+        variant=lambda one: kernel.variant(
+            vfio.alias_of(
+                one.vendor_id,
+                one.product_id,
+                (one.subsystem_vendor_id, one.subsystem_id),
+                one.class_code,
+            )
+        ),
+    )
+    offered = attrs.evolve(work, node=boot.node).offer()
+    beside = host.companions(boot, offered.spec, offered.roles, offered.declaration)
+    return host.plan(
+        boot,
+        offered.spec,
+        offered.roles,
+        work.wishes,
+        offered.declaration,
+        never=frozenset(offered.withheld.never),
+        used={each: holder.text for each, holder in holders.holders(root, beside).items()},
+        iommu=_iommu(Tree(root)),
+    )
+
+
+#: Table of the firmware -> kind of IOMMU; by the processor where there is none to be seen.
+_TABLES: Final = {"DMAR": "intel", "IVRS": "amd", "IORT": "arm"}
+_PROCESSORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
+
+
+def _iommu(tree: Tree) -> str | None:
+    try:
+        tables = tree.names("/sys/firmware/acpi/tables")
+    except FileError:
+        tables = []
+    found = [kind for name, kind in _TABLES.items() if name in tables]
+    for line in (_read(tree, "/proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "vendor_id":
+            found.append(_PROCESSORS.get(value.strip(), "intel"))
+        elif key.strip() == "CPU implementer":
+            found.append("arm")
+    return found[0] if found else None
+
+
+def _read(tree: Tree, path: str) -> str | None:
+    try:
+        return tree.text(path)
+    except FileError:
+        return None
+
+
+# What an earlier run was told goes before what the host looks like.
+
+
+def _boot_loader(root: Path) -> str:
+    if _owned(root / host_files.GRUB):
+        return "grub"
+    if (root / "usr/sbin/grubby").exists():
+        return "grubby"
+    return "grub" if (root / "etc/default/grub").exists() else "none"
+
+
+def _initramfs(root: Path) -> str:
+    if _owned(root / host_files.HOOK) or (root / "etc/initramfs-tools").is_dir():
+        return "initramfs-tools"
+    if _owned(root / host_files.DRACUT) or (root / "etc/dracut.conf.d").is_dir():
+        return "dracut"
+    return "none"
+
+
+def _show(files: Sequence[File]) -> None:
+    for number, each in enumerate(files):
+        print(f"{'' if number == 0 else chr(10)}### /{each.path}\n{each.text}", end="")

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the configuration of services as they themselves do.
+
+oslo.config looks for ``nova.conf`` and ``nova-compute.conf``, then for the
+directories ``nova.conf.d`` and ``nova-compute.conf.d``, each in ``~/.nova``, ``~``,
+``/etc/nova`` and ``/etc``. ``--config-file`` replaces the files that it found and
+``--config-dir`` the directories, each only its own kind. Every command that
+needs to know what a service is told reads it here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import attrs
+from oslo_config import cfg
+
+from nova_hpc import conf
+from nova_hpc.conf.roles import DEFAULT_ROLES
+from nova_hpc.topology import roles
+from nova_hpc.topology.model import Node
+from nova_hpc.topology.roles import Roles
+from nova_hpc_tools.adopt import configured, include_files, settings, spec_entries
+from nova_hpc_tools.adopt.configured import Configured, HeldBack
+from nova_hpc_tools.adopt.layouts import Sections
+
+_FILE: Final = "--config-file="
+_FOLDER: Final = "--config-dir="
+
+#: Without a file that says it, nothing is said (nova/conf/pci.py of 32 to 34).
+PCI: Final = [
+    cfg.MultiStrOpt("alias", default=[], deprecated_name="pci_alias", deprecated_group="DEFAULT"),
+    cfg.MultiStrOpt(
+        "device_spec",
+        default=[],
+        deprecated_opts=[
+            cfg.DeprecatedOpt("passthrough_whitelist", group="pci"),
+            cfg.DeprecatedOpt("pci_passthrough_whitelist", group="DEFAULT"),
+        ],
+    ),
+]
+#: Nova's options (nova/conf/scheduler.py, compute.py and pci.py of 32 to 34) that are
+#: added to, without their defaults: what is not set belongs to nobody.
+_NOVA: Final = {
+    "DEFAULT": [cfg.StrOpt("compute_driver")],
+    "filter_scheduler": [
+        cfg.ListOpt("enabled_filters"),
+        cfg.ListOpt("weight_classes"),
+        cfg.MultiStrOpt("available_filters"),
+    ],
+    "scheduler": [cfg.IntOpt(settings.NOVA_LIMIT)],
+    "compute": [cfg.StrOpt(name) for name in settings.CPU_SETS],
+    "pci": PCI,
+}
+#: Nova's option that says where its libvirt is (nova/conf/libvirt.py of 32 to 34).
+_LIBVIRT: Final = {"libvirt": [cfg.StrOpt("connection_uri", default="")]}
+_PLACEMENT: Final = {"placement": [cfg.IntOpt(settings.PLACEMENT_LIMIT)]}
+_FILES: Final = frozenset(settings.file_name(part) for part in settings.PARTS)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be read; the text says why."""
+
+
+def add_options(
+    parser: argparse._ActionsContainer, whose: str = "this node's nova-compute"
+) -> None:
+    """Declare ``--config-file`` and ``--config-dir``.
+
+    ``config`` becomes the words in the order in which they were given, as a service
+    takes them: a later one wins.
+    """
+    for option, metavar, what in (
+        (_FILE, "FILE", f"configuration of {whose}"),
+        (_FOLDER, "DIR", "directory whose .conf files are read, too"),
+    ):
+        parser.add_argument(
+            option.rstrip("="),
+            # argparse calls a type with the text that was given.
+            type=(option + "{}").format,
+            action="append",
+            dest="config",
+            default=[],
+            metavar=metavar,
+            help=f"{what} (default: where the service itself looks); may be repeated",
+        )
+
+
+def files(
+    words: Sequence[str],
+    prog: str = "nova-compute",
+    project: str = "nova",
+    more: Iterable[Path] = (),
+) -> tuple[Path, ...]:
+    """The files that a service reads, in its order: a later one wins.
+
+    :param words: ``--config-file=`` and ``--config-dir=`` as it is started with.
+    :param prog: the service: ``nova-compute.conf`` is its own.
+    :param more: files that are not there yet; each takes its place in its directory, where
+        the service reads that.
+    :raises ConfigError: a directory that was named is not there.
+    """
+    found: list[Path] = []
+    new = tuple(more)
+    # The order of oslo.config (ConfigOpts._parse_config_files): its own finds come first.
+    if not any(word.startswith(_FILE) for word in words):
+        found += map(Path, cfg.find_config_files(project, prog))
+    if not any(word.startswith(_FOLDER) for word in words):
+        for each in cfg.find_config_dirs(project, prog):
+            found += _all(Path(each), new)
+    for word in words:
+        if word.startswith(_FOLDER):
+            folder = Path(word.removeprefix(_FOLDER))
+            if not folder.is_dir():
+                raise ConfigError(f"the configuration cannot be read: no directory {folder}")
+            found += _all(folder, new)
+        else:
+            found.append(Path(word.removeprefix(_FILE)))
+    return tuple(found)
+
+
+def _all(folder: Path, more: Iterable[Path] = ()) -> list[Path]:
+    """What oslo.config reads of a directory: no hidden files."""
+    here = folder.resolve()
+    names = {each.name for each in more if each.parent.resolve() == here}
+    there = {*folder.glob("*.conf"), *(folder / name for name in names)}
+    return [path for path in sorted(there) if not path.name.startswith(".")]
+
+
+def load(
+    paths: Iterable[Path], more: Mapping[str, Sequence[cfg.Opt]] | None = None
+) -> cfg.ConfigOpts:
+    """What these files say of this project's options, and of others.
+
+    :param more: group -> options of the services themselves that are read, too.
+    :raises ConfigError: a file cannot be read.
+    """
+    options = cfg.ConfigOpts()
+    conf.register(options)
+    # Nova's own, in which the state files are by default.
+    options.register_opt(cfg.StrOpt("state_path", default="/var/lib/nova"))
+    for group, opts in (more or {}).items():
+        options.register_opts(opts, group=None if group == "DEFAULT" else group)
+    try:
+        options([], default_config_files=[str(path) for path in paths], default_config_dirs=[])
+    except (cfg.Error, OSError, ValueError) as error:
+        raise _unreadable(error) from error
+    return options
+
+
+def read(words: Sequence[str], needed: Iterable[str]) -> cfg.ConfigOpts:
+    """The configuration as nova-compute of this node has it.
+
+    :param words: as :func:`add_options` leaves them.
+    :param needed: options of group ``[hpc]`` that are used later.
+    :raises ConfigError: it cannot be read, or one of these has no value that can be used.
+    """
+    options = load(files(words), {**_LIBVIRT, "pci": _NOVA["pci"]})
+    check(options, "hpc", needed)
+    return options
+
+
+def table(entries: Sequence[str], node: Node, device_spec: Iterable[str] | None) -> Roles:
+    """The roles of *node*; by default those that its devices have already.
+
+    :param entries: ``[hpc]device_role``.
+    :param device_spec: what is configured now.
+    :raises nova_hpc.topology.roles.RoleError: a bad entry.
+    """
+    found = roles.strict(entries)
+    if list(entries) != DEFAULT_ROLES:
+        return found
+    return configured.keep_names(found, node, device_spec or ())
+
+
+def check(options: cfg.ConfigOpts, group: str, needed: Iterable[str]) -> None:
+    """Read now what would fail later.
+
+    :raises ConfigError: one of these options has no value that can be used.
+    """
+    try:
+        for name in needed:
+            getattr(options[group], name)
+    except (cfg.Error, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ConfigError:
+    return ConfigError(f"the configuration cannot be read: {' '.join(str(error).split())}")
+
+
+# --- what configure adds to ----------------------------------------------------
+
+
+@attrs.frozen
+class Told:
+    """What the services of this machine are told now."""
+
+    device_role: tuple[str, ...]
+    nvlink_set: tuple[str, ...]
+    configured: Configured
+    #: ``[hpc]device_role`` of files that are not this project's; (): they do not say it.
+    other_roles: tuple[str, ...] = ()
+    #: ``[hpc]offer_anyway``, in lower case.
+    anyway: frozenset[str] = frozenset()
+    #: Of the options that may be given several times what others say.
+    others: Sections = attrs.field(factory=dict, hash=False)
+
+
+def told(
+    words: Sequence[str],
+    folder: Path | None,
+    placement: bool,
+    merged: Mapping[str, str] | None = None,
+) -> Told:
+    """Read the configuration that is added to.
+
+    :param words: as :func:`add_options` leaves them.
+    :param folder: where files are written; those that are there count even where no
+        service reads that directory by itself. None: they are printed.
+    :param placement: read that of Placement, too.
+    :param merged: part -> text of ours, where a deployment tool has merged it into the files
+        that are read; those have it, too. None: it is in files of its own.
+    :raises ConfigError: it cannot be read.
+    """
+    with contextlib.ExitStack() as stack:
+        if merged is None:
+            return _told(words, folder, placement)
+        here = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nova-hpc-")))
+        for part, text in merged.items():
+            (here / settings.file_name(part)).write_text(
+                include_files.owned(text), encoding="utf-8"
+            )
+        return _told(words, here, placement)
+
+
+def _told(words: Sequence[str], folder: Path | None, placement: bool) -> Told:
+    found = files(words)
+    here = None if folder is None else folder.resolve()
+    own = [path for path in found if here in (None, path.parent.resolve()) and _own(path)]
+    others = [path for path in found if path not in own]
+    if folder is not None and not own:
+        # No service reads that directory by itself, or nothing is there yet.
+        own = [path for name in sorted(_FILES) if _own(path := folder / name)]
+    parts = {settings.file_name(part): part for part in settings.PARTS}
+    mine, theirs = _load(own), _load(others)
+    all_of_it = _load([*found, *(path for path in own if path not in found)])
+    limits = {settings.NOVA_LIMIT: all_of_it.scheduler[settings.NOVA_LIMIT]}
+    own_cache, other_cache = _cache(mine), _cache(theirs)
+    # What a deployment tool has merged is ours there, too.
+    limits[settings.CACHE] = None if other_cache == own_cache else other_cache
+    if placement:
+        limits[settings.PLACEMENT_LIMIT] = _placement(own)
+    other_device_spec = spec_entries.lines(_without(theirs.pci.device_spec, mine.pci.device_spec))
+    other_roles = (
+        _without(theirs.hpc.device_role, mine.hpc.device_role if _has_roles(mine) else ())
+        if _has_roles(theirs)
+        else ()
+    )
+    return Told(
+        device_role=tuple(dict.fromkeys(all_of_it.hpc.device_role)),
+        nvlink_set=tuple(dict.fromkeys(all_of_it.hpc.nvlink_set)),
+        configured=Configured(
+            filters=_both(theirs, mine, "enabled_filters"),
+            weighers=_both(theirs, mine, "weight_classes"),
+            aliases=tuple(mine.pci.alias or ()),
+            other_aliases=_without(theirs.pci.alias, mine.pci.alias),
+            limits={name: value for name, value in limits.items() if value is not None},
+            own_cache=own_cache,
+            cpu_sets={
+                name: value
+                for name in settings.CPU_SETS
+                if (value := all_of_it.compute[name]) is not None
+            },
+            device_spec=spec_entries.lines(all_of_it.pci.device_spec or ()),
+            device_role=tuple(mine.hpc.device_role) if _has_roles(mine) else (),
+            held_back=_held_back(own),
+            driver=all_of_it.compute_driver,
+            own_device_spec=spec_entries.lines(mine.pci.device_spec or ()),
+            other_device_spec=other_device_spec,
+            own_cpu_sets={
+                name: value for name in settings.CPU_SETS if (value := mine.compute[name])
+            },
+            files=frozenset(parts[path.name] for path in own),
+        ),
+        other_roles=other_roles,
+        anyway=frozenset(each.strip().lower() for each in all_of_it.hpc.offer_anyway),
+        others={
+            "pci": {
+                "alias": _without(theirs.pci.alias, mine.pci.alias),
+                "device_spec": other_device_spec,
+            },
+            "filter_scheduler": {
+                "available_filters": _without(
+                    theirs.filter_scheduler.available_filters,
+                    mine.filter_scheduler.available_filters,
+                )
+            },
+            "hpc": {"device_role": other_roles},
+        },
+    )
+
+
+def others(words: Sequence[str], folder: Path | None) -> list[Path]:
+    """The files of nova-compute that this project did not write.
+
+    :param folder: where files of this project are.
+    """
+    here = None if folder is None else folder.resolve()
+    return [
+        path for path in files(words) if not (here in (None, path.parent.resolve()) and _own(path))
+    ]
+
+
+def _without(theirs: Iterable[str] | None, mine: Iterable[str] | None) -> tuple[str, ...]:
+    """What others say: files that a deployment tool has merged say ours, too."""
+    return tuple(each for each in theirs or () if each not in (mine or ()))
+
+
+def _load(files: Sequence[Path]) -> cfg.ConfigOpts:
+    options = load(files, _NOVA)
+    check(options, "hpc", ("device_role", "nvlink_set", "offer_anyway", settings.CACHE))
+    for group, opts in _NOVA.items():
+        if group == "DEFAULT":
+            continue
+        check(options, group, (opt.dest for opt in opts))
+    return options
+
+
+def _cache(options: cfg.ConfigOpts) -> int | None:
+    """``[hpc]cache_size`` as a file says it; None: it is the default."""
+    where = options.get_location(settings.CACHE, "hpc")
+    if where is None or not where.location.is_user_controlled:
+        return None
+    value: int = options.hpc[settings.CACHE]
+    return value
+
+
+def _placement(own: Iterable[Path]) -> int | None:
+    """Placement's limit, from where its API reads it (placement/wsgi, _get_config_files)."""
+    folder = os.environ.get("OS_PLACEMENT_CONFIG_DIR", "").strip()
+    words = [f"--config-file={folder}/placement.conf"] if folder else []
+    found = files(words, "placement", "placement")
+    options = load([*found, *own], _PLACEMENT)
+    check(options, "placement", (settings.PLACEMENT_LIMIT,))
+    limit: int | None = options.placement[settings.PLACEMENT_LIMIT]
+    return limit
+
+
+def _own(path: Path) -> bool:
+    """Whether ``configure`` wrote this file."""
+    if path.name not in _FILES:
+        return False
+    try:
+        text = include_files.read(path)
+    except include_files.IncludeError:
+        return False
+    return text is not None and include_files.is_owned(text)
+
+
+def _both(theirs: cfg.ConfigOpts, mine: cfg.ConfigOpts, name: str) -> tuple[str, ...] | None:
+    """A list as others and ``configure`` have set it: the last file would hide theirs."""
+    first, second = theirs.filter_scheduler[name], mine.filter_scheduler[name]
+    if first is None or second is None:
+        found = first if second is None else second
+        return None if found is None else tuple(found)
+    if set(first) <= set(second):
+        return tuple(second)
+    return tuple(dict.fromkeys([*first, *second]))
+
+
+def _has_roles(options: cfg.ConfigOpts) -> bool:
+    where = options.get_location("device_role", "hpc")
+    return where is not None and bool(where.location.is_user_controlled)
+
+
+def _held_back(own: Iterable[Path]) -> HeldBack | None:
+    for path in own:
+        if path.name == settings.file_name(settings.COMPUTE):
+            return HeldBack.of(include_files.read(path) or "")
+    return None

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of Nova and Placement that this project needs, as include files.
+
+Pure: an inventory in, texts out. The files are disjoint, so that a machine
+that runs several services can have all of them in one ``--config-dir``:
+
+=============================  ==============================================
+file                           read by
+=============================  ==============================================
+``nova-hpc-common.conf``       every Nova service: the names of the devices
+``nova-hpc-controller.conf``   nova-api, nova-scheduler, nova-conductor
+``nova-hpc-compute.conf``      nova-compute of this one node
+``nova-hpc-placement.conf``    the Placement API
+=============================  ==============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import cpuset
+from nova_hpc.topology.model import Node
+from nova_hpc_tools.adopt import aliases, configured, spec_entries
+from nova_hpc_tools.adopt.configured import Configured, Loss
+from nova_hpc_tools.adopt.declaration import Declaration
+from nova_hpc_tools.adopt.device_spec import DeviceSpec
+
+COMMON: Final = "common"
+CONTROLLER: Final = "controller"
+COMPUTE: Final = "compute"
+PLACEMENT: Final = "placement"
+PARTS: Final = (COMMON, CONTROLLER, COMPUTE, PLACEMENT)
+
+FILTER: Final = "HpcTopologyFilter"
+FILTER_CLASS: Final = f"scheduler_filters.hpc_topology_filter.{FILTER}"
+FABRIC_FILTER: Final = "HpcFabricFilter"
+FILTER_CLASSES: Final = (FILTER_CLASS, f"scheduler_filters.hpc_fabric_filter.{FABRIC_FILTER}")
+ALL_WEIGHERS: Final = "nova.scheduler.weights.all_weighers"
+WEIGHER_CLASS: Final = "scheduler_filters.hpc_packing_weigher.HpcPackingWeigher"
+WEIGHER_CLASSES: Final = (
+    WEIGHER_CLASS,
+    "scheduler_filters.hpc_fabric_weigher.HpcFabricWeigher",
+)
+DRIVER: Final = "hpc.HpcLibvirtDriver"
+
+#: Nova's default of ``[filter_scheduler]enabled_filters``, the same on 32-34.
+NOVA_FILTERS: Final = (
+    "ComputeFilter",
+    "ComputeCapabilitiesFilter",
+    "ImagePropertiesFilter",
+    "ServerGroupAntiAffinityFilter",
+    "ServerGroupAffinityFilter",
+)
+#: Filters that re-validate every candidate: ours goes before the first.
+AFTER: Final = ("NUMATopologyFilter", "PciPassthroughFilter")
+
+#: Nova's default of ``[scheduler]max_placement_results``.
+FEWEST_CANDIDATES: Final = 1000
+
+#: ``[hpc]cache_size``, its default, and how many entries of one store a host that is like no
+#: other takes for one flavor: one store has all of its devices, and those that the request can
+#: tell apart; another has two answers (:mod:`nova_hpc.from_nova.cache`). A test counts them.
+CACHE: Final = "cache_size"
+FEWEST_RESULTS: Final = 4096
+RESULTS_OF_HOST: Final = 2
+
+#: Options of which one value counts, the last: ours would be in the place of others'.
+NOVA_LIMIT: Final = "max_placement_results"
+PLACEMENT_LIMIT: Final = "max_allocation_candidates"
+CPU_SETS: Final = ("cpu_shared_set", "cpu_dedicated_set")
+SINGLE: Final = (*CPU_SETS, NOVA_LIMIT, PLACEMENT_LIMIT, CACHE)
+
+
+@attrs.frozen
+class Options:
+    """What the operator wants that the inventory cannot know."""
+
+    #: Hosts that may match one request; the limits of Placement reach them all.
+    hosts: int = 1
+    #: Physical cores of each NUMA node that servers with dedicated CPUs do not get. None:
+    #: the sets that are configured stay; where none are, one core.
+    housekeeping_cores: int | None = None
+    #: The deployment's own filters, to which ours are added; None: the configured ones.
+    filters: Sequence[str] | None = None
+    #: Always put the product id into the name of an alias.
+    product_names: bool = False
+    #: Values of ``[hpc]device_role`` that are not in a configuration file yet.
+    device_role: Sequence[str] = ()
+    #: Options of SINGLE that stay as they are configured, and those that are made anew.
+    keep: frozenset[str] = frozenset()
+    replace: frozenset[str] = frozenset()
+    #: With what the node's offer was made.
+    declaration: Declaration = attrs.field(factory=Declaration)
+
+
+@attrs.frozen
+class Settings:
+    """The texts of the include files."""
+
+    #: Part -> text.
+    files: Mapping[str, str] = attrs.field(hash=False)
+    #: What the operator should know, each one sentence.
+    remarks: tuple[str, ...] = ()
+    #: The same of what a controller is told, whatever the node.
+    of_controller: tuple[str, ...] = ()
+    #: Part -> what its file would take away from what is configured.
+    losses: Mapping[str, Sequence[Loss]] = attrs.field(factory=dict, hash=False)
+
+
+def file_name(part: str) -> str:
+    """Name of the include file of a part, e.g. ``nova-hpc-compute.conf``."""
+    return f"nova-hpc-{part}.conf"
+
+
+def results_of(hosts: int) -> int:
+    """``[hpc]cache_size`` with which the stores hold all that *hosts* unlike hosts need."""
+    return max(FEWEST_RESULTS, RESULTS_OF_HOST * hosts)
+
+
+def render(
+    node: Node,
+    spec: DeviceSpec,
+    options: Options,
+    others: Iterable[DeviceSpec] = (),
+    before: Configured | None = None,
+) -> Settings:
+    """Write the settings for *node* and for a cloud that has it.
+
+    :param spec: what *node* offers.
+    :param others: what nodes of other kinds offer: the aliases are one set of
+        names for the whole cloud.
+    :param before: what is configured already and is added to.
+    :raises nova_hpc_tools.adopt.aliases.ClashError: Nova cannot tell two roles apart.
+    """
+    files = _Files(node, spec, options, before or Configured())
+    specs = [spec, *others]
+    aliases.check(specs)
+    texts = {
+        COMMON: files.common(aliases.build(specs, options.product_names), specs),
+        CONTROLLER: files.controller(),
+        COMPUTE: files.compute(),
+        PLACEMENT: files.placement(),
+    }
+    return Settings(
+        files={part: "\n".join(lines) + "\n" for part, lines in texts.items()},
+        remarks=tuple(files.remarks),
+        of_controller=tuple(files.of_controller),
+        losses=files.losses,
+    )
+
+
+def filters(enabled: Sequence[str]) -> list[str]:
+    """Nova's (or the deployment's) filters with the project's in their place.
+
+    FABRIC_FILTER is the last: it counts the hosts that all others leave.
+    """
+    names = [name for name in dict.fromkeys(enabled) if name not in (FILTER, FABRIC_FILTER)]
+    names += [name for name in AFTER if name not in names]
+    place = min(names.index(name) for name in AFTER)
+    return [*names[:place], FILTER, *names[place:], FABRIC_FILTER]
+
+
+# --- the files ----------------------------------------------------------------
+
+
+@attrs.define
+class _Files:
+    """The files of one node, and what is to be said of them."""
+
+    node: Node
+    spec: DeviceSpec
+    options: Options
+    before: Configured
+    remarks: list[str] = attrs.field(factory=list)
+    of_controller: list[str] = attrs.field(factory=list)
+    losses: dict[str, list[Loss]] = attrs.field(
+        factory=lambda: {part: [] for part in PARTS}  # each file is refused for itself
+    )
+
+    def common(self, wanted: Sequence[Mapping[str, str]], specs: Sequence[DeviceSpec]) -> list[str]:
+        lines, losses = configured.aliases(self.before, wanted, not self.options.product_names)
+        for text in (*lines, *self.before.other_aliases):
+            self._warn(text, specs)
+        self.losses[COMMON] += losses
+        named = [
+            "# For every Nova service. A flavor asks for devices by these names:",
+            "# pci_passthrough:alias=NAME:COUNT",
+            "[pci]",
+            *(f"alias = {_literal(alias)}" for alias in lines),
+        ]
+        already = ["# For every Nova service. The aliases are configured already."]
+        return [
+            *(named if lines else already),
+            "",
+            "[filter_scheduler]",
+            "# Devices are claimed in Placement; aliases are read with that in mind.",
+            "pci_in_placement = true",
+        ]
+
+    def _warn(self, text: str, specs: Sequence[DeviceSpec]) -> None:
+        """Say that an alias, which is not of this run, does not tell roles apart."""
+        alias = spec_entries.read(text)
+        roles = aliases.roles_of(alias, specs)
+        if len(roles) > 1:
+            self.remarks.append(
+                f"The alias {alias.get('name')} asks for devices of the roles "
+                f"{' and '.join(roles)}: a flavor without hpc: keys gets any of them."
+            )
+
+    def controller(self) -> list[str]:
+        before = self.before
+        enabled = filters(
+            self.options.filters
+            if self.options.filters is not None
+            else before.filters or NOVA_FILTERS
+        )
+        weighers = [*(before.weighers or (ALL_WEIGHERS,)), *WEIGHER_CLASSES]
+        self.losses[CONTROLLER] += configured.dropped("enabled_filters", before.filters, enabled)
+        return [
+            "# For nova-api, nova-scheduler and nova-conductor.",
+            "[filter_scheduler]",
+            "available_filters = nova.scheduler.filters.all_filters",
+            *(f"available_filters = {each}" for each in FILTER_CLASSES),
+            f"# {FILTER} puts the exact devices into the request before",
+            f"# {' and '.join(AFTER)} look at them. {FABRIC_FILTER} counts",
+            "# what all others leave.",
+            f"enabled_filters = {','.join(enabled)}",
+            f"weight_classes = {','.join(dict.fromkeys(weighers))}",
+            "# Schedulers that work at the same moment do not all choose the same host.",
+            "shuffle_best_same_weighed_hosts = true",
+            "",
+            "[scheduler]",
+            "# A total for one request: it has to reach every host that can match.",
+            f"{NOVA_LIMIT} = {self._limit(NOVA_LIMIT)}",
+            "",
+            "[workarounds]",
+            "# Dedicated CPUs are PCPU inventory on every node: no second request.",
+            "disable_fallback_pcpu_query = true",
+            *self._cache(),
+        ]
+
+    def placement(self) -> list[str]:
+        return [
+            "# For the Placement API.",
+            "[placement]",
+            "# One candidate of each host before the second of any; depth first would",
+            "# spend the whole limit on the first hosts.",
+            "allocation_candidates_generation_strategy = breadth-first",
+            f"{PLACEMENT_LIMIT} = {self._limit(PLACEMENT_LIMIT)}",
+            "# Placement's own retries, in a transaction that began before the conflict,",
+            "# can give one device to two servers; Nova retries in a new one.",
+            "allocation_conflict_retry_count = 1",
+            "",
+            "[workarounds]",
+            "# Without it, 8 of 8 devices of one host take minutes.",
+            "optimize_for_wide_provider_trees = true",
+        ]
+
+    def compute(self) -> list[str]:
+        before, spec = self.before, self.spec
+        self.losses[COMPUTE] += configured.other_driver(before, DRIVER)
+        self.losses[COMPUTE] += configured.devices(
+            before, self.node, spec, self.options.declaration.left_out
+        )
+        lines = [
+            "# For nova-compute of this node only.",
+            "[DEFAULT]",
+            f"compute_driver = {DRIVER}",
+            "",
+            "[compute]",
+            *self._cpu_sets(),
+            "",
+            "[pci]",
+            "report_in_placement = true",
+        ]
+        if not spec.offers:
+            lines += ["# No function of this node has a role: nothing is offered."]
+            self.remarks.append("No device of this node is offered to servers.")
+        lines += [f"device_spec = {_literal(entry)}" for entry in spec.lines()]
+        if entries := self.options.device_role or before.device_role:
+            lines += ["", "[hpc]", *(f"device_role = {_literal(entry)}" for entry in entries)]
+        return lines
+
+    def _limit(self, option: str) -> int:
+        """Never below Nova's default: other flavors keep the choice they had."""
+        limit = max(FEWEST_CANDIDATES, self.options.hosts)
+        if option in self.options.replace:
+            return limit
+        return configured.not_lowered(self.before, option, limit)
+
+    def _cache(self) -> list[str]:
+        """``[hpc]cache_size``, where neither the default nor the operator's own will do."""
+        need = RESULTS_OF_HOST * self.options.hosts
+        wanted: int | None
+        stays: int | None
+        theirs, own = self.before.limits.get(CACHE), self.before.own_cache
+        if CACHE in self.options.replace:
+            wanted = results_of(self.options.hosts)
+            stays = FEWEST_RESULTS if theirs is None else None
+        elif theirs == 0 or CACHE in self.options.keep:
+            # 0 is no limit that is too low: nothing is kept, and somebody has wished that.
+            wanted, stays = (own if theirs is None else theirs), theirs
+        else:
+            # One below the default is wished for, too, as long as it is enough.
+            stays = FEWEST_RESULTS if theirs is None else theirs
+            wanted = max(need, stays, own or 0)
+        if wanted is not None and wanted < need:
+            self.of_controller.append(
+                f"[hpc]{CACHE} stays {wanted}; {self.options.hosts} hosts that are not alike need "
+                f"{need} (--replace {CACHE})."
+            )
+        if wanted == stays:
+            return []
+        return [
+            "",
+            "[hpc]",
+            "# What the scheduler remembers: enough for every host that can match.",
+            f"{CACHE} = {wanted}",
+        ]
+
+    def _cpu_sets(self) -> list[str]:
+        shared, dedicated = _split(
+            self.node,
+            1 if self.options.housekeeping_cores is None else self.options.housekeeping_cores,
+            self.remarks,
+        )
+        # Who has set one of the two has thought of the other.
+        stays = self.before.cpu_sets and self.options.housekeeping_cores is None
+        lines = []
+        for option, cpus in zip(CPU_SETS, (shared, dedicated), strict=True):
+            kept = stays or option in self.options.keep
+            if kept and option not in self.options.replace:
+                text = self.before.own_cpu_sets.get(option)
+                self._say_kept(option, cpus)
+            else:
+                text = cpuset.format_list(cpus) if cpus else None
+            if text is not None and option == CPU_SETS[0]:
+                lines += [
+                    "# The host's own work, emulator threads and servers without dedicated CPUs."
+                ]
+            if text is not None:
+                lines += [f"{option} = {text}"]
+        return lines
+
+    def _say_kept(self, option: str, derived: frozenset[int]) -> None:
+        """Say where a set that stays is not what would be made now."""
+        before = self.before.cpu_sets.get(option)
+        if before is None:
+            return
+        cpus = configured.parse_cpus(before)
+        if cpus is None:
+            self.remarks.append(f"{option} is {before!r}, with which nova-compute does not start.")
+        elif cpus != derived:
+            self.remarks.append(
+                f"{option} stays {before}; with one core of each NUMA node for the host it would "
+                f"be {cpuset.format_list(derived) or 'empty'} (--housekeeping-cores)."
+            )
+
+
+def _literal(text: str) -> str:
+    """Keep oslo.config from substituting anything in *text*."""
+    return text.replace("$", "$$")
+
+
+# --- CPUs ---------------------------------------------------------------------
+
+
+def _split(
+    node: Node, housekeeping: int, remarks: list[str]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Host CPUs and CPUs for servers; a core's threads are never separated."""
+    shared: set[int] = set()
+    for numa in node.numa_nodes:
+        cores = sorted(numa.smt_siblings or [frozenset({cpu}) for cpu in numa.cpus], key=min)
+        if not cores:
+            continue
+        # A node's last core stays with the servers: their memory is there.
+        keep = min(housekeeping, len(cores) - 1)
+        if keep < housekeeping:
+            remarks.append(
+                f"NUMA node {numa.id}: {keep} of {len(cores)} cores kept for the host, not "
+                f"{housekeeping}, so that servers have one."
+            )
+        shared.update(*cores[:keep])
+    everything = node.cpus
+    if not everything:
+        remarks.append(
+            "The CPUs of this node are not known: set [compute]cpu_dedicated_set yourself."
+        )
+    return frozenset(shared), everything - shared

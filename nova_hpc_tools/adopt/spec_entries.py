@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries of ``[pci]device_spec``, whoever wrote them: which functions each names. Pure.
+
+As Nova reads them (nova/pci/devspec.py and whitelist.py, 32 to 34): a value of the option
+is one JSON object or a list of them; the first entry that names a function counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from nova_hpc.topology.model import Function, Node
+from nova_hpc.wire import tags
+
+#: Names the device by an interface of the host. Nova reports no such entry in Placement
+#: (pci_placement_translator.py, ensure_no_dev_spec_with_devname).
+DEVNAME: Final = "devname"
+
+#: Keys by which an entry names its devices; all others are tags of Nova's pools.
+PLACES: Final = frozenset({"vendor_id", "product_id", "address", DEVNAME})
+
+#: Nova gives devices with it to Neutron's ports alone (nova/pci/request.py, PCI_NET_TAG).
+NETWORK: Final = "physical_network"
+
+#: One function, written in full.
+_WHOLE: Final = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]", re.ASCII)
+_PLAIN: Final = re.compile(r"[0-9a-fA-F]+")
+
+#: Digits of domain, bus, slot and function.
+_WIDTHS: Final = (4, 2, 2, 1)
+
+
+#: What is no JSON object; an object that is empty names every device.
+NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
+
+
+def read(text: str) -> Mapping[str, Any]:
+    """A JSON object; NOTHING where it is none, which Nova would not start with."""
+    found = _json(text)
+    return found if isinstance(found, dict) else NOTHING
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def lines(values: Iterable[str]) -> tuple[str, ...]:
+    """Every entry of these values by itself, each once; what is no JSON stays as it is."""
+    return tuple(dict.fromkeys(each for value in values for each in each_of(value)))
+
+
+def each_of(value: str) -> list[str]:
+    """The entries of one value."""
+    several = _json(value)
+    if isinstance(several, list) and all(isinstance(each, dict) for each in several):
+        return [json.dumps(each) for each in several]
+    return [value]
+
+
+def is_ours(entry: Mapping[str, Any]) -> bool:
+    """Whether this project wrote it."""
+    return tags.ROLE in entry
+
+
+def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says beside where its devices are and what this project says of them."""
+    return {
+        key: value
+        for key, value in entry.items()
+        if key not in PLACES and not key.startswith("hpc_")
+    }
+
+
+# --- interfaces -----------------------------------------------------------------
+
+
+def by_address(entry: Mapping[str, Any], node: Node) -> Mapping[str, Any]:
+    """The same entry with the address of its interface, where this node has that.
+
+    Nova takes the address for the same devices: a physical function stands for its virtual
+    ones in both.
+    """
+    name = entry.get(DEVNAME)
+    if not name or not isinstance(name, str) or "address" in entry:
+        return entry
+    for function in node.functions:
+        if f"net {name}" in function.os_devices:
+            return {
+                key if key != DEVNAME else "address": function.address if key == DEVNAME else value
+                for key, value in entry.items()
+            }
+    return entry
+
+
+def translated(texts: Iterable[str], node: Node) -> tuple[str, ...]:
+    """Entries with addresses in the place of interfaces; each is a text as before."""
+    found = []
+    for text in texts:
+        entry = read(text)
+        known = by_address(entry, node)
+        found.append(text if known is entry else json.dumps(dict(known)))
+    return tuple(dict.fromkeys(found))
+
+
+# --- which functions ------------------------------------------------------------
+
+
+def matches(entry: Mapping[str, Any], function: Function) -> bool:
+    """Whether an entry of device_spec names *function* (nova/pci/devspec.py).
+
+    One that names an interface (``devname``) is taken to name none: see :func:`translated`.
+    """
+    address = entry.get("address")
+    # Most entries name one function in full, and most functions are others.
+    whole = isinstance(address, str) and _WHOLE.fullmatch(address) is not None
+    if whole and str(address).lower() not in (function.address, function.physical_function):
+        return False
+    for key, value in (("vendor_id", function.vendor_id), ("product_id", function.product_id)):
+        if str(entry.get(key, "*")).strip().lower().removeprefix("0x") not in ("*", value):
+            return False
+    if entry is NOTHING or entry.get(DEVNAME):
+        return False
+    wanted = _fields(entry.get("address") or "*:*:*.*")
+    if wanted is None:
+        return False
+    addresses = [function.address]
+    if function.physical_function is not None and all(map(_PLAIN.fullmatch, wanted)):
+        # Only one address names the virtual functions below it, too.
+        addresses.append(function.physical_function)
+    return any(_fits(wanted, address) for address in addresses)
+
+
+def _fields(address: Any) -> list[str] | None:
+    """Domain, bus, slot and function of an entry as expressions; None: Nova refuses it."""
+    if isinstance(address, dict):
+        names = ("domain", "bus", "slot", "function")
+        return [str(address.get(name, ".*")) for name in names]
+    place, _, number = str(address).lower().partition(".")
+    given = [part.strip() for part in place.split(":")]
+    given = [*[""] * (3 - len(given)), *given, number.strip()]
+    if len(given) != len(_WIDTHS):
+        return None
+    return [
+        ".*" if part in ("", "*") else part.zfill(width)
+        for part, width in zip(given, _WIDTHS, strict=True)
+    ]
+
+
+def _fits(wanted: Sequence[str], address: str) -> bool:
+    place, _, number = address.partition(".")
+    try:
+        return all(
+            re.match(want, field)
+            for want, field in zip(wanted, [*place.split(":"), number], strict=True)
+        )
+    except re.error:
+        return False
+
+
+def first(entries: Iterable[Mapping[str, Any]], function: Function) -> Mapping[str, Any] | None:
+    """The entry that counts for *function* (whitelist.py, Whitelist.get_devspec)."""
+    return next((each for each in entries if matches(each, function)), None)
+
+
+def of_functions(
+    device_spec: Iterable[str], functions: Iterable[Function]
+) -> Iterator[Mapping[str, Any]]:
+    """The entry that counts for each of *functions*, where one does."""
+    entries = [read(text) for text in device_spec]
+    for function in functions:
+        entry = first(entries, function)
+        if entry is not None:
+            yield entry
+
+
+def hidden(device_spec: Iterable[str], node: Node) -> dict[str, list[str]]:
+    """Entry without tags -> addresses for which it counts although one of ours names them."""
+    texts = list(device_spec)
+    entries = [read(text) for text in texts]
+    found: dict[str, list[str]] = {}
+    for function in node.functions:
+        named = [number for number, each in enumerate(entries) if matches(each, function)]
+        if any(is_ours(entries[each]) for each in named[1:]) and not is_ours(entries[named[0]]):
+            found.setdefault(texts[named[0]], []).append(function.address)
+    return found
+
+
+def addresses_of(entry: Mapping[str, Any]) -> list[str]:
+    """The addresses that an entry of ours names, see :mod:`nova_hpc_tools.adopt.spec_address`."""
+    address = entry.get("address")
+    if isinstance(address, str):
+        return [address.lower()]
+    if not isinstance(address, dict):
+        return []
+    parts = {name: str(address.get(name, "")) for name in ("domain", "bus", "slot", "function")}
+    return [
+        f"{parts['domain']}:{parts['bus']}:{slot}.{digit}".lower()
+        for slot in parts["slot"].split("|")
+        for digit in parts["function"].strip("[]")
+    ]

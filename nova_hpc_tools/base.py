@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every ``nova-hpc`` command is made of: its output formats and its one error handler.
+
+A command answers with columns and rows, which ``-f json|yaml|table|csv|value``
+writes as the ``openstack`` command does. Without ``-f`` most commands write for people:
+a tree, a difference, a line. ``--format`` also takes the words that earlier releases had
+for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import attrs
+import stevedore
+import yaml
+from cliff.display import DisplayCommandBase
+from cliff.formatters import commaseparated
+from cliff.lister import Lister
+from cliff.show import ShowOne
+
+from nova_hpc.outside.text import printable_lines
+from nova_hpc_tools.outlet import OutletError, Outlets, outlets
+from nova_hpc_tools.printing import InertOutput
+
+#: Exit status of bad input, and of what cannot be done; argparse uses it for bad options.
+BAD_INPUT: Final = 2
+
+#: The highest number that an option takes.
+MOST: Final = 1_000_000
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; the text is for the user, one line each."""
+
+
+@attrs.frozen
+class Answer:
+    """What a command has found or done."""
+
+    columns: Sequence[str]
+    #: The rows of a list; the values of a single record.
+    rows: Iterable[Any]
+    #: The exit status.
+    status: int = 0
+    #: Writes it for people; None: the command has done so already.
+    show: Callable[[], None] | None = None
+    #: Says it in JSON where rows would not say everything.
+    document: Callable[[], str] | None = None
+    #: What an empty table says to people, in place of an empty line.
+    nothing: str = ""
+
+
+class _Base(InertOutput, DisplayCommandBase):
+    """Common to lists and single records."""
+
+    #: What ends the command with one line and status 2.
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
+    #: Without -f, this command writes for people; otherwise it writes a table.
+    for_people: ClassVar[bool] = True
+    #: Words of --format in earlier releases -> the option that now says the same.
+    old_formats: ClassVar[Mapping[str, str]] = {}
+    #: The options with which this command changes something, which is done whether anybody
+    #: reads of it or not; None: it always does.
+    acts_with: ClassVar[tuple[str, ...] | None] = None
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        self._name = prog_name
+        if self.for_people:
+            parser.set_defaults(formatter=None)
+            action = parser._option_string_actions["-f"]
+            action.help = "the output format (default: text for people)"
+            if self.old_formats:
+                # Only --format knows the old words, and the help does not show them.
+                parser._option_string_actions["--format"] = _OldFormat(action, self.old_formats)
+        return parser
+
+    def say(self, text: str = "", end: str = "\n") -> None:
+        """Write a line for people, where they are the readers."""
+        if self._people:
+            print(text, end=end)
+
+    def run(self, parsed_args: argparse.Namespace) -> int:
+        """Run the command; 2 after a line that says what is wrong."""
+        if parsed_args.columns and parsed_args.formatter is None:
+            parsed_args.formatter = "table"
+        self._people = parsed_args.formatter is None
+        with outlets(self.app) as streams:
+            streams.out.stops = not self._acts(parsed_args)
+            return streams.end(self._run(parsed_args, streams), self._name)
+
+    def _acts(self, args: argparse.Namespace) -> bool:
+        if self.acts_with is None:
+            return True
+        return any(getattr(args, each) not in (None, False) for each in self.acts_with)
+
+    def _run(self, parsed_args: argparse.Namespace, streams: Outlets) -> int:
+        status = 0
+        wrong: tuple[type[Exception], ...] = (CommandError, *self.errors)
+        try:
+            answer: Answer = self.take_action(parsed_args)
+            status = answer.status
+            self._emit(parsed_args, answer)
+            sys.stdout.flush()
+        except OutletError:
+            return status
+        except SystemExit:
+            if streams.out.lost is None:
+                raise  # else rich gives up, as it does without a reader
+        except wrong as error:
+            if getattr(self.app, "options", None) and self.app.options.debug:
+                raise
+            for line in str(error).splitlines() or [""]:
+                print(f"{self._name}: {line}", file=sys.stderr)
+            return BAD_INPUT
+        return status
+
+    def _emit(self, args: argparse.Namespace, answer: Answer) -> None:
+        if self._people:
+            if answer.show is not None:
+                answer.show()
+        elif (
+            answer.document is not None and args.formatter in ("json", "yaml") and not args.columns
+        ):
+            text = answer.document()
+            if args.formatter == "yaml":
+                text = _yaml(json.loads(text))
+            sys.stdout.write(text)
+        else:
+            self._emit_rows(args, answer)
+
+    def _emit_rows(self, args: argparse.Namespace, answer: Answer) -> None:
+        rows = list(answer.rows)
+        if answer.nothing and args.formatter == "table" and not rows:
+            print(answer.nothing)
+            return
+        self.formatter = self._formatter_plugins[args.formatter].obj
+        try:
+            self.produce_output(args, answer.columns, rows)
+        except ValueError as error:
+            raise CommandError(str(error)) from error  # an unknown --column
+
+
+def _yaml(document: Any) -> str:
+    """The document with letters of all scripts, but not where one of them would be obeyed."""
+    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    if printable_lines(text) != text:
+        text = yaml.safe_dump(document, sort_keys=False)
+    return text
+
+
+class List(_Base, Lister):
+    """A command whose answer is a list."""
+
+
+class Record(_Base, ShowOne):
+    """A command whose answer is about one thing."""
+
+    def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
+        found = super()._load_formatter_plugins()
+        csv = stevedore.extension.Extension("csv", None, _OneLine, _OneLine())
+        return stevedore.ExtensionManager.make_test_instance([*found, csv])
+
+
+class _OneLine(commaseparated.CSVLister):
+    """cliff has CSV for lists alone: one record is a list of one."""
+
+    def emit_one(
+        self,
+        column_names: Sequence[str],
+        data: Sequence[Any],
+        stdout: Any,
+        parsed_args: argparse.Namespace,
+    ) -> None:
+        self.emit_list(column_names, [data], stdout, parsed_args)
+
+
+class _OldFormat(argparse.Action):
+    """``--format``, with the words of earlier releases."""
+
+    def __init__(self, action: argparse.Action, old: Mapping[str, str]) -> None:
+        super().__init__(
+            ["--format"], action.dest, choices=[*(action.choices or ()), *old], metavar=None
+        )
+        self._old = old
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Set what the new option would set."""
+        new = self._old.get(values)
+        if new is None:
+            setattr(namespace, self.dest, values)
+            return
+        setattr(namespace, self.dest, None)
+        option, _, value = new.partition(" ")
+        if value:
+            setattr(namespace, option.removeprefix("--"), value)
+        instead = f"write {new}" if value else "leave it out"
+        print(f"{parser.prog}: --format {values} is deprecated: {instead}", file=sys.stderr)
+
+
+@attrs.frozen
+class Count:
+    """An argparse type: a whole number of at least *least*."""
+
+    least: int
+
+    def __call__(self, text: str) -> int:
+        """Read the number."""
+        try:
+            value = int(text)
+        except ValueError:
+            value = self.least - 1
+        if not self.least <= value <= MOST:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {self.least} to {MOST}"
+            )
+        return value

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many servers of a flavor still fit on each host. Pure.
+
+There is no second way to count: each host is asked what the scheduler would choose on it,
+the devices, CPUs and pages of the answer are taken away, and it is asked again. So what is
+counted is what the scheduler would do with one server after the other, and where devices
+can be combined in several ways (groups of unlike size, say) it may be less than the most
+that a search over all ways would find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Request
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, verdict
+from nova_hpc_tools.cloud.explain.remedies import Chooser
+from nova_hpc_tools.snapshot import Flavor, Node, Snapshot, SnapshotError
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts
+
+
+@attrs.frozen
+class Room:
+    """What fits on one node."""
+
+    #: As it would be then.
+    node: Node
+    #: How many servers.
+    fit: int
+    #: Why not one more, for operators.
+    reason: str
+
+
+@attrs.frozen
+class Capacity:
+    """What fits on each node of a cloud."""
+
+    flavor: Flavor
+    rooms: tuple[Room, ...]
+    #: What could not be read, for operators.
+    problems: tuple[str, ...] = ()
+
+    @property
+    def by_host(self) -> dict[str, int]:
+        """Nova's host -> how many servers; a host may have several nodes."""
+        found: dict[str, int] = {}
+        for room in self.rooms:
+            found[room.node.host] = found.get(room.node.host, 0) + room.fit
+        return found
+
+    @property
+    def total(self) -> int:
+        """How many servers fit on all of them."""
+        return sum(room.fit for room in self.rooms)
+
+
+def measure(
+    cloud: Snapshot, name: str, image: str | None = None, ports: Iterable[DirectPorts] = ()
+) -> Capacity:
+    """How many servers of the flavor *name* fit on each node of *cloud*.
+
+    :param ports: the direct ports that each server brings.
+    :raises SnapshotError: there is no such flavor, or nobody can create servers of it.
+    """
+    return measure_flavor(cloud, snapshot.with_ports(cloud, find_flavor(cloud, name, image), ports))
+
+
+def measure_flavor(cloud: Snapshot, flavor: Flavor) -> Capacity:
+    """The same for a flavor that need not be the cloud's, with its ports.
+
+    :raises SnapshotError: nobody can create servers of it.
+    """
+    try:
+        request = snapshot.request(flavor, cloud.hosts)
+    except FlavorError as error:
+        raise SnapshotError(f"flavor {flavor.name}: {error}") from error
+    chooser = Chooser(cloud.profile)
+    rooms = (_room(node, flavor, request, chooser) for node in find_nodes(cloud, None))
+    return Capacity(flavor, tuple(rooms), cloud.problems)
+
+
+def _room(node: Node, flavor: Flavor, request: Request, chooser: Chooser) -> Room:
+    fit = 0
+    while True:
+        answer = verdict(node, flavor, request, chooser)
+        if answer.choice is None:
+            return Room(node, fit, answer.reason)
+        devices = answer.choice.devices
+        if not devices.picks:
+            # Every server of the engine takes devices; without them this would never end.
+            raise SnapshotError(f"flavor {flavor.name} takes no device of {node.name}")
+        fit += 1
+        node = snapshot.take(node, devices, request.cells, f"new server {fit}")

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc capacity``: how many servers, and how many whole clusters, still fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.cluster.plan.tree import natural
+from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.model import FabricMap, Place
+from nova_hpc_tools.base import Answer, Count, List
+from nova_hpc_tools.cloud.capacity import Capacity, measure
+from nova_hpc_tools.cloud.explain_command import direct_ports
+from nova_hpc_tools.cluster.capacity import AtLevel, at_levels
+from nova_hpc_tools.fabric import map_files as fabric_source
+from nova_hpc_tools.fabric.hostlist import shorten
+from nova_hpc_tools.fabric.plan_command import read_map
+from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.snapshot import Snapshot, SnapshotError, cloud_readers
+
+SCHEMA: Final = "nova-hpc/capacity"
+VERSION: Final = 1
+_MISS: Final = 1
+_COLUMNS: Final = ("Host", "Node", "Fit", "Leaf", "Why not more")
+#: Reasons that are shown; the others are counted.
+_REASONS: Final = 8
+
+
+@attrs.frozen
+class _Report:
+    """What the command has found."""
+
+    capacity: Capacity
+    fabric: FabricMap
+    #: None: nobody asked for clusters.
+    members: int | None
+    #: For each level of the map; of clusters of one without *members*.
+    levels: tuple[AtLevel, ...]
+    problems: tuple[str, ...]
+
+    def place(self, host: str) -> Place:
+        """Where a host is."""
+        return self.fabric.place(host) or Place(host=host)
+
+    @property
+    def fits(self) -> bool:
+        """Whether one more server fits, or one more cluster."""
+        return self.levels[-1].clusters > 0
+
+
+class ShowCapacity(List):
+    """Show how many servers of a flavor fit, and how many whole clusters of them.
+
+    Asks the scheduler's own functions for one server after the other until none
+    fits. Where hosts are on the fabric is what nova-hpc fabric sync wrote into
+    Nova, or what --map says. The exit status is 0 if one more server (with
+    --members: one more cluster) fits somewhere, 1 if not, and 2 if the question
+    cannot be answered. Changes nothing.
+    """
+
+    acts_with = ()
+    errors = (SnapshotError, FabricError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--flavor", required=True, metavar="FLAVOR", help="name or ID of a flavor"
+        )
+        parser.add_argument(
+            "--members", type=Count(1), metavar="N", help="also count whole clusters of N servers"
+        )
+        parser.add_argument(
+            "--image", metavar="IMAGE", help="name or ID of the image, whose properties count, too"
+        )
+        parser.add_argument(
+            "--port",
+            type=direct_ports,
+            action="append",
+            metavar="NETWORK[:COUNT]",
+            help="each server brings so many direct ports (default: 1) of this physical network; "
+            "may be repeated",
+        )
+        parser.add_argument(
+            "--map",
+            dest="fabric",
+            metavar="FILE",
+            help="where the hosts are on the fabric (default: what Nova's aggregates say)",
+        )
+        cloud_readers.add_arguments(parser)
+        fabric_source.add_arguments(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Count; status 0 if one more fits, 1 if not."""
+        args = parsed_args
+        fabric = None if args.fabric is None else read_map(args.fabric, args)
+        cloud = cloud_readers.take(args.snapshot, args.config, args.image)
+        capacity = measure(cloud, args.flavor, args.image, args.port or ())
+        problems: tuple[str, ...] = ()
+        if fabric is None:
+            fabric, problems = _synced(cloud)
+        report = _Report(
+            capacity=capacity,
+            fabric=fabric,
+            members=args.members,
+            levels=at_levels(fabric, capacity.by_host, args.members or 1),
+            problems=(*capacity.problems, *problems),
+        )
+        rows = [
+            (
+                room.node.host,
+                room.node.node,
+                room.fit,
+                report.place(room.node.host).leaf or "",
+                room.reason,
+            )
+            for room in capacity.rooms
+        ]
+        for problem in report.problems:
+            print(f"nova-hpc capacity: warning: {problem}", file=sys.stderr)
+        return Answer(
+            _COLUMNS,
+            rows,
+            status=0 if report.fits else _MISS,
+            show=lambda: _show(report),
+            document=lambda: _dumps(report),
+        )
+
+
+def _synced(cloud: Snapshot) -> tuple[FabricMap, tuple[str, ...]]:
+    """The map that Nova's aggregates say, and what makes no sense in them."""
+    places: dict[str, Place] = {}
+    problems: dict[str, None] = {}
+    for node in cloud.hosts:
+        reading = read_place(node.host, node.aggregates.values())
+        places[node.host] = reading.place
+        problems |= dict.fromkeys(reading.problems)
+    return FabricMap(places=tuple(places.values())), tuple(problems)
+
+
+# --- for programs ----------------------------------------------------------------
+
+
+def _dumps(report: _Report) -> str:
+    return json.dumps({"schema": SCHEMA, "version": VERSION, **_document(report)}, indent=2) + "\n"
+
+
+def _document(report: _Report) -> dict[str, Any]:
+    capacity = report.capacity
+    return {
+        "flavor": capacity.flavor.name,
+        "image": capacity.flavor.image,
+        "members": report.members,
+        "fits": report.fits,
+        "total": capacity.total,
+        "levels": [_level(report, each) for each in report.levels],
+        "hosts": [
+            {
+                "host": room.node.host,
+                "node": room.node.node,
+                "fit": room.fit,
+                "place": {level.word: name for level, name in report.place(room.node.host).path},
+                "nvlink_domain": report.place(room.node.host).nvlink_domain,
+                "reason": room.reason,
+            }
+            for room in capacity.rooms
+        ],
+        "problems": list(report.problems),
+    }
+
+
+def _level(report: _Report, found: AtLevel) -> dict[str, Any]:
+    document = {"level": found.level, "domains": found.domains, "largest": found.largest}
+    return document if report.members is None else {**document, "clusters": found.clusters}
+
+
+# --- for people --------------------------------------------------------------------
+
+
+def _show(report: _Report) -> None:
+    capacity = report.capacity
+    able = sum(room.fit > 0 for room in capacity.rooms)
+    print(
+        f"{capacity.flavor.name}: {capacity.total} more servers fit, on {able} of "
+        f"{len(capacity.rooms)} hosts"
+    )
+    by_fit: dict[int, list[str]] = {}
+    for room in capacity.rooms:
+        by_fit.setdefault(room.fit, []).append(room.node.name)
+    for fit in sorted(by_fit, reverse=True):
+        each = "each of " if len(by_fit[fit]) > 1 else ""
+        print(f"  {fit} on {each}{shorten(sorted(by_fit[fit], key=natural))}")
+    reasons = Counter(room.reason for room in capacity.rooms if not room.fit)
+    if reasons:
+        print("\nWhere none fits:")
+    for reason, count in reasons.most_common(_REASONS):
+        print(f"  {count} host{'s' if count > 1 else ''}: {reason}")
+    if len(reasons) > _REASONS:
+        print(f"  and {len(reasons) - _REASONS} more reasons")
+    print()
+    _show_levels(report)
+
+
+def _show_levels(report: _Report) -> None:
+    rows = [["level", "domains", "largest cluster"]]
+    rows[0] += [f"clusters of {report.members}"] if report.members is not None else []
+    for each in report.levels:
+        rows.append([each.level, str(each.domains), str(each.largest)])
+        rows[-1] += [str(each.clusters)] if report.members is not None else []
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for level, *numbers in rows:
+        cells = [cell.rjust(width) for cell, width in zip(numbers, wide[1:], strict=True)]
+        print("  ".join([level.ljust(wide[0]), *cells]))
+    if len(report.levels) == 1:
+        print(
+            "No host has a known place on the fabric: give --map FILE, or write a map into Nova "
+            "with nova-hpc fabric sync."
+        )

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the servers of a host can go. Pure: a snapshot in, a plan or its refusals out.
+
+Each server is asked about with the scheduler's own functions, on hosts as they would be
+after the moves before it. Those that need most are placed first, each on the best host of
+its domain; where a later one finds no room, earlier choices are taken back, up to a bound
+of tries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.model import FabricLevel, Place
+from nova_hpc.placement.flavor import FABRIC, FABRIC_POLICY, has_hpc_keys
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import DeviceSet, Policy, Request
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud.explain import find_flavor, find_nodes, verdict
+from nova_hpc_tools.cloud.explain.remedies import Chooser
+from nova_hpc_tools.snapshot import Flavor, Node, Server, Snapshot, SnapshotError
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts, added
+
+#: Answers of the engine that are asked for at most.
+_TRIES: Final = 5000
+
+
+@attrs.frozen
+class Mover:
+    """A server that has to go.
+
+    :ivar apart: hosts that its server groups forbid it.
+    :ivar tied: why it cannot leave at all; "": it can.
+    """
+
+    uuid: str
+    name: str
+    flavor: str
+    extra_specs: Mapping[str, str]
+    apart: frozenset[str] = frozenset()
+    tied: str = ""
+
+
+@attrs.frozen
+class Move:
+    """One move of the plan.
+
+    :ivar target: host that it goes to; None: Nova chooses, since it has no devices that
+        could be planned.
+    :ivar level: how close its devices will be; "" without devices.
+    :ivar domain: what it stays in, as ``leaf l1``; "" where its flavor asks for nothing.
+    """
+
+    server: str
+    name: str
+    target: str | None
+    level: str = ""
+    domain: str = ""
+
+
+@attrs.frozen
+class Plan:
+    """All moves in their order, or why there are none."""
+
+    moves: tuple[Move, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class _Wanted:
+    """A server with devices, as the engine knows it."""
+
+    mover: Mover
+    flavor: Flavor
+    request: Request
+    devices: int
+    domain: str
+    #: Hosts that it may go to: those that it has to share a domain with come first.
+    hosts: tuple[frozenset[str], ...]
+
+
+def plan(cloud: Snapshot, host: str, movers: Iterable[Mover]) -> Plan:
+    """Find a place for all *movers*, which are on *host*, or say for which there is none."""
+    places = {
+        node.host: read_place(node.host, node.aggregates.values()).place for node in cloud.hosts
+    }
+    known = {server.uuid: server for server in cloud.servers}
+    wanted: list[_Wanted] = []
+    free: list[Move] = []
+    refusals: list[str] = []
+    for mover in sorted(movers, key=lambda each: (each.name, each.uuid)):
+        try:
+            if mover.tied:
+                raise SnapshotError(mover.tied)
+            domain, hosts = _domain(mover, places, host)
+            if mover.uuid in known and has_hpc_keys(mover.extra_specs):
+                wanted.append(_wanted(cloud, mover, known[mover.uuid], domain, hosts))
+            else:
+                free.append(Move(mover.uuid, mover.name, None, domain=domain))
+        except SnapshotError as error:
+            refusals.append(f"{mover.name} ({mover.uuid}): {error}")
+    if refusals:
+        return Plan(refusals=tuple(refusals))
+    # The largest first: the smaller ones find room in what is left.
+    wanted.sort(key=lambda each: -each.devices)
+    search = _Search(cloud, host)
+    found = search.place(tuple(wanted))
+    if found is None:
+        return Plan(refusals=search.why(wanted))
+    return Plan(moves=(*found, *free))
+
+
+def _domain(
+    mover: Mover, places: Mapping[str, Place], host: str
+) -> tuple[str, tuple[frozenset[str], ...]]:
+    """What the server stays in, and the hosts of it; then, if it may, all others."""
+    everywhere = frozenset(places) - {host} - mover.apart
+    word = mover.extra_specs.get(FABRIC)
+    if word is None:
+        return "", (everywhere,)
+    required = mover.extra_specs.get(FABRIC_POLICY, Policy.REQUIRED.value) == Policy.REQUIRED.value
+    level = FabricLevel.from_word(word)
+    home = places[host].enclosing(level) if host in places else None
+    inside = frozenset(
+        each for each in everywhere if home and places[each].enclosing(level) == home
+    )
+    said = f"{home[0].word} {home[1]}" if home else ""
+    if not required:
+        return said, (inside, everywhere - inside)
+    if home is None:
+        raise SnapshotError(
+            f"its flavor asks for {FABRIC}={word}, and nobody knows the {word} of {host}: write a "
+            "map into Nova with nova-hpc fabric sync"
+        )
+    return said, (inside,)
+
+
+def _wanted(
+    cloud: Snapshot, mover: Mover, server: Server, domain: str, hosts: tuple[frozenset[str], ...]
+) -> _Wanted:
+    """The server in the engine's words.
+
+    :raises SnapshotError: it cannot be planned.
+    """
+    flavor = find_flavor(cloud, mover.flavor)
+    if dict(flavor.extra_specs) != dict(mover.extra_specs):
+        raise SnapshotError(
+            f"its flavor {flavor.name} was changed since it was created, so what it needs is not "
+            "known: resize it to a flavor that is there"
+        )
+    uses = [
+        device
+        for node in cloud.hosts
+        for device in node.devices
+        for use in device.used
+        if use.server == server.uuid
+    ]
+    flavor = snapshot.with_ports(
+        cloud,
+        flavor,
+        added(
+            DirectPorts(
+                network=each.ports.network,
+                whole=each.ports.whole,
+                trusted=each.ports.trusted,
+                remote=each.ports.remote,
+            )
+            for each in uses
+            if each.ports is not None
+        ),
+    )
+    try:
+        request = snapshot.request(flavor, cloud.hosts)
+    except FlavorError as error:
+        raise SnapshotError(f"flavor {flavor.name}: {error}") from error
+    return _Wanted(mover, flavor, request, len(uses), domain, hosts)
+
+
+class _Search:
+    """Places servers one after the other, and takes choices back."""
+
+    def __init__(self, cloud: Snapshot, host: str) -> None:
+        self._nodes = [node for node in find_nodes(cloud, None) if node.host != host]
+        self._chooser = Chooser(cloud.profile)
+        self._host = host
+        self._tries = 0
+        #: How many servers were placed when one found no room: the most, and which one.
+        self._stuck: tuple[int, _Wanted | None] = (-1, None)
+
+    def place(self, wanted: Sequence[_Wanted]) -> tuple[Move, ...] | None:
+        """All of them, or None."""
+        return self._place(wanted, {node.name: node for node in self._nodes}, 0)
+
+    def _place(
+        self, wanted: Sequence[_Wanted], state: Mapping[str, Node], at: int
+    ) -> tuple[Move, ...] | None:
+        if at == len(wanted):
+            return ()
+        one = wanted[at]
+        options = self._options(one, state)
+        if not options and at > self._stuck[0]:
+            self._stuck = (at, one)
+        for name, devices in options:
+            node = state[name]
+            after = snapshot.take(node, devices, one.request.cells, one.mover.uuid)
+            rest = self._place(wanted, {**state, name: after}, at + 1)
+            if rest is not None:
+                level = devices.level.word
+                move = Move(one.mover.uuid, one.mover.name, node.host, level, one.domain)
+                return (move, *rest)
+            if self._tries >= _TRIES:
+                return None
+        return None
+
+    def _options(self, one: _Wanted, state: Mapping[str, Node]) -> list[tuple[str, DeviceSet]]:
+        """Nodes that take it and what it gets there, the best first; of nodes alike, one."""
+        found = []
+        for nearness, hosts in enumerate(one.hosts):
+            for name, node in state.items():
+                if node.host not in hosts or self._tries >= _TRIES:
+                    continue
+                self._tries += 1
+                choice = verdict(node, one.flavor, one.request, self._chooser).choice
+                if choice is not None:
+                    rank = self._chooser.rank(one.request, choice.devices, node)
+                    found.append(((nearness, rank, name), name, choice.devices))
+        return [(name, devices) for _, name, devices in sorted(found, key=lambda each: each[0])]
+
+    def why(self, wanted: Sequence[_Wanted]) -> tuple[str, ...]:
+        """Why :meth:`place` found nothing."""
+        if self._tries >= _TRIES:
+            return (f"no plan was found in {_TRIES} tries: move some of the servers by hand",)
+        at, one = self._stuck
+        if one is None:
+            return ()
+        within = f" in {one.domain}" if one.domain and len(one.hosts) == 1 else ""
+        fits = sum(len(self._options(one, {node.name: node})) for node in self._nodes)
+        reasons = Counter(
+            verdict(node, one.flavor, one.request, self._chooser).reason
+            for node in self._nodes
+            if node.host in frozenset().union(*one.hosts)
+        )
+        said = f"{one.mover.name} ({one.mover.uuid}): no host{within} has room for it"
+        if fits:
+            return (f"{said} beside the {at} that go before it",)
+        nearest = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        return (f"{said}{f': {nearest}' if nearest else ''}",)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc drain`` asks of Nova's public API, with the rights of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc.outside.text import printable
+from nova_hpc_tools.fabric.nova_aggregates import Cloud, CloudError
+
+#: 2.56: a cold migration names its host; 2.59: migrations have UUIDs; 2.64: rules of server
+#: groups; 2.84: what went wrong in an action. Nova 32, 33 and 34 have all of them.
+MICROVERSION: Final = "2.84"
+#: Migrations that are under way.
+MOVING: Final = ("accepted", "queued", "preparing", "pre-migrating", "migrating", "post-migrating")
+#: One that waits for its confirmation.
+MOVED: Final = "finished"
+#: A cold migration, and a resize of its user's.
+COLD: Final = "migration"
+RESIZE: Final = "resize"
+
+
+@attrs.frozen
+class Seen:
+    """A server as the API shows it."""
+
+    uuid: str
+    name: str
+    #: As ACTIVE, SHUTOFF, VERIFY_RESIZE, ERROR.
+    status: str
+    #: What Nova is doing with it; "" for nothing.
+    task: str
+    host: str
+    #: Name of its flavor when it was created or resized.
+    flavor: str
+    extra_specs: Mapping[str, str]
+
+
+@attrs.frozen
+class Migration:
+    """A move away from the host that is not over."""
+
+    server: str
+    kind: str
+    status: str
+    target: str
+
+
+@attrs.frozen
+class Group:
+    """A server group with a policy that binds.
+
+    :ivar most: how many of its servers a host may have, by anti-affinity.
+    """
+
+    uuid: str
+    policy: str
+    members: frozenset[str]
+    most: int = 1
+
+
+class DrainCloud(Cloud):
+    """Servers, their moves, and the compute service of a host."""
+
+    def servers_of(self, host: str) -> list[Seen]:
+        """The servers that are on *host* now.
+
+        :raises CloudError: Nova does not tell.
+        """
+        found = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1", host=host)
+        return [_seen(each) for each in found]
+
+    def server(self, uuid: str) -> Seen | None:
+        """One server; None: it was deleted.
+
+        :raises CloudError: Nova does not tell.
+        """
+        try:
+            return _seen(self._get(f"/servers/{uuid}", MICROVERSION)["server"])
+        except CloudError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    def moves_from(self, host: str) -> list[Migration]:
+        """Cold migrations and resizes away from *host* that are not over.
+
+        :raises CloudError: Nova does not tell.
+        """
+        return [
+            Migration(
+                server=str(each["instance_uuid"]),
+                kind=str(each["migration_type"]),
+                status=str(each["status"]),
+                target=str(each.get("dest_compute") or ""),
+            )
+            for each in self._migrations(host)
+            if each["source_compute"] == host
+            and each["migration_type"] in (COLD, RESIZE)
+            and each["status"] in (*MOVING, MOVED)
+        ]
+
+    def _migrations(self, host: str) -> Iterator[Mapping[str, Any]]:
+        marker: dict[str, str] = {}
+        while True:
+            page = self._get(
+                "/os-migrations", MICROVERSION, source_compute=host, limit="500", **marker
+            )["migrations"]
+            yield from page
+            if not page:
+                return
+            marker = {"marker": page[-1]["uuid"]}
+
+    def binding_groups(self) -> list[Group]:
+        """Server groups with hard policies.
+
+        :raises CloudError: Nova does not tell.
+        """
+        return [
+            Group(
+                uuid=str(each["id"]),
+                policy=str(each["policy"]),
+                members=frozenset(each["members"]),
+                most=int((each.get("rules") or {}).get("max_server_per_host", 1)),
+            )
+            for each in self._groups(MICROVERSION)
+            if each["policy"] in ("affinity", "anti-affinity")
+        ]
+
+    def hosts_of(self, servers: frozenset[str]) -> dict[str, str]:
+        """Server -> host of those that have one.
+
+        :raises CloudError: Nova does not tell.
+        """
+        found = self._pages("/servers/detail", "servers", MICROVERSION, all_tenants="1")
+        every = {str(each["id"]): str(each.get("OS-EXT-SRV-ATTR:host") or "") for each in found}
+        return {each: every[each] for each in servers if every.get(each)}
+
+    def service(self, host: str) -> Mapping[str, Any]:
+        """The compute service of *host*.
+
+        :raises CloudError: there is none, or Nova does not tell.
+        """
+        found = self._get("/os-services", MICROVERSION, host=host, binary="nova-compute")
+        for each in found["services"]:
+            if each["host"] == host:
+                return dict(each)
+        raise CloudError(f"there is no nova-compute on a host {host!r}")
+
+    def disable(self, service: Mapping[str, Any], reason: str) -> None:
+        """Keep new servers off a host.
+
+        :raises CloudError: Nova refuses.
+        """
+        body = {"status": "disabled", "disabled_reason": reason}
+        self._call("put", f"/os-services/{service['id']}", body, microversion=MICROVERSION)
+
+    def migrate(self, uuid: str, target: str | None) -> None:
+        """Ask for a cold migration; the scheduler checks *target*, or chooses.
+
+        :raises CloudError: Nova refuses.
+        """
+        body = {"migrate": None if target is None else {"host": target}}
+        self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
+    def confirm(self, uuid: str) -> None:
+        """End a cold migration: the server leaves what it had where it was.
+
+        :raises CloudError: Nova refuses.
+        """
+        body = {"confirmResize": None}
+        self._call("post", f"/servers/{uuid}/action", body, microversion=MICROVERSION)
+
+    def why(self, uuid: str) -> str:
+        """What Nova says of the server's last cold migration; "" where it says nothing."""
+        path = f"/servers/{uuid}/os-instance-actions"
+        try:
+            actions = self._get(path, MICROVERSION)["instanceActions"]
+            newest = next(each for each in actions if each["action"] == "migrate")
+            found = self._get(f"{path}/{newest['request_id']}", MICROVERSION)["instanceAction"]
+        except (CloudError, StopIteration):
+            return ""
+        said = [str(each.get("details") or "") for each in found.get("events") or ()]
+        texts = dict.fromkeys([*said, str(newest.get("message") or "")])
+        return printable("; ".join(" ".join(text.split()) for text in texts if text))
+
+
+def _seen(server: Mapping[str, Any]) -> Seen:
+    flavor = server.get("flavor") or {}
+    return Seen(
+        uuid=str(server["id"]),
+        # It is shown, and nothing is asked by it.
+        name=printable(str(server.get("name") or server["id"])),
+        status=str(server.get("status") or "UNKNOWN"),
+        task=str(server.get("OS-EXT-STS:task_state") or ""),
+        host=str(server.get("OS-EXT-SRV-ATTR:host") or ""),
+        flavor=str(flavor.get("original_name") or ""),
+        extra_specs=dict(flavor.get("extra_specs") or {}),
+    )

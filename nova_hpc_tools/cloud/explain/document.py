@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of ``explain`` as JSON documents with a version.
+
+Within a version keys may be added; a key is never removed and never changes
+its meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from nova_hpc.placement.model import Request
+from nova_hpc_tools.cloud.explain.model import Choice, Past, Placed, Report, Verdict
+from nova_hpc_tools.cloud.explain.server_report import peers
+from nova_hpc_tools.snapshot import Node
+from nova_hpc_tools.snapshot.unplaced_requests import Asked
+
+SCHEMA: Final = "nova-hpc/explain"
+VERSION: Final = 1
+
+
+def dumps(answer: Report | Past, together: dict[str, Any] | None = None) -> str:
+    """The document as text: ASCII, indented, ends with a newline.
+
+    :param together: whether members of a server group come together; None: nobody asked.
+    """
+    body = report(answer) | {"together": together} if isinstance(answer, Report) else past(answer)
+    return json.dumps({"schema": SCHEMA, "version": VERSION, **body}, indent=2) + "\n"
+
+
+def report(answer: Report) -> dict[str, Any]:
+    """The answer about a flavor as plain objects."""
+    question, request = answer.question, answer.request
+    return {
+        "flavor": answer.flavor.name,
+        "image": question.image,
+        "count": question.count,
+        "host": question.host,
+        "request": {
+            "affinity": request.level.word,
+            "affinity_policy": request.policy.value,
+            "nvlink": request.nvlink.value,
+            "devices": {want.alias: want.count for want in answer.flavor.wants},
+            "ports": [
+                {
+                    "network": each.network,
+                    "count": each.count,
+                    "role": ports.name,
+                    "whole": each.whole,
+                    "trusted": each.trusted,
+                    "remote_managed": each.remote,
+                }
+                for each, ports in zip(answer.flavor.ports, answer.request.ports, strict=True)
+            ],
+            "groups": len(request.groups),
+            "cells": len(request.cells),
+        },
+        "asked": _asked(answer.asked),
+        "fits": answer.fits,
+        "problems": list(answer.problems),
+        "hosts": [_verdict(request, each) for each in answer.verdicts],
+        "placed": [_placed(request, each) for each in answer.placed],
+        "remedies": [
+            {
+                "kind": remedy.kind,
+                "text": remedy.text,
+                "node": remedy.node,
+                "level": remedy.level.word,
+            }
+            for remedy in answer.remedies
+        ],
+    }
+
+
+def _asked(asked: Asked | None) -> dict[str, Any] | None:
+    if asked is None:
+        return None
+    return {
+        "servers": list(asked.servers),
+        "name": asked.name,
+        "state": asked.state,
+        "fault": asked.fault,
+        "request": asked.request,
+        "placement": asked.placement,
+        "notes": list(asked.notes),
+    }
+
+
+def past(answer: Past) -> dict[str, Any]:
+    """The answer about a server as plain objects."""
+    decision = answer.decision
+    return {
+        "server": answer.server.uuid,
+        "name": answer.server.name,
+        "flavor": answer.server.flavor,
+        "host": answer.server.host,
+        "node": answer.server.node,
+        "decision": None
+        if decision is None
+        else {
+            "asked": decision.asked.word,
+            "policy": decision.policy.value,
+            "reached": decision.reached.word,
+            "redirected": None if decision.redirected is None else list(decision.redirected),
+            "peers": [
+                {"gpu": gpu, "adapter": adapter, "why": why, "as_wished": as_wished}
+                for gpu, adapter, why, as_wished in peers(decision, answer.given)
+            ],
+            "peer_wish": decision.wish.value,
+        },
+        "level": None if answer.level is None else answer.level.word,
+        "distance": None if answer.distance is None else answer.distance.name,
+        "devices": [
+            {"address": address, "provider": each.device.provider, "role": each.device.role}
+            for each in answer.given
+            for address in each.addresses
+        ],
+        "notes": list(answer.notes),
+    }
+
+
+def _verdict(request: Request, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "host": verdict.node.host,
+        "node": verdict.node.node,
+        "zone": verdict.node.zone,
+        "fits": verdict.choice is not None,
+        "reason": verdict.reason,
+        "notes": list(verdict.notes),
+        **_choice(request, verdict.node, verdict.choice),
+    }
+
+
+def _placed(request: Request, placed: Placed) -> dict[str, Any]:
+    return {
+        "host": placed.before.host,
+        "node": placed.before.node,
+        **_choice(request, placed.before, placed.choice),
+    }
+
+
+def _choice(request: Request, node: Node, choice: Choice | None) -> dict[str, Any]:
+    if choice is None:
+        return {"level": None, "distance": None, "score": None, "devices": [], "cells": {}}
+    names = {want.key: want.name for want in request.wants}
+    names |= {ports.key: ports.name for ports in request.ports}
+    addresses = {device.provider: device.address for device in node.devices}
+    devices = choice.devices
+    return {
+        "level": devices.level.word,
+        "distance": devices.distance.name,
+        "score": list(devices.score),
+        "devices": [
+            {
+                "alias": names[pick.want],
+                "address": addresses[pick.pool],
+                "provider": pick.pool,
+                "group": pick.group,
+                "cell": pick.cell,
+            }
+            for pick in devices.picks
+        ],
+        "cells": {str(cell): node_id for cell, node_id in sorted(devices.cells.items())},
+    }

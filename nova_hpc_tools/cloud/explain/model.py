@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions and reports of ``explain``. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from nova_hpc.placement.model import DeviceSet, Request
+from nova_hpc.topology.level import Distance, Level
+from nova_hpc.wire.decision import Decision
+from nova_hpc_tools.snapshot import Device, Flavor, Node, Server
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts
+from nova_hpc_tools.snapshot.unplaced_requests import Asked
+
+
+@attrs.frozen
+class Question:
+    """What somebody wants to have explained."""
+
+    flavor: str
+    image: str | None = None
+    #: How many servers of it, one after the other.
+    count: int = 1
+    #: Only this host; None: all of them.
+    host: str | None = None
+    #: Direct ports that each of the servers brings.
+    ports: tuple[DirectPorts, ...] = ()
+
+
+@attrs.frozen
+class Choice:
+    """What the scheduler would choose on one node."""
+
+    devices: DeviceSet
+
+    def providers(self) -> Mapping[str, int]:
+        """Provider -> how many of its devices."""
+        found: dict[str, int] = {}
+        for pick in self.devices.picks:
+            found[pick.pool] = found.get(pick.pool, 0) + 1
+        return found
+
+
+@attrs.frozen
+class Verdict:
+    """Whether one node fits."""
+
+    node: Node
+    #: A sentence: why these devices, or the nearest miss.
+    reason: str
+    choice: Choice | None = None
+    #: What is wrong with devices of the node.
+    notes: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Placed:
+    """One of several servers."""
+
+    before: Node
+    choice: Choice
+    after: Node
+
+
+@attrs.frozen
+class Remedy:
+    """A change after which the server would fit; it was tried."""
+
+    #: affinity, group, size or server
+    kind: str
+    #: What to change, as a sentence without its end.
+    text: str
+    #: The node on which it then fits, and at which level.
+    node: str
+    level: Level
+
+
+@attrs.frozen
+class Report:
+    """The answer to a question about a flavor."""
+
+    question: Question
+    flavor: Flavor
+    request: Request
+    verdicts: tuple[Verdict, ...]
+    placed: tuple[Placed, ...]
+    remedies: tuple[Remedy, ...] = ()
+    problems: tuple[str, ...] = ()
+    #: Names of the servers, by UUID.
+    names: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: The request that was refused before, where the question is about it.
+    asked: Asked | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether all the servers that were asked about fit."""
+        return len(self.placed) == self.question.count
+
+
+@attrs.frozen
+class Given:
+    """Devices of one provider that a server has."""
+
+    device: Device
+    #: Addresses of the functions, by Nova's PCI records.
+    addresses: tuple[str, ...]
+
+
+@attrs.frozen
+class Past:
+    """The answer to a question about a server."""
+
+    server: Server
+    node: Node
+    given: tuple[Given, ...]
+    decision: Decision | None
+    #: The devices in the groups of the flavor; None where that has changed.
+    choice: Choice | None = None
+    #: The level and the longest path by where the devices sit: inside groups
+    #: where these are known, else of all; None where a place is not known.
+    level: Level | None = None
+    distance: Distance | None = None
+    #: What an operator should know about the above.
+    notes: tuple[str, ...] = ()
+    #: Names of the servers, by UUID.
+    names: Mapping[str, str] = attrs.field(factory=dict, hash=False)

@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc explain``: would it fit, where, with which devices, and why not."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+from rich.tree import Tree
+
+from nova_hpc.cluster.group_domain.domain_choice import Seat
+from nova_hpc.cluster.plan import Policy
+from nova_hpc.fabric.aggregates import read_place
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc.placement.flavor import read_fabric
+from nova_hpc.placement.grouping import GROUP, takes_ports
+from nova_hpc.placement.model import Request
+from nova_hpc_tools.base import Answer, Count, List
+from nova_hpc_tools.cloud import gang_answer as explain_together
+from nova_hpc_tools.cloud.capacity import measure_flavor
+from nova_hpc_tools.cloud.explain import document as explain_document
+from nova_hpc_tools.cloud.explain import explain, explain_asked
+from nova_hpc_tools.cloud.explain.model import (
+    Choice,
+    Given,
+    Past,
+    Placed,
+    Question,
+    Report,
+    Verdict,
+)
+from nova_hpc_tools.cloud.explain.server_report import NoServerError, explain_server
+from nova_hpc_tools.cluster.group_fit import Together, look
+from nova_hpc_tools.printing import InertConsole
+from nova_hpc_tools.snapshot import Device, Node, Snapshot, SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot.direct_ports import DirectPorts
+from nova_hpc_tools.snapshot.unplaced_requests import Asked
+
+_MISS: Final = 1
+
+
+class Explain(List):
+    """Explain where a server of a flavor would go, with which devices, or why nowhere.
+
+    Reads what the scheduler reads (or a snapshot of it) and asks the same
+    functions. The exit status is 0 if the servers fit, 1 if not, and 2 if the
+    question cannot be answered. Changes nothing. JSON and YAML say everything,
+    with a version; lists name the hosts, or with --server its devices.
+    """
+
+    acts_with = ()
+    errors = (SnapshotError,)
+    old_formats = {"table": ""}
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        what = parser.add_argument_group("the question")
+        one = what.add_mutually_exclusive_group(required=True)
+        one.add_argument("--flavor", metavar="FLAVOR", help="name or ID of a flavor")
+        one.add_argument(
+            "--server",
+            metavar="SERVER",
+            help="name or UUID of a server: explain what was decided for it, or of one that found "
+            "no host whether it would find one now",
+        )
+        one.add_argument(
+            "--request",
+            metavar="REQUEST",
+            help="ID of a request (req-...) that left servers in ERROR without a host",
+        )
+        what.add_argument(
+            "--image",
+            metavar="IMAGE",
+            help="with --flavor: name or ID of the image, whose properties count, too",
+        )
+        what.add_argument(
+            "--count",
+            type=Count(1),
+            metavar="N",
+            help="with --flavor: so many servers, one after the other (default: 1)",
+        )
+        what.add_argument("--host", metavar="HOST", help="with --flavor: only this host")
+        what.add_argument(
+            "--port",
+            type=direct_ports,
+            action="append",
+            metavar="NETWORK[:COUNT]",
+            help="with --flavor: each server brings so many direct ports (default: 1) of this "
+            "physical network; may be repeated",
+        )
+        what.add_argument(
+            "--group",
+            metavar="UUID",
+            help="with --flavor, where it has hpc:fabric: a server group that the servers would "
+            "be members of",
+        )
+        cloud_readers.add_arguments(parser)
+        self._parser = parser
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Ask; status 0 if it fits, 1 if not."""
+        args = parsed_args
+        if args.flavor is None:
+            for option in ("image", "count", "host", "port", "group"):
+                if getattr(args, option) is not None:
+                    self._parser.error(f"--{option} needs --flavor")
+        if args.request is not None and args.snapshot is not None:
+            self._parser.error("--request needs the cloud itself, and no --snapshot")
+        taken = cloud_readers.take(args.snapshot, args.config, args.image)
+        answer: Report | Past
+        columns: tuple[str, ...]
+        rows: list[tuple[object, ...]]
+        if args.flavor is not None:
+            question = Question(
+                args.flavor, args.image, args.count or 1, args.host, tuple(args.port or ())
+            )
+            answer = explain(taken, question)
+        else:
+            answer = _about_server(taken, args)
+        if isinstance(answer, Past):
+            columns, rows = _PAST, [_past_row(each) for each in answer.given]
+        else:
+            columns, rows = _REPORT, [_report_row(each) for each in answer.verdicts]
+        gang = None if isinstance(answer, Past) else _together(taken, answer, args)
+        fits = isinstance(answer, Past) or (answer.fits and (gang is None or gang.fits))
+        return Answer(
+            columns,
+            rows,
+            status=0 if fits else _MISS,
+            show=lambda: _show(answer, gang),
+            document=lambda: explain_document.dumps(answer, gang.build() if gang else None),
+        )
+
+
+def direct_ports(text: str) -> DirectPorts:
+    """Read the value of ``--port``."""
+    network, colon, count = text.rpartition(":")
+    if not colon:
+        network, count = text, "1"
+    if not network or not (count.isascii() and count.isdigit()) or not 1 <= int(count) <= 64:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no physical network with a count of 1 to 64, like physnet4:2"
+        )
+    return DirectPorts(network, int(count))
+
+
+def _about_server(taken: Snapshot, args: argparse.Namespace) -> Report | Past:
+    """A server that has devices, or one that found no host."""
+    if args.request is None:
+        try:
+            return explain_server(taken, args.server)
+        except NoServerError:
+            # A file says nothing of servers without devices.
+            if args.snapshot is not None:
+                raise
+    return explain_asked(taken, cloud_readers.read_asked(args.config, args.server, args.request))
+
+
+def _together(taken: Snapshot, answer: Report, args: argparse.Namespace) -> Together | None:
+    """Whether the servers come together; None: their flavor does not want it."""
+    wish = read_fabric(answer.flavor.extra_specs)
+    if wish is None:
+        return None
+    asked = answer.asked
+    group = args.group or (asked.group if asked is not None else None)
+    members = answer.question.count
+    lines = None if args.snapshot is not None else cloud_readers.read_fabric_groups(args.config)
+    if asked is not None and not any(line.group == group for line in lines or ()):
+        # Of a group that is nowhere, a place is wanted for all that were announced.
+        members = max(members, asked.members or 1)
+    fits = measure_flavor(taken, answer.flavor).by_host
+    readings = [read_place(node.host, node.aggregates.values()) for node in taken.hosts]
+    found = {each.place.host: each for each in readings}
+    seats = [Seat(each.place, each.map, fits.get(host, 0)) for host, each in found.items()]
+    policy = Policy(wish.policy.value)
+    return look(seats, FabricLevel.from_word(wish.level), policy, members, lines, group or "")
+
+
+# --- for programs ----------------------------------------------------------------
+
+_REPORT: Final = ("Host", "Fits", "Level", "Distance", "Devices", "Reason")
+_PAST: Final = ("Device", "Role", "Functions")
+
+
+def _report_row(verdict: Verdict) -> tuple[object, ...]:
+    devices = None if verdict.choice is None else verdict.choice.devices
+    return (
+        verdict.node.name,
+        devices is not None,
+        "" if devices is None else devices.level.word,
+        "" if devices is None else devices.distance.name,
+        "" if verdict.choice is None else _chosen(verdict.node, verdict.choice),
+        verdict.reason,
+    )
+
+
+def _past_row(given: Given) -> tuple[object, ...]:
+    return given.device.address, given.device.role or "", " ".join(given.addresses)
+
+
+def _chosen(node: Node, choice: Choice) -> str:
+    """The devices of a choice: their addresses, and how many functions of one."""
+    names = {device.provider: device.address for device in node.devices}
+    parts = [
+        names[provider] + (f" x{count}" if count > 1 else "")
+        for provider, count in choice.providers().items()
+    ]
+    return ", ".join(sorted(parts))
+
+
+# --- for people --------------------------------------------------------------------
+
+#: Hosts that one line names; the others are counted.
+_NAMED = 8
+
+#: Groups of alike hosts that are drawn; of the others only the reason is said.
+_DRAWN = 8
+
+#: Columns of output that goes to a file or a pipe.
+_WIDE = 200
+_NO_PATH: tuple[str, ...] = ()
+
+
+def _show(answer: Report | Past, gang: Together | None = None) -> None:
+    """Print an answer to standard output."""
+    # Where nobody's terminal is as wide as it is, a tree must not lose words.
+    width = None if sys.stdout.isatty() else _WIDE
+    console = InertConsole(soft_wrap=True, highlight=False, width=width)
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    mark = "◀" if encoding.startswith("utf") else "<-"
+    if isinstance(answer, Past):
+        _past(console, answer, mark)
+    else:
+        _report(console, answer, mark)
+    if gang is not None:
+        explain_together.show(console, gang)
+
+
+def _report(console: Console, answer: Report, mark: str) -> None:
+    for problem in answer.problems:
+        console.print(Text(f"warning: {problem}", style="yellow"))
+    if answer.asked is not None:
+        _asked(console, answer.asked)
+    console.print(Text(_headline(answer), style="bold"))
+    # The answer comes before what it is made of, which is long where there are many hosts.
+    console.print(_conclusion(answer))
+    for number, group in enumerate(_alike(answer.verdicts)):
+        _group(console, answer, group, mark, number < _DRAWN)
+    if answer.question.count > 1:
+        _placed(console, answer)
+    if not answer.fits:
+        console.print()
+        for remedy in answer.remedies:
+            console.print(
+                f"  It would fit {remedy.text}: on {remedy.node}, at level {remedy.level.word}."
+            )
+        if not answer.remedies:
+            console.print("  No single change that was tried makes it fit.")
+
+
+def _asked(console: Console, asked: Asked) -> None:
+    servers = f"Server {asked.name} ({asked.servers[0]})"
+    if len(asked.servers) > 1:
+        servers = f"{len(asked.servers)} servers, the first is {asked.name} ({asked.servers[0]})"
+    by = f", made by {asked.request}" if asked.request else ""
+    console.print(Text(f"{servers}, {asked.state}{by}", style="bold"))
+    if asked.fault:
+        console.print(f"  Its user reads: {asked.fault}")
+    for note in asked.notes:
+        console.print(Text(f"  not looked at: {note}", style="yellow"))
+    if asked.placement:
+        text = f"  Placement has no candidate for it now: {asked.placement}"
+        console.print(Text(text, style="bold red"))
+        console.print("  Of the devices alone, this is what it would find now:")
+        return
+    console.print("  This is what it would find now:")
+
+
+def _headline(answer: Report) -> str:
+    request = answer.request
+    devices = ", ".join(f"{want.count} {want.alias}" for want in answer.flavor.wants)
+    text = f"Flavor {answer.flavor.name}"
+    if answer.question.image:
+        text += f" with image {answer.question.image}"
+    text += f": {devices}; affinity {request.level.word} ({request.policy.value})"
+    if len(request.groups) > 1:
+        text += f"; {len(request.groups)} groups"
+    text += "".join(f"; {ports}" for ports in answer.flavor.ports)
+    if not answer.flavor.ports and takes_ports(answer.flavor.server.extra_specs.get(GROUP)):
+        text += "; no direct ports, which --port adds"
+    if request.cells:
+        text += f"; {len(request.cells)} guest NUMA cell{'s' if len(request.cells) > 1 else ''}"
+    return text
+
+
+def _alike(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
+    """Hosts with the same answer together; those that fit first, best first."""
+    groups: dict[tuple[bool, tuple[int, ...], str, tuple[str, ...]], list[Verdict]] = {}
+    for verdict in verdicts:
+        score = () if verdict.choice is None else verdict.choice.devices.score
+        key = (verdict.choice is None, score, verdict.reason, verdict.notes)
+        groups.setdefault(key, []).append(verdict)
+    return [groups[key] for key in sorted(groups)]
+
+
+def _group(
+    console: Console, answer: Report, group: Sequence[Verdict], mark: str, drawn: bool
+) -> None:
+    first = group[0]
+    console.print()
+    names = _names([verdict.node.name for verdict in group])
+    if first.choice is None:
+        console.print(Text.assemble((names, "bold red"), f": {first.reason}"))
+    else:
+        devices = first.choice.devices
+        title = Text.assemble(
+            (names, "bold green"),
+            f": fits at level {devices.level.word} ({devices.distance.name}): {first.reason}",
+        )
+        for cell, numa in sorted(devices.cells.items()):
+            title.append(f"; guest cell {cell} on NUMA node {numa}")
+        console.print(title)
+    for note in first.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if drawn and first.node.devices and first.node.out is None:
+        marks = _marks(answer.request, first.choice)
+        console.print(_tree(first.node, marks, answer.names, mark))
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"
+
+
+def _marks(request: Request, choice: Choice | None) -> dict[str, str]:
+    """Provider -> what is said next to the mark."""
+    if choice is None:
+        return {}
+    found: dict[str, dict[tuple[int, int | None], int]] = {}
+    for pick in choice.devices.picks:
+        counts = found.setdefault(pick.pool, {})
+        counts[pick.group, pick.cell] = counts.get((pick.group, pick.cell), 0) + 1
+    texts = {}
+    for pool, counts in found.items():
+        parts = []
+        for (group, cell), count in sorted(counts.items(), key=repr):
+            part = f"{count} " if count > 1 else ""
+            part += f"group {group}" if len(request.groups) > 1 else "chosen"
+            parts.append(part + (f" (cell {cell})" if cell is not None else ""))
+        texts[pool] = ", ".join(parts)
+    return texts
+
+
+def _tree(node: Node, marks: Mapping[str, str], names: Mapping[str, str], mark: str) -> Tree:
+    """The node's devices by NUMA node, PCIe root and switch."""
+    tree = Tree(node.name, guide_style="dim")
+    branches: dict[tuple[str, ...], Tree] = {}
+    for device in sorted(node.devices, key=_place):
+        above, path = tree, _NO_PATH
+        for label in _labels(node, device):
+            path = (*path, label)
+            if path not in branches:
+                branches[path] = above.add(Text(label, style="cyan"))
+            above = branches[path]
+        above.add(_line(device, marks.get(device.provider), names, mark))
+    return tree
+
+
+def _place(device: Device) -> tuple[object, ...]:
+    place = device.location
+    return (
+        place.numa is None,
+        place.numa or 0,
+        place.root or "",
+        place.switches,
+        device.address,
+    )
+
+
+def _labels(node: Node, device: Device) -> Iterator[str]:
+    place = device.location
+    if place.numa is None:
+        yield "NUMA node unknown"
+    else:
+        yield _numa(node, place.numa)
+    if place.root is not None:
+        yield place.root
+    elif device.used:
+        yield "PCIe root unknown while it is in use"
+    for switch in place.switches:
+        # A switch, or a root port that several functions share.
+        yield f"below {switch}"
+
+
+def _numa(node: Node, number: int) -> str:
+    text = f"NUMA node {number}"
+    for numa in node.numa:
+        if numa.id == number:
+            if numa.dedicated_cpus is not None:
+                cpus = "CPU" if numa.dedicated_cpus == 1 else "CPUs"
+                text += f", {numa.dedicated_cpus} dedicated {cpus} free"
+            for size, free in sorted((numa.pages or {}).items()):
+                # Small pages are not what a guest asks for next to devices.
+                if size > 64 and free:
+                    text += f", {free} pages of {size} KiB free"
+    return text
+
+
+def _line(device: Device, chosen: str | None, names: Mapping[str, str], mark: str) -> Text:
+    line = Text(f"{device.address} {device.role or '/'.join(sorted(device.aliases)) or 'device'}")
+    total = device.free + len(device.used)
+    if total > 1:
+        line.append(f", {device.free} of {total} free", style="dim" if not device.free else "")
+    elif device.free:
+        line.append(", free")
+    if device.unit is not None:
+        line.append(f", IOMMU unit {device.unit}")
+    owners = sorted({names.get(use.server, use.server) for use in device.used})
+    if owners:
+        text = ", ".join(owners[:2]) + (f" and {len(owners) - 2} more" if len(owners) > 2 else "")
+        line.append(f", in use by {text}", style="dim")
+    if chosen is not None:
+        line.append(f"  {mark} {chosen}", style="bold green")
+    return line
+
+
+def _placed(console: Console, answer: Report) -> None:
+    console.print()
+    count = answer.question.count
+    for number, placed in enumerate(answer.placed, 1):
+        console.print(f"Server {number} of {count}: {_where(placed)}")
+
+
+def _where(placed: Placed) -> str:
+    devices = placed.choice.devices
+    return (
+        f"{placed.before.name}, level {devices.level.word} ({devices.distance.name}): "
+        f"{_chosen(placed.before, placed.choice)}"
+    )
+
+
+def _conclusion(answer: Report) -> Text:
+    count, placed = answer.question.count, len(answer.placed)
+    fitting = sum(verdict.choice is not None for verdict in answer.verdicts)
+    total = len(answer.verdicts)
+    hosts = f"{fitting} of {total} host{'s' if total != 1 else ''}"
+    if answer.fits:
+        text = f"It fits on {hosts}."
+        if count > 1:
+            text = f"All {count} servers fit."
+        return Text(text, style="bold green")
+    if placed:
+        return Text(f"Only {placed} of {count} servers fit.", style="bold red")
+    return Text(f"It fits on none of {total} host{'s' if total != 1 else ''}.", style="bold red")
+
+
+def _past(console: Console, answer: Past, mark: str) -> None:
+    server = answer.server
+    console.print(
+        Text(
+            f"Server {server.name} ({server.uuid}), flavor {server.flavor}, on {answer.node.name}",
+            style="bold",
+        )
+    )
+    decision = answer.decision
+    if decision is not None:
+        console.print(
+            f"Decided: affinity {decision.asked.word} ({decision.policy.value}) was asked for, "
+            f"{decision.reached.word} was reached."
+        )
+    if answer.level is not None and answer.distance is not None:
+        console.print(f"Its devices sit at level {answer.level.word} ({answer.distance.name}).")
+    for note in answer.notes:
+        console.print(Text(f"  {note}", style="yellow"))
+    if not answer.given:
+        console.print("It has no PCI devices.")
+        return
+    marks = {each.device.provider: _own(answer, each) for each in answer.given}
+    console.print(_tree(answer.node, marks, answer.names, mark))
+
+
+def _own(answer: Past, given: Given) -> str:
+    """What is said of a device of the server."""
+    functions = [each for each in given.addresses if each != given.device.address]
+    text = f"its {', '.join(functions)}" if functions else "its own"
+    groups = set()
+    if answer.choice is not None:
+        picks = answer.choice.devices.picks
+        groups = {pick.group for pick in picks if pick.pool == given.device.provider}
+        if len({pick.group for pick in picks}) > 1:
+            text += f" (group {', '.join(map(str, sorted(groups)))})"
+    return text

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flavors for 1, 2, 4, ... GPUs of one kind of node, that leave nothing over. Pure.
+
+CPUs and memory are dealt so that the last GPU of the poorest NUMA node has its share. How near
+the devices of each flavor have to be is the tightest level at which the node still holds as
+many servers of it as it holds without any: that is asked of the scheduler's own functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.model import Cell
+from nova_hpc_tools import snapshot
+from nova_hpc_tools.cloud.capacity import measure_flavor
+from nova_hpc_tools.snapshot import Flavor, FlavorWant, Node, Snapshot, SnapshotError
+
+#: Level -> the value of hw:pci_numa_affinity_policy that goes with it (DESIGN: flavors).
+_LEVELS: Final[Mapping[str, str]] = {
+    "switch": "required",
+    "root": "required",
+    "numa": "required",
+    "socket": "socket",
+    "host": "preferred",
+}
+#: Devices of one group that has no other have no switch in common.
+_ALONE: Final = ("numa", "socket", "host")
+
+
+@attrs.frozen
+class Member:
+    """One flavor of the family."""
+
+    flavor: Flavor
+    #: How many servers of it an empty node holds.
+    fit: int
+
+    @property
+    def level(self) -> str:
+        """The value of hpc:affinity."""
+        return self.flavor.extra_specs["hpc:affinity"]
+
+
+@attrs.frozen
+class _Share:
+    """What one GPU gets."""
+
+    cpus: int
+    pages: int
+    page_kib: int
+
+
+def emptied(cloud: Snapshot, node: Node) -> Node:
+    """*node* as it is without its servers."""
+    for server in cloud.servers:
+        node = snapshot.release(node, server)
+    return node
+
+
+def build(cloud: Snapshot, node: Node, name: str, gpu: str, beside: str | None) -> list[Member]:
+    """The flavors for 1, 2, 4, ... and all GPUs of *node*, the smallest first.
+
+    :param node: one of *cloud*; its servers do not count.
+    :param name: of the family: ``hpc`` makes ``hpc.gpu1``.
+    :param gpu: alias of the GPUs.
+    :param beside: alias of which each GPU gets one; None: of none.
+    :raises SnapshotError: the node cannot have them; the text says what it lacks.
+    """
+    node = emptied(cloud, node)
+    here = _by_numa(node, gpu)
+    total = sum(here.values())
+    if not total:
+        raise SnapshotError(f"{node.name} has no device that the alias {gpu} asks for")
+    if beside is not None and sum(_by_numa(node, beside).values()) < total:
+        raise SnapshotError(
+            f"{node.name} has fewer devices of the alias {beside} than of {gpu} ({total}); name "
+            "another one, or none"
+        )
+    share = _share(node, here)
+    sizes = sorted({total, *(1 << power for power in range(total.bit_length()))})
+    alone = attrs.evolve(cloud, hosts=(node,))
+    found = []
+    for count in (size for size in sizes if size <= total):
+        cells = _cells(here, count)
+        if cells is None:
+            continue  # no number of NUMA nodes has an equal part each
+        found.append(_tightest(alone, _flavors(name, count, cells, share, gpu, beside)))
+    return found
+
+
+def _by_numa(node: Node, alias: str) -> dict[int | None, int]:
+    found: dict[int | None, int] = {}
+    for device in node.devices:
+        if alias in device.aliases and device.free and device.ports is None:
+            numa = device.location.numa
+            found[numa] = found.get(numa, 0) + device.free
+    return found
+
+
+def _share(node: Node, gpus: Mapping[int | None, int]) -> _Share:
+    mine = {each.id: each for each in node.numa}
+    homes = [(mine.get(numa), count) for numa, count in gpus.items() if numa is not None]
+    if not homes or any(home is None for home, _ in homes) or None in gpus:
+        raise SnapshotError(f"{node.name} does not say on which NUMA nodes its GPUs are")
+    cpus = min((home.dedicated_cpus or 0) // count for home, count in homes if home)
+    if not cpus:
+        raise SnapshotError(
+            f"{node.name} has not one dedicated CPU for each GPU beside it: see "
+            "[compute]cpu_dedicated_set"
+        )
+    sizes = set.intersection(*(set(home.pages or ()) for home, _ in homes if home))
+    for size in sorted(sizes, reverse=True):
+        pages = min((home.pages or {})[size] // count for home, count in homes if home)
+        if pages and size > 4:
+            # The threads of a core are not dealt to two servers.
+            return _Share(cpus - cpus % 2 if cpus > 1 else cpus, pages, size)
+    raise SnapshotError(
+        f"{node.name} has no hugepages on every NUMA node with GPUs: nova-hpc prepare makes them"
+    )
+
+
+def _cells(gpus: Mapping[int | None, int], count: int) -> int | None:
+    """The fewest NUMA nodes that have *count* GPUs in equal parts."""
+    for cells in range(1, len(gpus) + 1):
+        part = count // cells
+        if count % cells == 0 and sum(here >= part for here in gpus.values()) >= cells:
+            return cells
+    return None
+
+
+def _flavors(
+    name: str, count: int, cells: int, share: _Share, gpu: str, beside: str | None
+) -> Iterator[Flavor]:
+    """The same flavor at each level, the tightest first."""
+    names = [gpu, *([beside] if beside else [])]
+    vcpus = share.cpus * count
+    memory_kib = share.pages * share.page_kib * count
+    for level, policy in _LEVELS.items():
+        if beside is None and count == cells and level not in _ALONE:
+            continue
+        specs = {
+            "hw:cpu_policy": "dedicated",
+            "hw:mem_page_size": str(share.page_kib),
+            "hw:pci_numa_affinity_policy": policy,
+            "hpc:affinity": level,
+            "pci_passthrough:alias": ",".join(f"{each}:{count}" for each in names),
+        }
+        if cells > 1:
+            specs["hw:numa_nodes"] = str(cells)
+        if beside:
+            specs["hpc:group"] = ",".join(f"{each}:1" for each in names)
+        yield Flavor(
+            name=f"{name}.{gpu}{count}",
+            id="",
+            vcpus=vcpus,
+            memory_mb=memory_kib >> 10,
+            extra_specs=specs,
+            wants=tuple(FlavorWant(each, count) for each in names),
+            cells=tuple(
+                Cell(number, vcpus // cells, memory_kib // cells, share.page_kib)
+                for number in range(cells)
+            ),
+            numa_policy=policy,
+        )
+
+
+def _tightest(cloud: Snapshot, flavors: Iterator[Flavor]) -> Member:
+    found = [Member(each, measure_flavor(cloud, each).total) for each in flavors]
+    most = max(each.fit for each in found)
+    return next(each for each in found if each.fit == most)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc flavor create``: a family of flavors that fits a kind of node."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any, Final
+
+from nova_hpc_tools.base import Answer, CommandError, Count, List
+from nova_hpc_tools.cloud import family
+from nova_hpc_tools.cloud.explain import find_nodes
+from nova_hpc_tools.cloud.family import Member
+from nova_hpc_tools.fabric import nova_aggregates as fabric_cloud
+from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.snapshot import Flavor, Node, Snapshot, SnapshotError, cloud_readers
+
+_COLUMNS: Final = ("Flavor", "VCPUs", "RAM", "Properties", "Fit", "State")
+_NAME: Final = re.compile(r"[\w][\w.-]{0,200}", re.ASCII)
+_NONE: Final = "none"
+#: From here on Nova checks the keys (nova/api/openstack/compute/flavors_extraspecs.py).
+_CHECKED: Final = "2.86"
+
+
+class CreateFlavors(List):
+    """Make flavors for 1, 2, 4, ... and all GPUs of a kind of node.
+
+    Each gets its share of the node's dedicated CPUs and hugepages, so that the
+    last GPU does not strand, and the tightest hpc:affinity at which the node
+    still holds as many of them. Shows them, and makes them only with --yes.
+    A flavor that is there and says the same stays; one that says something
+    else is named, and nothing is made. The exit status is 0, or 1 where they
+    are not made yet, and 2 when it cannot be done.
+    """
+
+    acts_with = ("yes",)
+    errors = (SnapshotError, FabricError)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--family",
+            default="hpc",
+            metavar="NAME",
+            help="what the names begin with: hpc makes hpc.gpu1 (default: hpc)",
+        )
+        parser.add_argument(
+            "--host",
+            metavar="HOST",
+            help="a host of the kind that they are for (default: the only kind that the cloud has)",
+        )
+        parser.add_argument(
+            "--gpu", default="gpu", metavar="ALIAS", help="alias of the GPUs (default: gpu)"
+        )
+        parser.add_argument(
+            "--beside",
+            metavar="ALIAS|none",
+            help="alias of which each GPU gets one, as near as there are (default: vf, where the "
+            "node has as many of it as GPUs; none: where adapters come by Neutron's ports)",
+        )
+        parser.add_argument(
+            "--disk",
+            type=Count(0),
+            default=0,
+            metavar="GB",
+            help="size of the root disk (default: 0, that of the image)",
+        )
+        parser.add_argument("--yes", action="store_true", help="make what is shown")
+        parser.add_argument(
+            "--os-cloud",
+            metavar="NAME",
+            help="name in clouds.yaml of the cloud in which they are made (default: OS_CLOUD)",
+        )
+        cloud_readers.add_arguments(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Show them, and with --yes make them."""
+        args = parsed_args
+        if not _NAME.fullmatch(args.family):
+            raise CommandError(f"--family: {args.family!r} is no name of a flavor")
+        cloud = cloud_readers.take(args.snapshot, args.config)
+        node = _node(cloud, args.host)
+        members = family.build(cloud, node, args.family, args.gpu, _beside(args, cloud, node))
+        states = [_state(cloud, each.flavor) for each in members]
+        if args.yes:
+            states = _make(fabric_cloud.compute(args), members, args.disk)
+        rows = [
+            (
+                each.flavor.name,
+                each.flavor.vcpus,
+                each.flavor.memory_mb,
+                json.dumps(dict(each.flavor.extra_specs)),
+                each.fit,
+                state,
+            )
+            for each, state in zip(members, states, strict=True)
+        ]
+        missing = "new" in states
+        return Answer(
+            _COLUMNS,
+            rows,
+            status=int(missing),
+            show=lambda: _show(node, members, states, args.disk),
+        )
+
+
+def _node(cloud: Snapshot, host: str | None) -> Node:
+    nodes = [each for each in find_nodes(cloud, host) if each.devices]
+    if not nodes:
+        raise CommandError("no host of the cloud offers a device")
+    kinds: dict[object, Node] = {}
+    for each in nodes:
+        bare = family.emptied(cloud, each)
+        kinds.setdefault(
+            tuple(
+                sorted((str(one.location), *sorted(one.aliases), one.free) for one in bare.devices)
+            ),
+            each,
+        )
+    if len(kinds) > 1:
+        names = ", ".join(sorted(each.host for each in kinds.values()))
+        raise CommandError(f"the cloud has several kinds of nodes: name one with --host ({names})")
+    return nodes[0]
+
+
+def _beside(args: argparse.Namespace, cloud: Snapshot, node: Node) -> str | None:
+    if args.beside is not None:
+        return None if args.beside == _NONE else str(args.beside)
+    bare = family.emptied(cloud, node)
+    count = {
+        alias: sum(each.free for each in bare.devices if alias in each.aliases)
+        for alias in (args.gpu, "vf")
+    }
+    return "vf" if count["vf"] >= count[args.gpu] else None
+
+
+def _state(cloud: Snapshot, flavor: Flavor) -> str:
+    """What the snapshot knows of a flavor of that name; its disk it does not know."""
+    for each in cloud.flavors:
+        if each.name == flavor.name and each.image is None:
+            same = (each.vcpus, each.memory_mb, dict(each.extra_specs)) == (
+                flavor.vcpus,
+                flavor.memory_mb,
+                dict(flavor.extra_specs),
+            )
+            return "is there" if same else "differs"
+    return "new"
+
+
+# --- the cloud ----------------------------------------------------------------------------
+
+
+def _make(compute: Any, members: Sequence[Member], disk: int) -> list[str]:
+    """Make those that are not there; all are looked at before the first is made.
+
+    :raises CommandError: one is there and says something else, or Nova refuses.
+    """
+    try:
+        known = {each.name: each for each in compute.flavors(get_extra_specs=True)}
+        wrong = [
+            each.flavor.name
+            for each in members
+            if each.flavor.name in known and not _same(known[each.flavor.name], each.flavor, disk)
+        ]
+        if wrong:
+            raise CommandError(
+                f"{', '.join(wrong)}: there is a flavor of that name that says something else; "
+                "delete it, or name another --family"
+            )
+        return [
+            "is there" if each.flavor.name in known else _one(compute, each.flavor, disk)
+            for each in members
+        ]
+    except CommandError:
+        raise
+    except Exception as error:  # openstacksdk and keystoneauth have no common one
+        raise CommandError(f"Nova refuses: {' '.join(str(error).split())}") from error
+
+
+def _same(known: Any, flavor: Flavor, disk: int) -> bool:
+    return (known.vcpus, known.ram, known.disk, dict(known.extra_specs or {})) == (
+        flavor.vcpus,
+        flavor.memory_mb,
+        disk,
+        dict(flavor.extra_specs),
+    )
+
+
+def _one(compute: Any, flavor: Flavor, disk: int) -> str:
+    made = compute.create_flavor(
+        name=flavor.name, vcpus=flavor.vcpus, ram=flavor.memory_mb, disk=disk
+    )
+    try:
+        answer = compute.post(
+            f"/flavors/{made.id}/os-extra_specs",
+            json={"extra_specs": dict(flavor.extra_specs)},
+            microversion=_CHECKED,
+        )
+        if answer.status_code >= 400:
+            raise CommandError(f"Nova refuses the properties of {flavor.name}: {answer.text}")
+    except Exception:
+        # Without its properties it is a flavor that gives no devices.
+        compute.delete_flavor(made.id)
+        raise
+    return "made"
+
+
+# --- for people ---------------------------------------------------------------------------
+
+
+def _show(node: Node, members: Sequence[Member], states: Sequence[str], disk: int) -> None:
+    for each, state in zip(members, states, strict=True):
+        flavor = each.flavor
+        servers = f"{each.fit} on an empty host like {node.host}"
+        print(f"# {flavor.name}: {servers}, devices at {each.level}; {state}")
+        words = [
+            *("openstack", "--os-compute-api-version", _CHECKED, "flavor", "create", flavor.name),
+            *("--vcpus", str(flavor.vcpus), "--ram", str(flavor.memory_mb), "--disk", str(disk)),
+        ]
+        for key, value in flavor.extra_specs.items():
+            words += ["--property", f"{key}={value}"]
+        print(shlex.join(words))
+    if "new" in states:
+        print("# Nothing was made: --yes makes them.")

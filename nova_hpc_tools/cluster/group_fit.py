@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether servers of one group would come together, in which domain, and what is missing. Pure.
+
+For ``nova-hpc explain``: the planner's answer to what is free, less what is kept for other groups.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from nova_hpc.cluster.group_domain.domain_choice import Ground, Seat
+from nova_hpc.cluster.group_domain.model import Domain
+from nova_hpc.cluster.plan import Gang, Plan, Policy, Refusal, plan
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc_tools.fabric import plan_document as document
+from nova_hpc_tools.snapshot.group_fleet import GroupLine
+
+
+@attrs.frozen
+class Room:
+    """One domain of the wanted level."""
+
+    domain: Domain
+    #: Hosts on which a member fits.
+    hosts: int
+    #: Members that fit on them.
+    fit: int
+    #: Of these places, those that are kept for other groups.
+    kept: int
+    #: Members that have no place there.
+    missing: int
+
+
+@attrs.frozen
+class Together:
+    """The answer for members of one server group."""
+
+    gang: Gang
+    answer: Plan | Refusal
+    #: Those with the fewest members missing first.
+    rooms: tuple[Room, ...]
+    #: Where the group is already; None: nowhere.
+    decided: Domain | None = None
+    #: Whether it is known what is kept for other groups; a snapshot does not say it.
+    kept_known: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether all members come together as the flavor wants it."""
+        return isinstance(self.answer, Plan)
+
+    def build(self) -> dict[str, Any]:
+        """The answer as plain objects."""
+        return {
+            **document.build(self.gang, self.answer),
+            "decided": None if self.decided is None else str(self.decided),
+            "kept_known": self.kept_known,
+            "rooms": [
+                {
+                    "level": room.domain.level,
+                    "domain": room.domain.name,
+                    "hosts": room.hosts,
+                    "fit": room.fit,
+                    "kept": room.kept,
+                    "missing": room.missing,
+                }
+                for room in self.rooms
+            ],
+        }
+
+
+def look(
+    seats: Iterable[Seat],
+    level: FabricLevel,
+    policy: Policy,
+    members: int,
+    lines: Sequence[GroupLine] | None,
+    group: str = "",
+) -> Together:
+    """Whether *members* servers would come together.
+
+    :param seats: the hosts, and how many such servers fit on each.
+    :param lines: what Placement holds of every group; None: nobody knows.
+    :param group: UUID of their server group, if there is one.
+    """
+    ground = Ground(tuple(seats))
+    kept: collections.Counter[Domain] = collections.Counter()
+    decided: Domain | None = None
+    for line in lines or ():
+        domain = Domain(line.level, line.domain)
+        if line.group != group:
+            kept[domain] += max(0, line.announced - line.members)
+        elif line.state == "decided":
+            decided = domain
+    cut = {domain.uuid: max(0, ground.free_in(domain) - number) for domain, number in kept.items()}
+    gang = Gang(
+        members=members,
+        level=level,
+        policy=policy,
+        group=group,
+        within=ground.named(decided) if decided is not None else None,
+    )
+    rooms = []
+    free = ground.free(level)
+    for domain, fit in free.items():
+        if decided in free and domain != decided:
+            continue
+        left = max(0, fit - kept[domain])
+        rooms.append(
+            Room(
+                domain=domain,
+                hosts=ground.hosts.get(domain.uuid, 0),
+                fit=fit,
+                kept=min(fit, kept[domain]),
+                missing=max(0, members - left),
+            )
+        )
+    return Together(
+        gang=gang,
+        answer=plan(ground.fabric, ground.capacity(cut), gang),
+        rooms=tuple(sorted(rooms, key=lambda room: (room.missing, room.fit, room.domain))),
+        decided=decided,
+        kept_known=lines is not None,
+    )

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users do with clusters: create, finish, scale, replace, delete.
+
+Each leaves either what was asked for, or what was there before, or a cluster that is
+listed as incomplete and that ``create --resume`` finishes and ``delete`` ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+
+import attrs
+
+from nova_hpc.outside.text import printable, shell_command
+from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle import decide
+from nova_hpc_tools.cluster.life_cycle import run as life_cycle_run
+from nova_hpc_tools.cluster.life_cycle.decide import Terms
+from nova_hpc_tools.cluster.life_cycle.run import Cloud, CloudError, ClusterError, LostError, Pace
+from nova_hpc_tools.cluster.members.model import Cluster, State, number
+from nova_hpc_tools.cluster.wish import Secrets, WishError
+
+#: Times that a server group is asked for when answers are lost.
+_TRIES: Final = 4
+_PAUSE: Final = 1.0
+
+
+class Founder(Cloud, Protocol):
+    """A cloud in which a cluster can begin."""
+
+    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+        """Create the server group; its id."""
+
+    def groups_of(self, attempt: str) -> Sequence[str]:
+        """Ids of the server groups of one attempt."""
+
+
+@attrs.frozen
+class Nearness:
+    """What Nova's server group asks for.
+
+    :ivar max_per_host: for anti-affinity alone.
+    """
+
+    policy: str = wishes.POLICIES[0]
+    max_per_host: int | None = None
+
+
+def create(
+    cloud: Founder,
+    wish: Wish,
+    secrets: Secrets,
+    nearness: Nearness,
+    attempt: str,
+    pace: Pace,
+    until_active: bool = True,
+) -> Cluster:
+    """Create a cluster, or leave nothing.
+
+    :param attempt: a text that no other creation has.
+    :raises ClusterError: with the reason, and what is left if undoing failed as well.
+    """
+    group = ""
+    try:
+        group = _found(cloud, wish, nearness, attempt, pace)
+        return life_cycle_run.fulfil(cloud, group, wish, secrets, pace, until_active=until_active)
+    except ClusterError as error:
+        try:
+            for each in {group, *cloud.groups_of(attempt)} - {""}:
+                life_cycle_run.end(cloud, each, attrs.evolve(pace, limit=0.0))
+        except (ClusterError, CloudError) as second:
+            raise ClusterError(
+                f"{error}\nundoing it failed as well: {second}\n"
+                f"{_command('delete', group or wish.name)} ends what is left"
+            ) from error
+        raise ClusterError(f"{error}\nnothing is left of the cluster") from error
+
+
+def _found(cloud: Founder, wish: Wish, nearness: Nearness, attempt: str, pace: Pace) -> str:
+    for _ in range(_TRIES):
+        try:
+            return cloud.make_group(wish, attempt, nearness.policy, nearness.max_per_host)
+        except LostError as error:
+            failure = error
+        except CloudError as error:
+            raise ClusterError(str(error)) from error
+        pace.sleep(_PAUSE)
+        with contextlib.suppress(LostError):
+            found = sorted(cloud.groups_of(attempt))
+            for each in found[1:]:
+                cloud.delete_group(each)
+            if found:
+                return found[0]
+    raise ClusterError(f"the cloud does not answer: {failure}")
+
+
+def resume(
+    cloud: Cloud, cluster: Cluster, said: Wish | None, secrets: Secrets, pace: Pace
+) -> Cluster:
+    """Finish what a client left.
+
+    Servers that failed before they ever ran are made anew. Where it fails, what is there
+    stays: the cluster may have worked before.
+
+    :param said: the options that were given again; None: none.
+    :raises ClusterError: it cannot be finished, and why.
+    """
+    wish = _known_wish(cluster, said)
+    try:
+        wishes.same(wish, secrets)
+    except WishError as error:
+        # Nothing but a member that is missing needs them.
+        if wish.members - number(cluster).by_number.keys() or decide.remakable(cluster):
+            raise ClusterError(str(error)) from error
+    terms = Terms(remake=decide.remakable(cluster))
+    return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, terms)
+
+
+def _known_wish(cluster: Cluster, said: Wish | None) -> Wish:
+    _readable(cluster)
+    if cluster.wish is not None:
+        if said is not None and said.digest != cluster.wish.digest:
+            raise ClusterError(
+                f"cluster {cluster.name} was created with other options; "
+                "give none but those that no record gives back (--user-data, --volume)"
+            )
+        return cluster.wish
+    label = cluster.group.label if cluster.group else None
+    if label is None:
+        raise ClusterError(f"no record says what cluster {cluster.name} was to be: delete it")
+    if said is None:
+        raise ClusterError(
+            f"cluster {cluster.name} has no member yet, and its description is too long for the "
+            "name of its server group: give the options of create again, or delete it"
+        )
+    wish = attrs.evolve(said, members=label.members)
+    if wish.digest != label.digest:
+        raise ClusterError(
+            f"these are not the options with which cluster {cluster.name} was created"
+        )
+    return wish
+
+
+def scale(
+    cloud: Cloud,
+    cluster: Cluster,
+    members: Collection[int],
+    secrets: Secrets,
+    pace: Pace,
+) -> Cluster:
+    """Give a cluster other members: more, or fewer.
+
+    :param members: the numbers that it is to have.
+    :raises ClusterError: nothing has changed, or the text says what is left.
+    """
+    before = refuse_half(cluster)
+    wish = decide.changed(before, members)
+    more = wish.members - before.members
+    if more and before.members - wish.members:
+        raise ClusterError("a cluster grows or shrinks, not both at once")
+    if not wish.members:
+        raise ClusterError(f"a cluster has at least one member: delete {cluster.name} instead")
+    if before.volumes:
+        raise ClusterError(
+            "members of this cluster boot from volumes that were there before, one each: "
+            "its size is that of their list"
+        )
+    if more:
+        _same(before, secrets)
+    terms = Terms(bear=frozenset(member.id for member in cluster.members if member.failed))
+    try:
+        return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, terms)
+    except ClusterError as error:
+        if not more:
+            raise
+        back = attrs.evolve(before, generation=wish.generation + 1)
+        try:
+            life_cycle_run.fulfil(
+                cloud, cluster.id, back, secrets, attrs.evolve(pace, limit=0.0), terms
+            )
+        except ClusterError as second:
+            raise ClusterError(f"{error}\nundoing it failed as well: {second}") from error
+        raise ClusterError(
+            f"{error}\nthe cluster has its {len(before.members)} members as before"
+        ) from error
+
+
+def replace(
+    cloud: Cloud, cluster: Cluster, which: Sequence[int], secrets: Secrets, pace: Pace
+) -> Cluster:
+    """Delete members and create them again, with their names and ports.
+
+    The others stay, and with them the place of the cluster on the fabric.
+
+    :param which: their numbers.
+    :raises ClusterError: with the reason; a member that is missing then can be made
+        later (``create --resume``).
+    """
+    wish = _known_wish(cluster, None)
+    _same(wish, secrets)
+    numbered = number(cluster)
+    unknown = set(which) - numbered.by_number.keys()
+    if unknown:
+        names = ", ".join(wishes.member_name(wish, each) for each in sorted(unknown))
+        raise ClusterError(f"cluster {cluster.name} has no member {names}")
+    old = [numbered.by_number[each] for each in which]
+    label = cluster.group.label if cluster.group else None
+    if len(old) == len(cluster.members) and (label is None or label.wish != wish):
+        raise ClusterError(
+            "these are all members, and only they know what the cluster is to be: "
+            "replace some of them first"
+        )
+    life_cycle_run.remove(cloud, cluster.id, old, pace)
+    bear = frozenset(member.id for member in cluster.members if member.failed)
+    try:
+        return life_cycle_run.fulfil(cloud, cluster.id, wish, secrets, pace, Terms(bear=bear))
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error}\n{_command('create', '--resume', cluster.id)} tries it again"
+        ) from error
+
+
+def delete(cloud: Cloud, cluster: Cluster, pace: Pace) -> None:
+    """Delete a cluster: servers, ports, server group.
+
+    :raises ClusterError: something is not ours to delete, or cannot be deleted.
+    """
+    if cluster.strangers:
+        names = ", ".join(map(printable, cluster.strangers))
+        raise ClusterError(
+            f"servers are in the group of cluster {cluster.name} that are not the cluster's: "
+            f"{names}; delete them first"
+        )
+    life_cycle_run.end(cloud, cluster.id, pace)
+
+
+def _command(*words: str) -> str:
+    return shell_command("openstack", "hpc", "cluster", *words)
+
+
+def _readable(cluster: Cluster) -> None:
+    if cluster.state in (State.UNKNOWN, State.NO_GROUP):
+        raise ClusterError(f"cluster {cluster.name}: {cluster.reason}; it can only be deleted")
+
+
+def refuse_half(cluster: Cluster) -> Wish:
+    """The wish of a cluster of which nobody has left half.
+
+    :raises ClusterError: somebody has; the text names the command that finishes it.
+    """
+    _readable(cluster)
+    if cluster.wish is None or cluster.state in (State.INCOMPLETE, State.BUILDING):
+        raise ClusterError(
+            f"cluster {cluster.name} is {cluster.state.value}: {cluster.reason}; first "
+            f"{decide.finishes(cluster)}"
+        )
+    return cluster.wish
+
+
+def _same(wish: Wish, secrets: Secrets) -> None:
+    try:
+        wishes.same(wish, secrets)
+    except WishError as error:
+        raise ClusterError(str(error)) from error

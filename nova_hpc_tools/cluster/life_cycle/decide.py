@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What brings a cluster from what it is to what it is to be, step by step.
+
+Nothing is remembered between two steps: each plan is made from what Nova and Neutron
+say. A client that was killed leaves a state like any other, and whoever comes next
+(``create --resume``, ``delete``) plans from there.
+
+The order of steps keeps two promises. The server group, which names the cluster, comes
+first and goes last; and a server says from its first moment, by tag and metadata, whose
+it is, a port by its description. So nothing exists that ``list`` does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+
+from nova_hpc.outside.text import printable, shell_command
+from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.members.model import Cluster, Member, Numbered, Port, State, number
+
+
+@attrs.frozen
+class MakePort:
+    """Make the port of a member at a place of its networks."""
+
+    number: int
+    place: int
+
+
+@attrs.frozen
+class MakeServers:
+    """Ask Nova for members: for the next one, or for all of them at once.
+
+    :ivar ports: place of the network and id of the port that was made for it.
+    """
+
+    numbers: tuple[int, ...]
+    ports: tuple[tuple[int, str], ...] = ()
+
+
+@attrs.frozen
+class SetWish:
+    """Write the wish into a member's metadata."""
+
+    server: str
+    name: str
+
+
+@attrs.frozen
+class DeleteServer:
+    """Delete a member."""
+
+    server: str
+    name: str
+
+
+@attrs.frozen
+class DeletePort:
+    """Delete a port."""
+
+    port: str
+
+
+@attrs.frozen
+class DeleteGroup:
+    """Delete the server group."""
+
+
+Step = MakePort | MakeServers | SetWish | DeleteServer | DeletePort | DeleteGroup
+
+
+@attrs.frozen
+class Act:
+    """Do these steps, in any order or at the same time; then look again."""
+
+    steps: tuple[Step, ...]
+
+
+@attrs.frozen
+class Wait:
+    """Nova is at work; look again later."""
+
+    what: str
+
+
+@attrs.frozen
+class Stuck:
+    """No step helps; the reason is for the user."""
+
+    reason: str
+
+
+@attrs.frozen
+class Done:
+    """The cluster is what it is to be."""
+
+
+Move = Act | Wait | Stuck | Done
+
+
+@attrs.frozen
+class Terms:
+    """What may be done to servers that were there before the command began.
+
+    :ivar remake: ids of servers that failed before they ever ran, and are made anew.
+    :ivar bear: ids of servers in error that are left as they are.
+    """
+
+    remake: frozenset[str] = frozenset()
+    bear: frozenset[str] = frozenset()
+
+
+def towards(wish: Wish, cluster: Cluster, terms: Terms | None = None) -> Move:
+    """The next steps on the way to exactly the members of *wish*, all of them active.
+
+    :param cluster: what there is now; its server group exists.
+    """
+    terms = terms or Terms()
+    if cluster.group is None:
+        return Stuck("its server group was deleted; what is left can only be deleted")
+    now = cluster.wish
+    if now is not None and now.order > wish.order:
+        return Stuck("another client has changed this cluster meanwhile")
+    numbered = number(cluster, wish.members)
+    stale = tuple(
+        SetWish(member.id, member.name)
+        for member in numbered.by_number.values()
+        if member.wish != wish
+    )
+    if stale:
+        # Before anything is deleted or made: from the first of them on it is decided.
+        return Act(stale)
+    gone = [*numbered.surplus]
+    gone += [member for member in numbered.by_number.values() if member.id in terms.remake]
+    if gone:
+        return Act(tuple(DeleteServer(member.id, member.name) for member in gone))
+    failed = [
+        member
+        for member in numbered.by_number.values()
+        if member.failed and member.id not in terms.bear
+    ]
+    if failed:
+        return Stuck(_why(failed))
+    if numbered.going:
+        return Wait(f"{len(numbered.going)} servers are being deleted")
+    missing = [each for each in sorted(wish.members) if each not in numbered.by_number]
+    move = _ports(wish, cluster, numbered, missing)
+    if move is not None:
+        return move
+    if missing:
+        homeless = [
+            member.shown
+            for member in numbered.by_number.values()
+            if member.building and not member.host
+        ]
+        if homeless:
+            # Nova's policy of a server group knows of no member that has no host yet: two that
+            # are asked for at the same moment would share a host, or be torn apart.
+            return Wait(f"{', '.join(sorted(homeless))} on the way to a host")
+        return Act(_servers(wish, cluster, numbered, missing))
+    building = [member for member in numbered.by_number.values() if member.building]
+    if building:
+        return Wait(f"{len(building)} of {len(wish.members)} members are building")
+    return Done()
+
+
+def away(cluster: Cluster, keep_group: bool = False) -> Move:
+    """The next steps on the way to nothing that is left of the cluster.
+
+    :param keep_group: the server group belongs to somebody else.
+    """
+    living = [member for member in cluster.members if not member.going]
+    if living:
+        return Act(tuple(DeleteServer(member.id, member.name) for member in living))
+    if cluster.members:
+        return Wait(f"{len(cluster.members)} servers are being deleted")
+    if cluster.ports:
+        return Act(tuple(DeletePort(port.id) for port in cluster.ports))
+    if cluster.group is not None and not keep_group:
+        return Act((DeleteGroup(),))
+    return Done()
+
+
+def remakable(cluster: Cluster) -> frozenset[str]:
+    """Servers that failed before they ever ran: nobody has anything on them."""
+    return frozenset(
+        member.id for member in cluster.members if member.failed and not member.launched
+    )
+
+
+def changed(wish: Wish, members: Collection[int]) -> Wish:
+    """The wish for other members, which counts from now on."""
+    return attrs.evolve(wish, members=frozenset(members), generation=wish.generation + 1)
+
+
+def grown(wish: Wish, size: int) -> frozenset[int]:
+    """Numbers for *size* members: those there are, and the lowest that are free."""
+    found = set(wish.members)
+    candidate = 1
+    while len(found) < size:
+        found.add(candidate)
+        candidate += 1
+    return frozenset(found)
+
+
+def finishes(cluster: Cluster) -> str:
+    """The commands that finish or undo what somebody left; empty where nothing is to do."""
+    named = cluster.name if cluster.name != "?" else cluster.id
+    undo = shell_command("openstack", "hpc", "cluster", "delete", named)
+    if cluster.state is State.ACTIVE:
+        return ""
+    if cluster.state in (State.NO_GROUP, State.UNKNOWN):
+        return undo
+    ran = [member for member in cluster.members if member.failed and member.launched]
+    if ran:
+        member = _in_command(cluster, ran[0])
+        return shell_command("openstack", "hpc", "cluster", "replace", named, member)
+    if cluster.state is State.DEGRADED:
+        other = next(member for member in cluster.members if member.status != "ACTIVE")
+        verb = "start" if other.status == "SHUTOFF" else "show"
+        return shell_command("openstack", "server", verb, _server(cluster, other))
+    resume = shell_command("openstack", "hpc", "cluster", "create", "--resume", named)
+    return f"{resume}, or {undo}"
+
+
+def _server(cluster: Cluster, member: Member) -> str:
+    """What a command calls a server: its id where its name is not the one it was made with."""
+    return member.id if wishes.number_of(cluster.name, member.name) is None else member.name
+
+
+def _in_command(cluster: Cluster, member: Member) -> str:
+    """What a command of the cluster calls a member: its number where its name says none."""
+    if wishes.number_of(cluster.name, member.name) is not None:
+        return member.name
+    numbers = (each for each, found in number(cluster).by_number.items() if found is member)
+    return next((str(each) for each in numbers), member.id)
+
+
+def _why(failed: Collection[Member]) -> str:
+    first = min(failed, key=lambda member: member.name)
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    why = printable(first.fault) or "Nova says no more than ERROR"
+    return f"{first.shown} failed{more}: {why}"
+
+
+def _ports(
+    wish: Wish, cluster: Cluster, numbered: Numbered, missing: Collection[int]
+) -> Move | None:
+    """Steps for ports: of members that are missing, and those too many; None: all is well."""
+    wanted = {(each, place) for each in missing for place, _ in wishes.nics_with_ports(wish)}
+    free, surplus = _free(wish, cluster, numbered, wanted)
+    steps: list[Step] = [DeletePort(port.id) for port in surplus]
+    steps += [MakePort(*at) for at in sorted(wanted - free.keys())]
+    return Act(tuple(steps)) if steps else None
+
+
+def _free(
+    wish: Wish, cluster: Cluster, numbered: Numbered, wanted: Collection[tuple[int, int]]
+) -> tuple[dict[tuple[int, int], Port], list[Port]]:
+    """Ports for members that are missing, and ports that are nobody's.
+
+    A node takes a port for its server while it builds it: until then the port looks free.
+    One that a user has detached stays the user's.
+    """
+    living = {member.id for member in cluster.members}
+    building = {each for each, member in numbered.by_number.items() if member.building}
+    taken = {wishes.place_of(wish.name, port.name) for port in cluster.ports if port.server}
+    free: dict[tuple[int, int], Port] = {}
+    surplus = []
+    for port in sorted(cluster.ports, key=lambda port: port.id):
+        at = wishes.place_of(wish.name, port.name)
+        if port.server in living or (building and (at is None or at[0] in building)):
+            continue
+        if port.server or at is None:
+            surplus.append(port)
+        elif at in wanted and at not in free:
+            free[at] = port
+        elif at in taken or at[0] not in numbered.by_number:
+            surplus.append(port)
+    return free, surplus
+
+
+def _servers(
+    wish: Wish, cluster: Cluster, numbered: Numbered, missing: list[int]
+) -> tuple[Step, ...]:
+    whole = not cluster.members and missing == list(range(1, len(wish.members) + 1))
+    if whole and len(missing) > 1 and not wishes.is_single(wish):
+        return (MakeServers(tuple(missing)),)
+    places = [place for place, _ in wishes.nics_with_ports(wish)]
+    wanted = {(each, place) for each in missing for place in places}
+    free, _ = _free(wish, cluster, numbered, wanted)
+    first = missing[0]
+    return (MakeServers((first,), tuple((place, free[first, place].id) for place in places)),)

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the steps of a cluster's life against a cloud.
+
+The loop looks, plans and acts until nothing is left to do. A request whose answer was
+lost is not sent again by itself: the next look shows whether it took effect.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Final, Protocol
+
+import attrs
+
+from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc_tools.cluster.life_cycle import checks as life_cycle_checks
+from nova_hpc_tools.cluster.life_cycle import decide
+from nova_hpc_tools.cluster.life_cycle.decide import Act, Done, Move, Step, Stuck, Terms, Wait
+from nova_hpc_tools.cluster.members.model import Cluster, Member
+from nova_hpc_tools.cluster.wish import Secrets
+
+#: Requests at the same time.
+IN_FLIGHT: Final = 10
+#: Rounds in a row with lost answers, until the cloud is given up.
+_LOST_ROUNDS: Final = 6
+#: Seconds between two looks: at first, and at most.
+_SOON, _LATE, _SLOWER = 0.5, 5.0, 1.3
+
+
+class CloudError(Exception):
+    """The cloud refused; the text is its own reason."""
+
+
+class LostError(CloudError):
+    """No answer, or an error of the service's own: whether it took effect is unknown."""
+
+
+class ClusterError(Exception):
+    """A command failed; the text says why, one line each."""
+
+
+class Cloud(Protocol):
+    """What a client can do, for one cluster whose server group has the id *group*."""
+
+    def look(self, group: str) -> Cluster:
+        """All that there is of the cluster."""
+
+    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+        """Make a port."""
+
+    def make_servers(
+        self,
+        wish: Wish,
+        group: str,
+        several: Sequence[int],
+        ports: Sequence[tuple[int, str]],
+        secrets: Secrets,
+    ) -> None:
+        """Ask for servers; they need not be active yet."""
+
+    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+        """Write a member's metadata; a server that is gone is no error."""
+
+    def delete_server(self, server: str) -> None:
+        """Ask for the end of a server; one that is gone is no error."""
+
+    def delete_port(self, port: str) -> None:
+        """Delete a port; one that is gone is no error."""
+
+    def delete_group(self, group: str) -> None:
+        """Delete the server group; one that is gone is no error."""
+
+    def console(self, server: str) -> str:
+        """The last lines of a server's console."""
+
+
+@attrs.frozen
+class Pace:
+    """Clock and patience.
+
+    :ivar limit: seconds until a command stops waiting; 0: never.
+    :ivar said: is told about each look.
+    """
+
+    limit: float = 0.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    said: Callable[[Cluster, str], None] = lambda cluster, text: None
+
+
+def fulfil(
+    cloud: Cloud,
+    group: str,
+    wish: Wish,
+    secrets: Secrets,
+    pace: Pace,
+    terms: Terms | None = None,
+    until_active: bool = True,
+) -> Cluster:
+    """Bring a cluster to exactly the members of *wish*, all of them active.
+
+    :param until_active: False: it is enough that every member was accepted.
+    :raises ClusterError: with the reason; what there is then stays as it is.
+    """
+    checks = life_cycle_checks.Checks()
+
+    def plan(cluster: Cluster) -> Move:
+        move = decide.towards(wish, cluster, terms)
+        if isinstance(move, Wait) and not until_active and _accepted(wish, cluster):
+            return Done()
+        if isinstance(move, Done) and wish.check and until_active:
+            return checks.judge(cluster.members, cloud.console)
+        return move
+
+    return _loop(cloud, group, wish, secrets, pace, plan)
+
+
+def end(cloud: Cloud, group: str, pace: Pace, keep_group: bool = False) -> None:
+    """Delete everything of a cluster.
+
+    It looks once more when nothing is left: an answer that was lost may take effect late.
+
+    :raises ClusterError: something cannot be deleted; the text says what and why.
+    """
+    wish = Wish("unused", frozenset({1}), "")
+    plan = lambda cluster: decide.away(cluster, keep_group)  # noqa: E731
+    for _ in range(2):
+        _loop(cloud, group, wish, Secrets(), pace, plan)
+
+
+def remove(cloud: Cloud, group: str, members: Sequence[Member], pace: Pace) -> None:
+    """Delete these members and wait until they are gone.
+
+    :raises ClusterError: one cannot be deleted.
+    """
+    ids = {member.id for member in members}
+
+    def plan(cluster: Cluster) -> Move:
+        left = [member for member in cluster.members if member.id in ids]
+        living = [member for member in left if not member.going]
+        if living:
+            return Act(tuple(decide.DeleteServer(each.id, each.name) for each in living))
+        return Wait(f"{len(left)} servers are being deleted") if left else Done()
+
+    _loop(cloud, group, Wish("unused", frozenset({1}), ""), Secrets(), pace, plan)
+
+
+def _accepted(wish: Wish, cluster: Cluster) -> bool:
+    members = [member for member in cluster.members if not member.going]
+    return len(members) == len(cluster.members) == len(wish.members)
+
+
+def _loop(
+    cloud: Cloud,
+    group: str,
+    wish: Wish,
+    secrets: Secrets,
+    pace: Pace,
+    plan: Callable[[Cluster], Move],
+) -> Cluster:
+    begun = pace.clock()
+    lost, interval = 0, _SOON
+    while True:
+        try:
+            cluster = cloud.look(group)
+            move = plan(cluster)
+        except LostError as error:
+            move, failure = Wait(str(error)), error
+            lost += 1
+            if lost > _LOST_ROUNDS:
+                raise ClusterError(f"the cloud does not answer: {failure}") from error
+            pace.sleep(interval)
+            continue
+        except CloudError as error:
+            raise ClusterError(str(error)) from error
+        if isinstance(move, Done):
+            pace.said(cluster, "")
+            return cluster
+        if isinstance(move, Stuck):
+            raise ClusterError(move.reason)
+        if isinstance(move, Act):
+            pace.said(cluster, _doing(move.steps))
+            missed = _act(cloud, group, wish, secrets, move.steps)
+            lost = lost + 1 if missed else 0
+            if missed and lost > _LOST_ROUNDS:
+                raise ClusterError(f"the cloud does not answer: {missed}")
+            interval = _SOON
+            if missed or any(isinstance(each, decide.DeleteServer) for each in move.steps):
+                pace.sleep(interval)
+            continue
+        pace.said(cluster, move.what)
+        if pace.limit and pace.clock() - begun > pace.limit:
+            raise ClusterError(f"after {pace.limit:g} seconds still {move.what}")
+        pace.sleep(interval)
+        interval = min(_LATE, interval * _SLOWER)
+
+
+def _doing(steps: Sequence[Step]) -> str:
+    words = {
+        decide.MakePort: "making ports",
+        decide.MakeServers: "creating members",
+        decide.SetWish: "writing down what the cluster is to be",
+        decide.DeleteServer: "deleting members",
+        decide.DeletePort: "deleting ports",
+        decide.DeleteGroup: "deleting the server group",
+    }
+    return words[type(steps[0])]
+
+
+def _act(
+    cloud: Cloud, group: str, wish: Wish, secrets: Secrets, steps: Sequence[Step]
+) -> LostError | None:
+    """Do the steps, several at a time; the first lost answer, if there is one.
+
+    A refusal stops those that have not begun.
+
+    :raises ClusterError: the cloud refused one.
+    """
+    lost: LostError | None = None
+    pool = futures.ThreadPoolExecutor(min(IN_FLIGHT, len(steps)))
+    try:
+        running = [pool.submit(_do, cloud, group, wish, secrets, each) for each in steps]
+        for each in futures.as_completed(running):
+            try:
+                each.result()
+            except LostError as error:
+                lost = lost or error
+            except CloudError as error:
+                raise ClusterError(str(error)) from error
+    finally:
+        # What is under way has its answer before anybody plans again.
+        pool.shutdown(wait=True, cancel_futures=True)
+    return lost
+
+
+def _do(cloud: Cloud, group: str, wish: Wish, secrets: Secrets, step: Step) -> None:
+    if isinstance(step, decide.MakePort):
+        cloud.make_port(wish, group, step.number, step.place)
+    elif isinstance(step, decide.MakeServers):
+        cloud.make_servers(wish, group, step.numbers, step.ports, secrets)
+    elif isinstance(step, decide.SetWish):
+        cloud.set_wish(wish, group, step.server)
+    elif isinstance(step, decide.DeleteServer):
+        cloud.delete_server(step.server)
+    elif isinstance(step, decide.DeletePort):
+        cloud.delete_port(step.port)
+    else:
+        cloud.delete_group(group)

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether members may be named to another program: a host file's reader, ``--drain``'s program.
+
+Nova takes any text for a server's name, and its owner writes its metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from nova_hpc.outside.host_names import OutsideError, host_name, quoted
+from nova_hpc.outside.text import shell_command
+from nova_hpc.wire import position
+
+
+def check_names(servers: Iterable[tuple[str, str]], words: Collection[str] = ()) -> None:
+    """See that each name is one of a host, and no two are alike.
+
+    :param servers: id and name of each.
+    :param words: what the program does not take for a name, in lower case.
+    :raises OutsideError: naming the server, with the cure.
+    """
+    taken: dict[str, str] = {}
+    for server, name in servers:
+        host_name(name, _renamed(server))
+        # Names of hosts differ in more than case (RFC 1035, 2.3.3).
+        other = taken.setdefault(name.lower(), server)
+        if other != server:
+            raise OutsideError(f"server {other} is called {name}, too; {_renamed(server)}")
+        if name.lower() in words:
+            raise OutsideError(f"{name} has another meaning there; {_renamed(server)}")
+
+
+def check_domains(server: str, domains: Mapping[str, str]) -> None:
+    """See that the names of a member's domains are as nodes write them.
+
+    :param server: id of the member.
+    :raises OutsideError: naming the server, with the cure.
+    """
+    for level, name in domains.items():
+        if not position.is_name(name):
+            cure = shell_command("openstack", "server", "unset", "--property", position.KEY, server)
+            raise OutsideError(f"{quoted(name)} is no name of a {level}; server {server}: {cure}")
+
+
+def _renamed(server: str) -> str:
+    command = shell_command("openstack", "server", "set", "--name", "NAME", server)
+    return f"server {server} needs another one: {command}"

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster as SVG: a box for each domain, and the members in their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from xml.sax import saxutils
+
+import attrs
+
+from nova_hpc.outside.text import printable
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.neighbours import Domain, tree
+
+_SEAT_WIDE, _SEAT_HIGH, _GAP, _TITLE = 96, 22, 8, 18
+#: Width at which a row of domains goes on in the next line.
+_ROW: Final = 1100
+_FILLS: Final = {
+    "core": "#ffffff",
+    "spine": "#ffffff",
+    "block": "#f3f5f8",
+    "leaf": "#e2ebf5",
+    "nvlink_domain": "#cfe6d8",
+    "sub_domain": "#dff0e4",
+    "host": "#fdf6e3",
+}
+
+
+@attrs.frozen
+class _Box:
+    width: int
+    height: int
+    parts: tuple[str, ...]
+
+
+def draw(cluster: Cluster) -> str:
+    """The picture as text."""
+    body = _rows([_domain(each) for each in tree(cluster)])
+    width, height = body.width + 2 * _GAP, body.height + 2 * _GAP + _TITLE
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="11">',
+        f"<title>{saxutils.escape(f'Cluster {cluster.name}: who is beside whom')}</title>",
+        f'<text x="{_GAP}" y="{_TITLE - 4}" font-weight="bold">'
+        f"{saxutils.escape(cluster.name)}</text>",
+        f'<g transform="translate({_GAP},{_TITLE + _GAP})">',
+        *body.parts,
+        "</g>",
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _domain(domain: Domain) -> _Box:
+    inside = _rows([_domain(each) for each in domain.domains])
+    parts = [f'<g transform="translate({_GAP},{_TITLE})">', *inside.parts, "</g>"]
+    bottom = _TITLE + inside.height
+    for at, seat in enumerate(domain.seats):
+        top = bottom + at * (_SEAT_HIGH + 2)
+        colour = "#c0392b" if seat.member.failed else "#2c3e50"
+        parts += [
+            f'<rect x="{_GAP}" y="{top}" width="{_SEAT_WIDE}" height="{_SEAT_HIGH}" rx="3" '
+            f'fill="#ffffff" stroke="{colour}"/>',
+            f'<text x="{_GAP + 6}" y="{top + 15}" fill="{colour}">'
+            f"{saxutils.escape(_cut(seat.member.shown))}</text>",
+        ]
+    bottom += len(domain.seats) * (_SEAT_HIGH + 2)
+    width = max(inside.width, _SEAT_WIDE) + 2 * _GAP
+    height = bottom + _GAP
+    title = f"{domain.level.replace('_', ' ')} {_cut(printable(domain.name) or '?')}"
+    frame = [
+        f'<rect width="{width}" height="{height}" rx="4" fill="{_FILLS[domain.level]}" '
+        'stroke="#7f8c8d"/>',
+        f'<text x="{_GAP}" y="{_TITLE - 5}" fill="#555555">{saxutils.escape(title)}</text>',
+    ]
+    return _Box(width, height, (*frame, *parts))
+
+
+def _rows(boxes: Sequence[_Box]) -> _Box:
+    """Boxes side by side, in as many rows as they need."""
+    parts: list[str] = []
+    left = top = high = wide = 0
+    for box in boxes:
+        if left and left + box.width > _ROW:
+            left, top, high = 0, top + high + _GAP, 0
+        parts += [f'<g transform="translate({left},{top})">', *box.parts, "</g>"]
+        left += box.width + _GAP
+        high, wide = max(high, box.height), max(wide, left - _GAP)
+    return _Box(wide, top + high, tuple(parts))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 15 else f"{text[:6]}…{text[-8:]}"

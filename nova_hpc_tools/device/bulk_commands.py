@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc device``: many devices at once, and changes that are expected."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.tenancy.ledger import LedgerError
+from nova_hpc.topology.model import address_key, normalise_address
+from nova_hpc.wire.announcements import Maintenance
+from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc_tools import base
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.base import Answer, CommandError
+from nova_hpc_tools.device.command import ERRORS, Place, when
+
+_FAILED: Final = 1
+_MODEL: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){1,3}", re.ASCII)
+_AGO: Final = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _model(text: str) -> str:
+    if not _MODEL.fullmatch(text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no model like 10de:2330")
+    return text.lower()
+
+
+def _duration(text: str) -> float:
+    match = _AGO.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration like 90m, 2h or 1d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _time(text: str) -> float:
+    """A time of day, or how long ago."""
+    if _AGO.fullmatch(text):
+        return time.time() - _duration(text)
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time like 2026-11-22T23:00 or 2h (ago)"
+        ) from error
+
+
+@attrs.frozen
+class _Row:
+    """One device that was selected."""
+
+    address: str
+    state: str
+    reason: str
+
+
+class _Many(base.List):
+    """Shows what it is about to do and asks."""
+
+    errors = ERRORS
+    question = ""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "addresses", metavar="ADDRESS", nargs="*", help="PCI addresses like 0000:41:00.0"
+        )
+        which = parser.add_argument_group("which devices")
+        which.add_argument("--all", action="store_true", help="all of this node")
+        which.add_argument(
+            "--model",
+            type=_model,
+            metavar="VENDOR:PRODUCT",
+            help="those of a model; the subsystem's ids may follow",
+        )
+        which.add_argument(
+            "--since",
+            type=_time,
+            metavar="TIME",
+            help="those whose state began at that time or later: 2026-11-22T23:00, or 2h for "
+            "two hours ago",
+        )
+        parser.add_argument(
+            "--yes", action="store_true", help="ask nothing; needed with -f and without a terminal"
+        )
+        node_config.add_options(parser)
+        self._parser = parser
+        return parser
+
+    def selected(
+        self, args: argparse.Namespace, place: Place, found: Mapping[str, str]
+    ) -> list[_Row]:
+        """Those of *found* (address -> reason) that the options name.
+
+        :raises CommandError: an address is named that is not among them.
+        """
+        named = [normalise_address(each) for each in args.addresses]
+        many = args.all or args.model is not None or args.since is not None
+        if bool(named) == many:
+            self._parser.error("name addresses, or --all, --model or --since")
+        for each in named:
+            if each not in found:
+                place.candidate(each)
+                raise CommandError(self.nothing(each, place))
+        rows = []
+        for each in sorted(found, key=address_key):
+            trial = place.ledger.device(each).trial
+            model = place.model(each)
+            if named and each not in named:
+                continue
+            if args.model is not None and not f"{model}:".startswith(f"{args.model}:"):
+                continue
+            if args.since is not None and (trial is None or trial.since < args.since):
+                continue
+            state = place.ledger.device(each).state
+            rows.append(_Row(each, state.value, found[each]))
+        return rows
+
+    def nothing(self, address: str, place: Place) -> str:
+        """Why nothing is to be done about a device that was named."""
+        raise NotImplementedError
+
+    def confirm(self, args: argparse.Namespace, rows: Sequence[_Row], place: Place) -> bool:
+        """Show the devices and ask; with --yes nobody is asked.
+
+        :raises CommandError: nobody is there to ask.
+        """
+        for row in rows:
+            self.say(f"{row.address}  {place.model(row.address):20}  {row.state:11}  {row.reason}")
+        if args.yes or (len(rows) == 1 and args.addresses):
+            return True
+        if not self._people or not sys.stdin.isatty():
+            raise CommandError(
+                f"{len(rows)} devices; nobody is there to be asked: look at them without -f, "
+                "and give --yes"
+            )
+        answer = input(f"{self.question.format(len(rows))} [y/N] ")
+        return answer.strip().lower() in ("y", "yes")
+
+
+class Accept(_Many):
+    """Record devices as they are now: their changes are right.
+
+    For changes of firmware, drivers or boards. The differences are shown first. The
+    same change at other devices of the model, which servers have now, is accepted when
+    they are cleaned. A device that is withheld for its change is cleaned and offered at
+    nova-compute's next periodic update; other reasons stay.
+    """
+
+    question = "Record these {} devices as they are now?"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for colleagues")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Show, ask, record."""
+        reason = " ".join(parsed_args.reason.split())
+        if not reason:
+            raise CommandError("--reason: say why")
+        place = Place.read(parsed_args.config)
+        step = place.step()
+        devices = [place.candidate(each) for each in place.addresses() if place.is_there(each)]
+        found = step.changes(devices)
+        rows = self.selected(parsed_args, place, found)
+        columns = ("Address", "Differences", "Result")
+        if not rows:
+            self.say("no device differs from its baseline")
+            return Answer(columns, [])
+        if not self.confirm(parsed_args, rows, place):
+            return Answer(columns, [], _FAILED)
+        owners = place.owners()
+        done, status = [], 0
+        for row in rows:
+            try:
+                result = step.accept(place.candidate(row.address), owners, reason)
+            except LedgerError as error:
+                result, status = str(error), _FAILED
+            self.say(f"{row.address}: {result}")
+            done.append((row.address, row.reason, result))
+        return Answer(columns, done, status)
+
+    def nothing(self, address: str, place: Place) -> str:
+        """It is as it was."""
+        server = place.ledger.device(address).server
+        if server is not None:
+            return f"{address} is with server {server}: its changes are judged when it is cleaned"
+        return f"{address} does not differ from its baseline"
+
+
+class Release(_Many):
+    """Clean and check devices, and put those that pass back into service.
+
+    Devices are reset, so no server may have them. Exit status 1 when one does not
+    pass; it stays as it is then.
+    """
+
+    question = "Reset and release these {} devices?"
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Show, ask, clean, check, release."""
+        place = Place.read(parsed_args.config)
+        withheld = {**place.ledger.suspect, **place.ledger.quarantined}
+        rows = self.selected(parsed_args, place, withheld)
+        columns = ("Address", "State", "Reason")
+        if not rows:
+            self.say("no device is suspect or in quarantine")
+            return Answer(columns, [])
+        alone = len(rows) == 1 and bool(parsed_args.addresses)
+        if not alone and not self.confirm(parsed_args, rows, place):
+            return Answer(columns, [], _FAILED)
+        ill, step, owners = place.ill(), place.step(), place.owners()
+        done, status = [], 0
+        for row in rows:
+            address = row.address
+            try:
+                why = ill.get(address) or step.release(place.candidate(address), owners)
+            except (LedgerError, CommandError) as error:
+                if len(rows) == 1:
+                    raise
+                why = str(error)
+            if why is not None:
+                state = "in quarantine" if row.state == State.QUARANTINED.value else row.state
+                print(f"{address}: stays {state}: {why}", file=sys.stderr)
+                done.append((address, row.state, why))
+                status = _FAILED
+                continue
+            self.say(
+                f"{address}: clean, and back in service at nova-compute's next periodic update"
+            )
+            done.append((address, "free", ""))
+        return Answer(columns, done, status)
+
+    def nothing(self, address: str, place: Place) -> str:
+        """It is not withheld for what was found at itself."""
+        function = place.node.function(address)
+        parent = None if function is None else function.physical_function
+        why = place.ledger.why(address, parent)
+        return f"{address} is neither suspect nor in quarantine itself{f': {why}' if why else ''}"
+
+
+class MaintenanceWindow(base.Record):
+    """Announce a time in which devices may change, or show what is announced.
+
+    A change of identity, BARs, capabilities or the number of virtual functions that is
+    seen in it becomes the new baseline, with a line in the log. Use it around updates of
+    firmware and drivers, and end it when they are done.
+    """
+
+    errors = ERRORS
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument(
+            "--start",
+            nargs="?",
+            const=None,
+            default=False,
+            type=_time,
+            metavar="TIME",
+            help="begin at TIME, like 2026-11-22T23:00 (default: now)",
+        )
+        what.add_argument("--stop", action="store_true", help="nothing is expected any more")
+        end = parser.add_mutually_exclusive_group()
+        end.add_argument("--end", type=_time, metavar="TIME", help="until TIME")
+        end.add_argument(
+            "--for", dest="lasts", type=_duration, metavar="DURATION", help="for 90m, 2h or 1d"
+        )
+        parser.add_argument(
+            "--model",
+            type=_model,
+            action="append",
+            default=[],
+            metavar="VENDOR:PRODUCT",
+            help="only devices of this model; may be repeated",
+        )
+        parser.add_argument("--reason", metavar="TEXT", help="why, for colleagues")
+        node_config.add_options(parser)
+        self._parser = parser
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Announce, end, or show."""
+        args = parsed_args
+        place = Place.read(args.config)
+        announced = place.ledger.maintenance
+        if args.stop:
+            announced = None
+            place.file.change(lambda now: attrs.evolve(now, maintenance=None))
+        elif args.start is not False:
+            announced = self._announced(args)
+            place.file.change(lambda now: self._with(now, announced))
+        elif args.end or args.lasts or args.reason or args.model:
+            self._parser.error("--end, --for, --model and --reason need --start")
+        if announced is None:
+            self.say("no maintenance is announced")
+            return Answer(_COLUMNS, ("", "", "", ""))
+        values = (
+            when(announced.start),
+            when(announced.end),
+            " ".join(announced.models),
+            announced.reason,
+        )
+        models = values[2] or "all models"
+        self.say(f"from {values[0]} to {values[1]}, {models}: {values[3]}")
+        return Answer(_COLUMNS, values)
+
+    def _announced(self, args: argparse.Namespace) -> Maintenance:
+        reason = " ".join((args.reason or "").split())
+        if not reason:
+            self._parser.error("--start needs --reason")
+        if args.end is None and args.lasts is None:
+            self._parser.error("--start needs --end or --for")
+        start = time.time() if args.start is None else args.start
+        end = args.end if args.lasts is None else start + args.lasts
+        if end <= start:
+            raise CommandError("it would end before it begins")
+        return Maintenance(start, end, reason, tuple(args.model))
+
+    @staticmethod
+    def _with(now: Ledger, announced: Maintenance | None) -> Ledger:
+        return attrs.evolve(now, maintenance=announced)
+
+
+_COLUMNS: Final = ("Start", "End", "Models", "Reason")

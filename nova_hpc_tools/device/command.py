@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc device``: which devices may be given, and what is wrong with the others."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from cliff.columns import FormattableColumn
+
+from nova_hpc.tenancy import health, holders, reserve
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.health_states import Rules
+from nova_hpc.tenancy.hygiene import cleaner
+from nova_hpc.tenancy.hygiene import reset as hygiene_reset
+from nova_hpc.tenancy.hygiene.step import Hygiene
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.tenancy.owners import Owners
+from nova_hpc.tenancy.service_vm import stage
+from nova_hpc.tenancy.sign import Sign
+from nova_hpc.tenancy.step import Candidate, Step, View
+from nova_hpc.topology import roles, sysfs
+from nova_hpc.topology.model import AddressError, Node, address_key, normalise_address
+from nova_hpc.wire.ledger import Ledger, State
+from nova_hpc_tools import base
+from nova_hpc_tools.adopt import device_spec
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.base import Answer, CommandError
+from nova_hpc_tools.doctor import libvirt_domains
+from nova_hpc_tools.snapshot import SnapshotError
+from nova_hpc_tools.snapshot.cloud_readers import read_health
+
+#: Options that are used here.
+_NEEDED: Final = ("ledger_file", "reset_timeout", "cleaners", "sysfs_root")
+
+#: How libvirt may bind a device only nova-compute's device_spec says.
+_SIGNS: Final = health.FRESH - {Sign.DRIVER, Sign.UNIT}
+
+_FAILED: Final = 1
+
+#: Columns of what has happened to one device.
+_STATE: Final = ("Address", "State", "Reason")
+
+#: What ends a command with one line.
+ERRORS: Final = (AddressError, LedgerError, node_config.ConfigError, cleaner.CleanerError)
+
+
+@attrs.frozen
+class Place:
+    """The node, as its nova-compute knows it."""
+
+    options: Any
+    node: Node
+    table: roles.Roles
+    file: LedgerFile
+    ledger: Ledger
+
+    @classmethod
+    def read(cls, config: Sequence[str]) -> Place:
+        """Read the configuration, the node and its files.
+
+        :raises node_config.ConfigError: the configuration cannot be read.
+        :raises CommandError: the roles in it cannot be used.
+        """
+        options = node_config.read(config, _NEEDED)
+        file = LedgerFile.from_options(options.hpc)
+        busy = hygiene_reset.busy(*file.all_locks)
+        node = sysfs.read(Path(options.hpc.sysfs_root), busy)
+        try:
+            table = node_config.table(options.hpc.device_role, node, options.pci.device_spec)
+        except roles.RoleError as error:
+            raise CommandError(f"[hpc]device_role cannot be used: {error}") from error
+        return cls(
+            options=options,
+            node=node,
+            table=table,
+            file=file,
+            ledger=file.read(),
+        )
+
+    def role(self, address: str) -> str | None:
+        """The role of the device at *address*."""
+        function = self.node.function(address)
+        return None if function is None else self.table.role_of(function, self.node)
+
+    def is_there(self, address: str) -> bool:
+        """Whether there is a device that can be given at *address*."""
+        function = self.node.function(address)
+        return function is not None and not function.is_bridge
+
+    def model(self, address: str) -> str:
+        """``vendor:product``, and the subsystem's where there is one."""
+        function = self.node.function(address)
+        if function is None:
+            return ""
+        words = (
+            function.vendor_id,
+            function.product_id,
+            function.subsystem_vendor_id,
+            function.subsystem_id,
+        )
+        return ":".join(each for each in words if each is not None)
+
+    def since(self, address: str) -> str:
+        """When the state of a device began; "": nothing was ever wrong."""
+        trial = self.ledger.device(address).trial
+        return when(trial.since) if trial is not None and trial.since else ""
+
+    def cleaned_in(self, address: str) -> str:
+        """Seconds that the last stage of a device took that it passed; "": none did."""
+        entry = stage.loads(self.ledger.device(address).stage)
+        return "" if entry is None or entry.seconds is None else f"{entry.seconds:g}"
+
+    def addresses(self) -> list[str]:
+        """Everything that is offered, or that somebody has put into a file."""
+        spec = device_spec.build(self.node, self.table)
+        found = {each for offer in spec.offers for each in offer.functions}
+        found |= self.ledger.devices.keys()
+        return sorted(found, key=address_key)
+
+    def condition(self, address: str, ill: Mapping[str, str]) -> tuple[str, str]:
+        """One word for the state of a device, and the reason."""
+        function = self.node.function(address)
+        parent = function.physical_function if function else None
+        why, server = self.ledger.why(address, parent), self.ledger.device(address).server
+        if why is not None:
+            return "quarantined", why
+        known = self.ledger.device(address)
+        entry = stage.loads(known.stage)
+        if (
+            entry is not None
+            and entry.pending
+            and known.state is State.OFFERED
+            and server in (None, entry.holder)
+        ):
+            return "cleaning", stage.waiting(entry)
+        if (server is not None and known.state is not State.SUSPECT) or known.differs:
+            return "in use", "; ".join(filter(None, (known.differs, ill.get(address, ""))))
+        if address in self.ledger.suspect:
+            return "suspect", self.ledger.suspect[address]
+        if address in ill:
+            return "withheld", ill[address]
+        told = self.ledger.providers.get(parent or address)
+        if told is not None and told.operators >= told.total:
+            return "withheld", reserve.BY_OPERATOR
+        if self.options.hpc.clean_devices and known.proof is None:
+            return "withheld", "nobody knows whether it is clean: the next update cleans it"
+        return "free", ""
+
+    def ill(self) -> dict[str, str]:
+        """Address -> what is wrong with a device, without touching it."""
+        offers = [Offer(each) for each in self.addresses()]
+        return {
+            address: finding.reason
+            for address, finding in health.judge(self.node, offers, signs=_SIGNS).items()
+        }
+
+    def step(self) -> Step:
+        """What cleans and checks devices.
+
+        :raises cleaner.CleanerError: ``[hpc]cleaners`` cannot be used.
+        """
+        hpc = self.options.hpc
+        root = Path(hpc.sysfs_root)
+        tools = cleaner.Tools(
+            root=root,
+            timeout=hpc.reset_timeout,
+            reset=lambda each: hygiene_reset.reset(root, each, hpc.reset_timeout, self.file.locks),
+            need_reset=Sign.RESET.value in hpc.health_checks,
+        )
+        cleaners = cleaner.load(hpc.cleaners, tools)
+        rules = Rules.from_options(hpc)
+        return Hygiene(root, self.file, cleaners, hpc.reset_timeout, rules=rules)
+
+    def owners(self) -> Owners:
+        """Who is asked whether anybody has a device: the ledger's marks stand for Nova.
+
+        :raises CommandError: they do not, since the ledger is new.
+        """
+        if not self.ledger.compared:
+            raise CommandError(
+                f"the ledger {self.file.path} is new, or of another release: nova-compute has not "
+                "compared it with Nova's records yet, so nobody knows which devices servers have; "
+                "start nova-compute of this node and wait for its next periodic update"
+            )
+        return Owners(
+            records=lambda: frozenset(self.file.known().marked),
+            domains=libvirt_domains.reader(self.options),
+            holders=functools.partial(holders.holders, Path(self.options.hpc.sysfs_root)),
+        )
+
+    def candidate(self, address: str) -> Candidate:
+        """The device at *address*.
+
+        :raises CommandError: there is none.
+        """
+        found = View(self.node, {address: self.role(address)}).candidate(address)
+        if found is None or found.function.is_bridge:
+            raise CommandError(f"{address}: this node has no such device")
+        return found
+
+
+def when(moment: float) -> str:
+    """A time of the ledger, for people and programs."""
+    try:
+        found = datetime.datetime.fromtimestamp(moment, datetime.UTC)
+    except (OverflowError, OSError, ValueError):
+        return "?"
+    return found.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class _One(base.Record):
+    """About the device at one address."""
+
+    errors = ERRORS
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        # A bad one is refused like everything that is wrong with the device.
+        parser.add_argument("address", metavar="ADDRESS", help="PCI address like 0000:41:00.0")
+        node_config.add_options(parser)
+        return parser
+
+
+class List(base.List):
+    """List the devices of this node: free, in use, withheld, suspect or quarantined.
+
+    With --absent the hardware that was in this node and is not found any more, with
+    what is known of it. With --all-nodes what every node of the cloud withholds; that
+    is read as nova-hpc explain reads it, so run it where Nova's scheduler runs.
+    """
+
+    acts_with = ()
+    errors = (*ERRORS, SnapshotError)
+    for_people = False
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--absent", action="store_true", help="hardware that is not in this node any more"
+        )
+        which.add_argument(
+            "--all-nodes", action="store_true", help="what all nodes of the cloud withhold"
+        )
+        node_config.add_options(parser)
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Columns and rows."""
+        if parsed_args.all_nodes:
+            return _all_nodes(parsed_args.config)
+        place = Place.read(parsed_args.config)
+        for problem in place.ledger.problems:
+            print(f"Problem: {problem}", file=sys.stderr)
+        if parsed_args.absent:
+            return _absent(place.ledger)
+        ill = place.ill()
+        rows = (
+            (
+                address,
+                place.role(address) or "",
+                *place.condition(address, ill),
+                place.ledger.device(address).server or "",
+                place.since(address),
+                place.cleaned_in(address),
+            )
+            for address in place.addresses()
+        )
+        columns = ("Address", "Role", "State", "Reason", "Server", "Since", "Cleaned in s")
+        return Answer(columns, rows, nothing="This node offers no device.")
+
+
+def _absent(ledger: Ledger) -> Answer:
+    rows = [
+        (
+            hardware,
+            found.state.value,
+            found.reason,
+            found.server or found.last_server or "",
+            f"{found.cleaned} clean, {found.failed} not",
+        )
+        for hardware, found in sorted(ledger.absent.items())
+    ]
+    columns = ("Hardware", "State", "Reason", "Server", "Cleaned")
+    return Answer(columns, rows, nothing="No hardware of this node is missing.")
+
+
+def _all_nodes(config: Sequence[str]) -> Answer:
+    rows = []
+    for node in read_health(config):
+        for kind, reasons in (("", node.withheld), ("in use", node.in_use)):
+            for address, reason in reasons.items():
+                state, since = node.states.get(address, ("withheld", 0.0))
+                rows.append(
+                    (node.host, address, kind or state, reason, when(since) if since else "")
+                )
+        rows += [(node.host, "", "note", note, "") for note in node.notes]
+    columns = ("Host", "Address", "State", "Reason", "Since")
+    return Answer(columns, rows, nothing="No node withholds a device.")
+
+
+class Show(_One):
+    """Show one device: its state, its baseline, and how it differs from that."""
+
+    acts_with = ()
+    for_people = False
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Names and values."""
+        address = normalise_address(parsed_args.address)
+        place = Place.read(parsed_args.config)
+        candidate = place.candidate(address)
+        function, step = candidate.function, place.step()
+        state, reason = place.condition(address, place.ill())
+        known = step.describe(address)
+        values = {
+            "Address": address,
+            "Role": place.role(address) or "",
+            "State": state,
+            "Reason": reason,
+            "Server": known["Server"],
+            "Driver": function.driver or "",
+            "Reset methods": " ".join(function.reset_methods or ()),
+            "Differences": "; ".join(step.check(candidate)),
+            "Baseline": _Baseline(json.loads(known["Baseline"] or "{}")),
+            "Since": place.since(address),
+            "Last server": known["Last server"],
+            "Hardware": known["Hardware"],
+            "Stage": known["Stage"],
+        }
+        return Answer(tuple(values), tuple(values.values()))
+
+
+class _Baseline(FormattableColumn):
+    """The baseline of a device: JSON for programs, one line for each kind of it for people."""
+
+    def machine_readable(self) -> str:
+        """As the ledger has it; "": there is none."""
+        return json.dumps(self._value, sort_keys=True) if self._value else ""
+
+    def human_readable(self) -> str:
+        """Not one line of several hundred characters."""
+        lines = []
+        for kind, known in self._value.items():
+            if isinstance(known, dict):
+                known = ", ".join(f"{name} {value}" for name, value in known.items())
+            elif isinstance(known, list):
+                known = ", ".join(str(each) for each in known)
+            lines.append(f"{kind}: {known}")
+        return "\n".join(lines)
+
+
+class Check(_One):
+    """Compare one device with its baseline; nothing is reset or changed.
+
+    Exit status 1 when it differs. With --accept the device is recorded as it
+    is now, e.g. after a card was replaced; a server must not have it.
+    """
+
+    acts_with = ()
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--accept", action="store_true", help="make what the device is now its baseline"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Print what differs."""
+        address = normalise_address(parsed_args.address)
+        place = Place.read(parsed_args.config)
+        candidate = place.candidate(address)
+        if parsed_args.accept:
+            return self._answer(address, place.step().accept(candidate, place.owners()))
+        ill = place.ill()
+        found = [ill[address]] if address in ill else []
+        found += place.step().check(candidate)
+        if found:
+            return self._answer(address, "differs", found, _FAILED)
+        known = place.ledger.device(address).baseline is not None
+        said = "as its baseline says" if known else "well; it has no baseline yet"
+        return self._answer(address, said)
+
+    def _answer(
+        self, address: str, result: str, found: Sequence[str] = (), status: int = 0
+    ) -> Answer:
+        for text in found or [result]:
+            self.say(f"{address}: {text}")
+        return Answer(
+            ("Address", "Result", "Differences"), (address, result, "; ".join(found)), status
+        )
+
+
+class Quarantine(_One):
+    """Take one device out of service; a server that has it keeps it.
+
+    nova-compute hears of it at its next periodic update, and before the next
+    server starts.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for colleagues")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Write it down."""
+        address = normalise_address(parsed_args.address)
+        reason = " ".join(parsed_args.reason.split())
+        if not reason:
+            raise CommandError("--reason: say why")
+        place = Place.read(parsed_args.config)
+        place.candidate(address)
+        place.file.quarantine({address: reason})
+        self.say(f"{address}: in quarantine")
+        return Answer(_STATE, (address, "quarantined", reason))

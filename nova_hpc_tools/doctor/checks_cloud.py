@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with what controllers and Placement are told, and with a fleet. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc_tools.adopt import settings, spec_entries
+from nova_hpc_tools.adopt.findings import Finding, some
+
+_BREADTH: Final = "breadth-first"
+#: Where Nova's own weighers are, all of them or one.
+_NOVAS_WEIGHERS: Final = "nova.scheduler.weights."
+_ALL: Final = "nova.scheduler.filters.all_filters"
+_WRITE: Final = "nova-hpc configure --part controller --write /etc/nova/nova.conf.d"
+_PLACEMENT: Final = "nova-hpc configure --part placement --write /etc/placement/placement.conf.d"
+_RESTART: Final = "and restart nova-scheduler."
+
+
+@attrs.frozen
+class Controller:
+    """What nova-scheduler and nova-api are told."""
+
+    filters: tuple[str, ...] = settings.NOVA_FILTERS
+    available: tuple[str, ...] = (_ALL,)
+    weighers: tuple[str, ...] = (settings.ALL_WEIGHERS,)
+    pci_in_placement: bool = False
+    limit: int = settings.FEWEST_CANDIDATES
+    aliases: tuple[str, ...] = ()
+    group_members: int = 10
+    #: ``[hpc]cache_size``.
+    cache: int = settings.FEWEST_RESULTS
+    #: File -> the filters that it enables; in the order in which they are read.
+    by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
+    #: The same of weighers.
+    weighers_by_file: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, hash=False)
+
+
+@attrs.frozen
+class Placement:
+    """What the Placement API is told."""
+
+    strategy: str = "depth-first"
+    limit: int = -1
+    retries: int = 10
+
+
+def controller(told: Controller, hosts: int = 1) -> list[Finding]:
+    """What is wrong with a controller.
+
+    :param hosts: how many can match one request, as it is declared.
+    """
+    found = [*_filters(told), *_aliases(told.aliases)]
+    if not set(settings.WEIGHER_CLASSES) <= set(told.weighers):
+        lost = [each for each in settings.WEIGHER_CLASSES if each not in told.weighers]
+        found.append(
+            Finding(
+                "weigher-missing",
+                f"[filter_scheduler]weight_classes has not {', '.join(lost)}.",
+                f"{_WRITE}, {_RESTART}",
+            )
+        )
+    found += _weighers(told)
+    if not told.pci_in_placement:
+        found.append(
+            Finding(
+                "pci-in-placement",
+                "[filter_scheduler]pci_in_placement is not true.",
+                "Set [filter_scheduler]pci_in_placement = true on all controllers, and restart "
+                "nova-api, nova-conductor and nova-scheduler.",
+            )
+        )
+    if told.limit < hosts:
+        found.append(
+            Finding(
+                "limit-placement",
+                f"[scheduler]{settings.NOVA_LIMIT} is {told.limit}, and {hosts} hosts can match.",
+                f"{_WRITE} --hosts {hosts}, {_RESTART}",
+            )
+        )
+    # 0 is no limit that is too low: nothing is kept, as somebody has wished.
+    if 0 < told.cache < settings.RESULTS_OF_HOST * hosts:
+        found.append(
+            Finding(
+                "cache-small",
+                f"[hpc]{settings.CACHE} is {told.cache}, and {hosts} hosts that are not alike need "
+                f"{settings.RESULTS_OF_HOST * hosts}.",
+                f"{_WRITE} --hosts {hosts}, {_RESTART}",
+            )
+        )
+    if 0 <= told.group_members < hosts:
+        found.append(
+            Finding(
+                "group-members",
+                f"[quota]server_group_members is {told.group_members}, and {hosts} hosts can "
+                "match.",
+                f"Set [quota]server_group_members = {hosts} (or -1) and restart nova-api.",
+            )
+        )
+    return found
+
+
+def _filters(told: Controller) -> Iterator[Finding]:
+    ours = {name: path for path in settings.FILTER_CLASSES for name in [path.rpartition(".")[2]]}
+    names = list(told.filters)
+    for name, path in ours.items():
+        if name not in names:
+            yield Finding(
+                "filter-missing",
+                f"[filter_scheduler]enabled_filters has not {name}.",
+                f"{_WRITE}, {_RESTART}",
+            )
+        elif path not in told.available:
+            yield Finding(
+                "filter-unknown",
+                f"[filter_scheduler]available_filters has not {path}.",
+                f"Add available_filters = {path}, {_RESTART}",
+            )
+    if settings.FILTER in names:
+        first = names.index(settings.FILTER)
+        early = [each for each in settings.AFTER if each in names[:first]]
+        if early:
+            yield Finding(
+                "filter-order",
+                f"{' and '.join(early)} come before {settings.FILTER}.",
+                f"Put {settings.FILTER} before them in enabled_filters, {_RESTART}",
+            )
+    if settings.FABRIC_FILTER in names[:-1]:
+        yield Finding(
+            "filter-last",
+            f"{settings.FABRIC_FILTER} is not the last of enabled_filters.",
+            f"Put {settings.FABRIC_FILTER} behind {names[-1]}, {_RESTART}",
+        )
+    for file, enabled in told.by_file.items():
+        lost = [each for each in enabled if each not in names]
+        if lost:
+            yield Finding(
+                "filter-lost",
+                f"{', '.join(lost)}, which {file} enables, are hidden by a later file.",
+                f"Add {','.join(lost)} to enabled_filters of the last file that has it: "
+                f"{list(told.by_file)[-1]}, {_RESTART}",
+            )
+
+
+def _weighers(told: Controller) -> Iterator[Finding]:
+    """Those that the line which counts does not have; who names some of Nova's has chosen."""
+    before = {
+        each: file for file, names in told.weighers_by_file.items() for each in reversed(names)
+    }
+    lost = {each: before[each] for each in before if each not in told.weighers}
+    if not any(each.startswith(_NOVAS_WEIGHERS) for each in told.weighers):
+        lost[settings.ALL_WEIGHERS] = lost.get(settings.ALL_WEIGHERS, "Nova's default")
+    # Ours have a check of their own.
+    lost = {each: file for each, file in lost.items() if each not in settings.WEIGHER_CLASSES}
+    if lost:
+        last = list(told.weighers_by_file)[-1:] or ["nova.conf"]
+        said = ", ".join(f"{each} ({file})" for each, file in lost.items())
+        yield Finding(
+            "weigher-lost",
+            f"[filter_scheduler]weight_classes has not {said}.",
+            f"Add {','.join(lost)} to weight_classes of the last file that has it: {last[0]}, "
+            f"{_RESTART}",
+        )
+
+
+def _aliases(lines: Iterable[str]) -> Iterator[Finding]:
+    seen: dict[str, str] = {}
+    for text in lines:
+        alias = spec_entries.read(text)
+        name = str(alias.get("name", ""))
+        if not alias or not name:
+            yield Finding(
+                "alias-broken",
+                f"[pci]alias is {text[:100]!r}.",
+                "Write a JSON object with a name, and restart nova-api and nova-conductor.",
+            )
+        elif name in seen:
+            yield Finding(
+                "alias-twice",
+                f"[pci]alias {name} is given twice.",
+                f"Remove one: {text}; and restart nova-api, nova-conductor and nova-compute.",
+            )
+        else:
+            seen[name] = text
+
+
+def placement(told: Placement, limit: int | None = None, hosts: int = 1) -> list[Finding]:
+    """What is wrong with Placement.
+
+    :param limit: ``[scheduler]max_placement_results``, where it is known.
+    """
+    found = []
+    if told.strategy != _BREADTH:
+        found.append(
+            Finding(
+                "candidates-depth",
+                f"[placement]allocation_candidates_generation_strategy is {told.strategy}.",
+                f"{_PLACEMENT}, and restart the Placement API.",
+            )
+        )
+    most = max(hosts, limit or 1)
+    if 0 <= told.limit < most:
+        found.append(
+            Finding(
+                "limit-candidates",
+                f"[placement]{settings.PLACEMENT_LIMIT} is {told.limit}, and {most} are asked for.",
+                f"Set [placement]{settings.PLACEMENT_LIMIT} = {most}, and restart the Placement "
+                "API.",
+            )
+        )
+    if told.retries > 1:
+        found.append(
+            Finding(
+                "conflict-retry",
+                f"[placement]allocation_conflict_retry_count is {told.retries}.",
+                f"{_PLACEMENT}, and restart the Placement API.",
+            )
+        )
+    return found
+
+
+def fleet(aliases: Mapping[str, Iterable[str]]) -> list[Finding]:
+    """What is wrong between nodes.
+
+    :param aliases: node -> values of its ``[pci]alias``.
+    """
+    meanings: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node, lines in aliases.items():
+        for alias in map(spec_entries.read, lines):
+            devices = {key: value for key, value in alias.items() if key != "name"}
+            meanings[str(alias.get("name"))][json.dumps(devices, sort_keys=True)].append(node)
+    found = []
+    for name, said in sorted(meanings.items()):
+        if len(said) > 1:
+            found.append(
+                Finding(
+                    "aliases-differ",
+                    f"[pci]alias {name} differs: "
+                    + "; ".join(f"{_some(nodes)}: {text}" for text, nodes in said.items()),
+                    "Copy nova-hpc-common.conf of one to all, and restart their services.",
+                )
+            )
+        without = set(aliases).difference(*said.values())
+        if without:
+            found.append(
+                Finding(
+                    "aliases-missing",
+                    f"[pci]alias {name} is not known on {_some(without)}.",
+                    f"Copy the line of {_some(set(aliases) - without)} there, and restart the "
+                    "services.",
+                )
+            )
+    return found
+
+
+def _some(nodes: Iterable[str]) -> str:
+    return some(sorted(set(nodes)))

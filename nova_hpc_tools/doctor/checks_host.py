@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with how a host starts and runs. Pure.
+
+Address space, two tools for one thing, a restart that is due, the IOMMU's mode, saved power.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.topology import cpuset, vfio
+from nova_hpc.topology.model import Function, Node
+from nova_hpc_tools.adopt.findings import Finding, some
+
+_ACTIVE: Final = "ACTIVE"
+#: Policies of drivers/pci/pcie/aspm.c that switch link states on which the firmware may have
+#: left off.
+_SAVING: Final = ("powersave", "powersupersave")
+_POWERSAVE: Final = "powersave"
+#: Drivers that choose the frequency themselves: their "powersave" follows the load, where that
+#: of all others is the lowest frequency (Documentation/admin-guide/pm/intel_pstate.rst,
+#: amd-pstate.rst and cpufreq.rst).
+_CHOOSES: Final = ("intel_pstate", "amd-pstate-epp")
+
+
+@attrs.frozen
+class Frequency:
+    """How the frequency of CPUs is chosen."""
+
+    driver: str
+    governor: str
+
+
+@attrs.frozen
+class Rule:
+    """A rule of udev that gives a device a driver."""
+
+    file: str
+    driver: str
+
+
+@attrs.frozen
+class HostFacts:
+    """What files of the host say."""
+
+    #: Address -> numbers of the BARs that have no address.
+    unassigned: Mapping[str, tuple[int, ...]] = attrs.field(factory=dict, hash=False)
+    #: Address -> the driver that driverctl gives the device at boot.
+    overrides: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    #: Files of others that switch virtual functions on, where ``nova-hpc prepare`` does.
+    numvfs: tuple[str, ...] = ()
+    #: Prepared words of the command line that the kernel was not started with.
+    not_booted: tuple[str, ...] = ()
+    #: Address -> rules of others that bind an offered device.
+    rules: Mapping[str, tuple[Rule, ...]] = attrs.field(factory=dict, hash=False)
+    #: Words of the kernel's command line; (): it cannot be read.
+    command_line: tuple[str, ...] = ()
+    #: Functions of the host's drivers whose DMA the IOMMU translates.
+    translated: tuple[str, ...] = ()
+    #: The kernel's policy of PCIe link states.
+    aspm: str | None = None
+    #: How each of the dedicated CPUs runs, where it is known.
+    frequencies: Mapping[int, Frequency] = attrs.field(factory=dict, hash=False)
+    #: Hooks of libvirt that start NVLink partitions.
+    partition_hooks: tuple[str, ...] = ()
+    #: ``[libvirt]cpu_power_management`` by governors: Nova slows CPUs that nobody has.
+    nova_slows: bool = False
+
+
+def look(host: HostFacts, node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
+    """What is wrong with a host.
+
+    :param offered: what servers can be given.
+    """
+    functions = tuple(offered)
+    for address, bars in host.unassigned.items():
+        yield Finding(
+            "bar-unassigned",
+            f"{address}: the kernel has no address for BAR {', '.join(map(str, bars))}.",
+            "Switch Above 4G Decoding on in the firmware, and make its MMIO window larger; the "
+            f"kernel's log says which is missing: dmesg | grep {address}",
+        )
+    for address, driver in host.overrides.items():
+        if not _gives(node, address, driver):
+            yield Finding(
+                "driver-at-boot",
+                f"{address}: driverctl binds it to {driver} at the next start.",
+                f"driverctl set-override {address} {_wanted(node, address)}",
+            )
+    for address, rules in host.rules.items():
+        for rule in rules:
+            if _gives(node, address, rule.driver):
+                continue
+            yield Finding(
+                "driver-rule",
+                f"{address}: {rule.file} binds it to {rule.driver} when it appears.",
+                f"Take the line with {address} out of {rule.file}; then udevadm control --reload "
+                f"&& driverctl set-override {address} {_wanted(node, address)}",
+            )
+    if host.numvfs:
+        yield Finding(
+            "vfs-twice",
+            f"Virtual functions are switched on by nova-hpc prepare and by "
+            f"{', '.join(host.numvfs)}.",
+            f"Take sriov_numvfs out of {host.numvfs[0]}; the declaration has the number.",
+        )
+    if host.not_booted:
+        yield Finding(
+            "prepare-restart",
+            f"The kernel was started without {' '.join(host.not_booted)}.",
+            "Run update-grub and restart the host when no server is on it.",
+        )
+    yield from _translated(host)
+    yield from _power(host)
+    yield from _ports(node, functions)
+
+
+def _wanted(node: Node, address: str) -> str:
+    function = node.function(address)
+    return vfio.GENERIC if function is None else function.guest_driver
+
+
+def _gives(node: Node, address: str, driver: str) -> bool:
+    """Whether a function that is bound to *driver* at boot can be given to guests."""
+    return driver in (vfio.GENERIC, _wanted(node, address))
+
+
+def passes(command_line: Iterable[str]) -> bool:
+    """Whether a kernel's command line leaves the DMA of the host's own devices untranslated.
+
+    A later word wins (``iommu=`` of x86 and ``iommu.passthrough`` set the same).
+    """
+    found = False
+    for word in command_line:
+        key, _, value = word.partition("=")
+        if key == "iommu":
+            for part in value.split(","):
+                found = part == "pt" or (found and part != "nopt")
+        elif key == "iommu.passthrough":
+            found = value.lower() in ("1", "y", "yes", "on", "true")
+    return found
+
+
+def _translated(host: HostFacts) -> Iterator[Finding]:
+    """Nothing where the command line says so already: single devices need translation."""
+    if not host.translated or not host.command_line or passes(host.command_line):
+        return
+    if passes(host.not_booted):
+        return  # the restart that is due does it
+    yield Finding(
+        "iommu-translated",
+        f"The IOMMU translates what the host's own devices do: {some(host.translated)}.",
+        "nova-hpc prepare --write /, run what it names, and restart the host when no server is on "
+        "it. By hand: iommu=pt (Arm: iommu.passthrough=1) on the kernel's command line.",
+    )
+
+
+def _power(host: HostFacts) -> Iterator[Finding]:
+    if host.aspm in _SAVING:
+        yield Finding(
+            "aspm-saving",
+            f"The kernel's policy of PCIe link states is {host.aspm}.",
+            "echo performance > /sys/module/pcie_aspm/parameters/policy, and take "
+            f"pcie_aspm.policy={host.aspm} from the kernel's command line, or add "
+            "pcie_aspm.policy=performance to it.",
+        )
+    slow = {
+        cpu: each.driver
+        for cpu, each in host.frequencies.items()
+        if each.governor == _POWERSAVE and each.driver not in _CHOOSES
+    }
+    if slow and not host.nova_slows:
+        cpus = cpuset.format_list(slow)
+        yield Finding(
+            "cpus-slow",
+            f"Dedicated CPUs {cpus} run at their lowest frequency: governor {_POWERSAVE} of "
+            f"{', '.join(sorted(set(slow.values())))}.",
+            f"cpupower -c {cpus} frequency-set -g performance, and the same at each start.",
+        )
+
+
+def _ports(node: Node, offered: Iterable[Function]) -> Iterator[Finding]:
+    """Adapters of which virtual functions are offered, and whose port is not up."""
+    parents = {each.physical_function for each in offered} - {None}
+    for function in node.functions:
+        if function.address not in parents:
+            continue
+        for device in function.rdma:
+            for port in device.ports:
+                if port.state not in (None, _ACTIVE):
+                    yield Finding(
+                        "port-down",
+                        f"{function.address}: port {port.number} of {device.name} is {port.state}.",
+                        f"See the cable, the switch and the subnet manager: ibstat {device.name}",
+                    )

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with what nova-compute needs: libvirt, the shim, the ledger's folder. Pure."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+import attrs
+
+from nova_hpc_tools.adopt.findings import Finding
+
+#: What a user needs of a folder to make files in it, to write and to enter; of a file.
+_MAKE: Final = 0o3
+_READ: Final = 0o4
+
+
+@attrs.frozen
+class TooOld:
+    """Something that a libvirt does not have."""
+
+    #: Who is refused without it; a part of a sentence.
+    what: str
+    needed: str
+    here: str
+    #: What can be done without another libvirt; a sentence without its full stop.
+    otherwise: str
+
+
+@attrs.frozen
+class Shim:
+    """The file through which Nova finds the driver, where it is not as it should be."""
+
+    seen: str
+    cure: str
+    #: Nobody could look.
+    unknown: bool = False
+
+
+@attrs.frozen
+class User:
+    """Who a service runs as."""
+
+    name: str
+    uid: int
+    gids: frozenset[int] = frozenset()
+
+
+@attrs.frozen
+class Place:
+    """The folder or the file of the ledger, as the file system has it."""
+
+    path: str
+    uid: int
+    gid: int
+    #: Permission bits.
+    mode: int
+
+
+@attrs.frozen
+class Service:
+    """What nova-compute finds when it starts."""
+
+    too_old: tuple[TooOld, ...] = ()
+    shim: Shim | None = None
+    #: The folder of the ledger and the ledger, as far as they are there.
+    folder: Place | None = None
+    ledger: Place | None = None
+    #: Who nova-compute runs as; None: nobody knows.
+    user: User | None = None
+
+
+def look(service: Service) -> Iterator[Finding]:
+    """What is wrong."""
+    for each in service.too_old:
+        yield Finding(
+            "libvirt-old",
+            f"libvirt is {each.here}; {each.what} need {each.needed}.",
+            f"Install libvirt {each.needed} or newer, or {each.otherwise}; then restart "
+            "nova-compute.",
+        )
+    if service.shim is not None:
+        yield shim_finding(service.shim)
+    yield from _ledger(service)
+
+
+def shim_finding(shim: Shim) -> Finding:
+    """What is said of it."""
+    return Finding("not-looked" if shim.unknown else "shim", shim.seen, shim.cure)
+
+
+def _ledger(service: Service) -> Iterator[Finding]:
+    for place in (service.folder, service.ledger):
+        if place is not None and place.mode & stat.S_IWOTH:
+            yield Finding(
+                "ledger-open",
+                f"{place.path} may be written by every user of the host ({place.mode:04o}).",
+                f"chmod o-w {place.path}",
+            )
+    user = service.user
+    if user is None:
+        return
+    for place, bits, what in (
+        (service.folder, _MAKE, "write into"),
+        (service.ledger, _READ, "read"),
+    ):
+        if place is not None and not may(user, place, bits):
+            yield Finding(
+                "ledger-closed",
+                f"{user.name}, who nova-compute runs as, cannot {what} {place.path}, which is of "
+                f"{place.uid}:{place.gid} with {place.mode:04o}.",
+                f"chown {user.name} {place.path} && chmod u+rwX {place.path}, and restart "
+                "nova-compute.",
+            )
+
+
+def may(user: User, place: Place, bits: int) -> bool:
+    """Whether permission bits let *user* do something; of access lists nothing is known.
+
+    :param bits: of 4 (read), 2 (write) and 1 (enter); all of them are needed.
+    """
+    if user.uid == 0:
+        return True
+    if user.uid == place.uid:
+        mine = place.mode >> 6
+    elif place.gid in user.gids:
+        mine = place.mode >> 3
+    else:
+        mine = place.mode
+    return mine & bits == bits

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc doctor`` reads of a host besides its inventory: who else sets it up, and how."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology.files import FileError, Tree
+from nova_hpc.topology.model import Node
+from nova_hpc_tools.adopt import host_files, include_files
+from nova_hpc_tools.doctor.checks_host import Frequency, HostFacts, Rule
+
+#: The kernel found no address space (IORESOURCE_UNSET, include/linux/ioport.h).
+_UNSET: Final = 0x20000000
+_RESOURCE: Final = re.compile(r"0x[0-9a-f]+ 0x[0-9a-f]+ (0x[0-9a-f]+)")
+_BARS: Final = 6
+#: Where hosts are told at boot to write files of sysfs.
+_BOOT: Final = (
+    "etc/udev/rules.d/*.rules",
+    "etc/systemd/system/*.service",
+    "etc/tmpfiles.d/*.conf",
+    "etc/rc.local",
+    "etc/sysfs.conf",
+    "etc/sysfs.d/*.conf",
+)
+_NUMVFS: Final = "sriov_numvfs"
+#: Where udev looks; a file in the first hides one of that name in the others.
+_RULES: Final = ("etc/udev/rules.d", "run/udev/rules.d", "usr/lib/udev/rules.d")
+_OVERRIDE: Final = re.compile(r'ATTR\{driver_override\}\s*=\s*"([\w-]+)"')
+#: ``/sys/kernel/iommu_groups/N/type`` (Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+_TRANSLATED: Final = ("DMA", "DMA-FQ")
+#: What libvirt runs at each start and end of a guest (https://libvirt.org/hooks.html).
+_HOOKS: Final = ("etc/libvirt/hooks/qemu", "etc/libvirt/hooks/qemu.d/*")
+#: NVIDIA's tool for partitions, its library, and functions of that.
+_PARTITIONS: Final = re.compile(
+    r"^[^#\n]*(?:\bfmpm\b|libnvfm|fm(?:Dea|A)ctivateFabricPartition|fabric[-_ ]?partition)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_POLICY: Final = re.compile(r"\[(\w+)\]")
+
+
+def read(root: Path | None, node: Node, addresses: Iterable[str], cpus: Iterable[int]) -> HostFacts:
+    """Read it; what cannot be read is not there.
+
+    :param root: where the host's files are; None: nobody knows.
+    :param addresses: the functions that are offered, and the adapters that they are of.
+    :param cpus: those that servers have for themselves.
+    """
+    if root is None:
+        return HostFacts()
+    tree, known = Tree(root), tuple(addresses)
+    prepared = [path for path in host_files.ALL if host_files.is_owned(_text(root / path))]
+    return HostFacts(
+        unassigned={
+            address: bars for address in known if (bars := tuple(_unassigned(tree, address)))
+        },
+        overrides=dict(_overrides(root, known)),
+        numvfs=tuple(_writers(root, prepared)) if _ours(root, prepared) else (),
+        not_booted=tuple(_missing(root)) if host_files.GRUB in prepared else (),
+        rules=_rules(root, known, prepared),
+        command_line=tuple(_text(root / "proc/cmdline").split()),
+        translated=tuple(_translated(tree, node)),
+        aspm=_aspm(tree),
+        frequencies=dict(_frequencies(tree, cpus)),
+        partition_hooks=tuple(_partition_hooks(root)),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return include_files.read(path) or ""
+    except include_files.IncludeError:
+        return ""
+
+
+def _unassigned(tree: Tree, address: str) -> Iterator[int]:
+    try:
+        lines = (tree.text(f"/sys/bus/pci/devices/{address}/resource") or "").splitlines()
+    except FileError:
+        return
+    for index, line in enumerate(lines[:_BARS]):
+        match = _RESOURCE.fullmatch(line.strip())
+        if match is not None and int(match[1], 16) & _UNSET:
+            yield index
+
+
+def _overrides(root: Path, addresses: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What driverctl binds at boot: a file for each device, ``pci-`` and its address."""
+    for address in addresses:
+        driver = _text(root / f"etc/driverctl.d/pci-{address}").strip()
+        if driver:
+            yield address, driver
+
+
+def _ours(root: Path, prepared: Iterable[str]) -> bool:
+    return any(_NUMVFS in _text(root / path) for path in prepared)
+
+
+def _writers(root: Path, prepared: Iterable[str]) -> Iterator[str]:
+    mine = {root / path for path in prepared}
+    for pattern in _BOOT:
+        for path in sorted(root.glob(pattern)):
+            if path not in mine and _NUMVFS in _text(path):
+                yield f"/{path.relative_to(root)}"
+
+
+def _missing(root: Path) -> Iterator[str]:
+    """Words of the prepared command line without which the kernel was started."""
+    now = _text(root / "proc/cmdline").split()
+    match = re.search(r'"\$GRUB_CMDLINE_LINUX ([^"]*)"', _text(root / host_files.GRUB))
+    if now and match is not None:
+        yield from (word for word in match[1].split() if word not in now)
+
+
+def _rules(
+    root: Path, addresses: Iterable[str], prepared: Iterable[str]
+) -> dict[str, tuple[Rule, ...]]:
+    """Rules of others that name an offered device and give it a driver."""
+    mine, seen = {root / path for path in prepared}, set()
+    found: dict[str, list[Rule]] = {}
+    for folder in _RULES:
+        for path in sorted((root / folder).glob("*.rules")):
+            if path in mine or path.name in seen:
+                continue
+            seen.add(path.name)
+            for line in _text(path).replace("\\\n", " ").splitlines():
+                match = _OVERRIDE.search(line)
+                if line.lstrip().startswith("#") or match is None:
+                    continue
+                for address in addresses:
+                    if f'"{address}"' in line:
+                        rule = Rule(f"/{path.relative_to(root)}", match[1])
+                        found.setdefault(address, []).append(rule)
+    return {address: tuple(rules) for address, rules in found.items()}
+
+
+def _partition_hooks(root: Path) -> Iterator[str]:
+    for pattern in _HOOKS:
+        for path in sorted(root.glob(pattern)):
+            if path.is_file() and _PARTITIONS.search(_text(path)):
+                yield f"/{path.relative_to(root)}"
+
+
+def _translated(tree: Tree, node: Node) -> Iterator[str]:
+    for each in node.functions:
+        if each.driver is None or each.is_bridge or each.iommu_group is None:
+            continue
+        if each.on_vfio:
+            continue
+        if _line(tree, f"/sys/kernel/iommu_groups/{each.iommu_group}/type") in _TRANSLATED:
+            yield each.address
+
+
+def _aspm(tree: Tree) -> str | None:
+    match = _POLICY.search(_line(tree, "/sys/module/pcie_aspm/parameters/policy"))
+    return None if match is None else match[1]
+
+
+def _frequencies(tree: Tree, cpus: Iterable[int]) -> Iterator[tuple[int, Frequency]]:
+    for cpu in sorted(cpus):
+        folder = f"/sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        driver = _line(tree, f"{folder}/scaling_driver")
+        governor = _line(tree, f"{folder}/scaling_governor")
+        if driver and governor:
+            yield cpu, Frequency(driver, governor)
+
+
+def _line(tree: Tree, path: str) -> str:
+    """The text of a small file; "": there is none, or it cannot be read."""
+    try:
+        return (tree.text(path) or "").strip()
+    except FileError:
+        return ""

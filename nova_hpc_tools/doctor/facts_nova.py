@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``nova-hpc doctor`` lets Nova itself say of entries and aliases, where Nova is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nova_hpc.topology.model import Node
+from nova_hpc_tools.adopt import nova_rules, spec_entries
+from nova_hpc_tools.adopt.nova_rules import PciSettings
+from nova_hpc_tools.doctor import checks_entries as doctor_entries
+from nova_hpc_tools.doctor.checks_entries import Entries
+from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+
+
+def read(
+    root: Path | None,
+    node: Node,
+    nova: Any,
+    expected: Iterable[str],
+) -> Entries:
+    """What nova-compute is told, and what Nova makes of it.
+
+    Without Nova the rules that this project knows itself are all that is looked at, and where
+    others have written something, that is said.
+
+    :param root: where the node's files are; None: nobody knows.
+    :param nova: with groups ``[pci]`` and ``[filter_scheduler]``.
+    :param expected: what ``nova-hpc configure`` would write.
+    """
+    told = PciSettings(
+        device_spec=tuple(nova.pci.device_spec),
+        aliases=tuple(nova.pci.alias),
+        report=nova.pci.report_in_placement,
+        in_placement=nova.filter_scheduler.pci_in_placement,
+    )
+    ours, others = doctor_entries.ours_and_others(told.device_spec)
+    unasked = None
+    refusals: Iterable[nova_rules.Refusal] = ()
+    if told.device_spec or told.aliases:
+        try:
+            refusals = cloud_readers.check_pci_settings(told, node, root or Path("/"))
+        except SnapshotError as error:
+            if told.report:
+                refusals = nova_rules.refusals(spec_entries.lines(told.device_spec), node)
+            if others or not all(map(doctor_entries.is_plain, told.aliases)):
+                unasked = str(error)
+    if ours:
+        mixed = nova_rules.driver_refusals(spec_entries.lines(told.device_spec), node)
+        known = {each.what for each in refusals}
+        refusals = [*refusals, *(each for each in mixed if each.what not in known)]
+    return Entries(
+        node=node,
+        others=others,
+        ours=ours,
+        expected=tuple(expected),
+        aliases=told.aliases,
+        refusals=tuple(refusals),
+        unasked=unasked,
+    )

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other tools find on this machine: ``nova-hpc doctor --others`` runs and reads them.
+
+``virt-host-validate`` knows the host as QEMU needs it, and ``oslo-config-validator`` which options
+there are. Neither is written again here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from nova_hpc_tools.adopt import install_shim
+from nova_hpc_tools.adopt.findings import Finding
+from nova_hpc_tools.doctor import libvirt_domains
+
+HOST: Final = "virt-host-validate"
+CONFIG: Final = "oslo-config-validator"
+_SECONDS: Final = 120
+#: "  QEMU: Checking for device assignment IOMMU support   : FAIL (No ACPI DMAR table found)";
+#: tools/virt-host-validate-common.c of libvirt. What it warns of is normal on many hosts.
+_FAILED: Final = re.compile(r"\s*QEMU: (.+?)\s*: FAIL\s*(?:\((.+)\))?\s*")
+#: oslo_config/validator.py, _validate.
+_UNKNOWN: Final = re.compile(r"(?:ERROR:[\w.]+:)?(\S+?)/(\S+) is not part of the sample config")
+#: All options that this Python knows.
+_PROBE: Final = (
+    "from importlib.metadata import entry_points\n"
+    "print(*sorted({each.name for each in entry_points(group='oslo.config.opts')}))"
+)
+
+
+def look(
+    files: Iterable[Path], python: str | None = None, libvirt: str | None = None
+) -> Iterator[Finding]:
+    """What they find; one that is not there, or says nothing, is named.
+
+    :param files: that Nova's services read.
+    :param python: that runs Nova; None: that of the nova-compute on PATH, or this one.
+    :param libvirt: URI of one whose version matters; None: it does not.
+    """
+    yield from _host()
+    if libvirt is not None and libvirt_domains.version(libvirt) is None:
+        yield _silent(f"libvirt ({libvirt})", "Start libvirt; run the command as nova-compute can.")
+    yield from _config([path for path in files if path.is_file()], python)
+
+
+def _host() -> Iterator[Finding]:
+    program = shutil.which(HOST)
+    out = None if program is None else _run([program, "qemu"])
+    if out is None:
+        yield _silent(HOST, "Install libvirt's clients (Debian: libvirt-clients).")
+        return
+    for line in out.splitlines():
+        match = _FAILED.fullmatch(line)
+        if match is not None:
+            why = match[2] or "it gives no reason"
+            yield Finding(
+                "host-validate",
+                f"{HOST}: {match[1]}: {why}.",
+                f"{why[0].upper()}{why[1:]}; see {HOST} qemu",
+            )
+
+
+def _config(files: Sequence[Path], python: str | None) -> Iterator[Finding]:
+    interpreter = python or install_shim.interpreter()
+    beside = Path(interpreter).with_name(CONFIG)
+    program = str(beside) if beside.is_file() else shutil.which(CONFIG)
+    known = None if program is None else _run([interpreter, "-c", _PROBE])
+    if program is None or not known:
+        yield _silent(CONFIG, "Run the command where Nova is installed.")
+        return
+    spaces = [word for name in known.split() for word in ("--namespace", name)]
+    for path in files:
+        out = _run([program, *spaces, "--input-file", str(path)])
+        if out is None:
+            yield _silent(CONFIG, f"See {CONFIG} --input-file {path}.")
+            return
+        for line in out.splitlines():
+            match = _UNKNOWN.fullmatch(line.strip())
+            if match is not None:
+                yield Finding(
+                    "option-unknown",
+                    f"{path}: there is no option [{match[1]}]{match[2]}.",
+                    f"Correct its name, or take it out of {path}.",
+                )
+
+
+def _silent(program: str, cure: str) -> Finding:
+    return Finding("not-looked", f"{program} is not here, or does not answer.", cure)
+
+
+def _run(words: Sequence[str]) -> str | None:
+    """What a program writes, whatever its exit status; None: it cannot be run."""
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace"
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{done.stdout}\n{done.stderr}"

@@ -1,0 +1,450 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Switches and cables turned into a map: which switches are one domain, and at which level.
+
+All readers whose source has switches deliver a :class:`Graph`; what a domain is, is worked
+out here for all of them alike.
+
+*Which switches are one domain.* See :mod:`nova_hpc_tools.fabric.switch_groups`: those that serve
+the same hosts. What spans several of them (storage, management) is none, and so neither a lost nor
+a wrong cable changes anything for the others. What nothing decides is unknown, and a problem.
+
+*The core.* Whatever cables connect is one fabric: hosts below the same switches of the highest
+tier where there are three or more, and otherwise all that are connected in any way, also by
+cables between switches of one tier (two switches back to back, the groups of a Dragonfly+).
+
+*Which level.* By the height above the hosts: two tiers of switches are leaf and spine,
+three are leaf, spine and core, four have blocks between leaf and spine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Container, Mapping
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch, wrong_name
+from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
+from nova_hpc_tools.fabric.hostlist import shorten
+from nova_hpc_tools.fabric.problems import Found, Reading
+from nova_hpc_tools.fabric.switch_groups import SwitchGroups, group_switches, separate_switches
+
+_L = FabricLevel
+#: Number of tiers -> the level of each, from the hosts on.
+_LEVELS: Final = {
+    1: (_L.LEAF,),
+    2: (_L.LEAF, _L.SPINE),
+    3: (_L.LEAF, _L.SPINE, _L.CORE),
+    4: (_L.LEAF, _L.BLOCK, _L.SPINE, _L.CORE),
+}
+_RATE: Final = re.compile(r"(\d+)x([A-Z]+\d*)")
+#: Gb/s of one lane.
+_LANE: Final = {
+    "SDR": 2.5,
+    "DDR": 5,
+    "QDR": 10,
+    "FDR10": 10.3,
+    "FDR": 14,
+    "EDR": 25,
+    "HDR": 50,
+    "NDR": 100,
+    "XDR": 200,
+}
+
+
+@attrs.frozen
+class Port:
+    """A host's cable to a switch."""
+
+    host: str
+    switch: str
+    rail: str | None = None
+    rate: str | None = None
+    line: int | None = None
+
+
+@attrs.frozen
+class Cables:
+    """All cables from one switch to one nearer to the core."""
+
+    lower: str
+    upper: str
+    count: int = 1
+    rate: str | None = None
+    line: int | None = None
+
+
+@attrs.frozen
+class Graph:
+    """What a source says, before anything is made of it. All names are good ones."""
+
+    ports: tuple[Port, ...] = ()
+    cables: tuple[Cables, ...] = ()
+    #: Name -> GUID, also of switches without any cable.
+    switches: Mapping[str, str | None] = attrs.field(factory=dict)
+    #: Host -> its NVLink domain.
+    nvlink: Mapping[str, str] = attrs.field(factory=dict)
+    #: Host -> its part of the NVLink domain.
+    sub_domains: Mapping[str, str] = attrs.field(factory=dict)
+    #: Hosts that are known, on whatever switch.
+    hosts: tuple[str, ...] = ()
+    #: Pairs of switches of one tier that are cabled to each other.
+    beside: tuple[tuple[str, str], ...] = ()
+    #: Whether a host can have ports on several leaf switches of one domain, its rails. Where it
+    #: cannot, a host on two contradicts itself.
+    has_rails: bool = False
+    #: Whether a cable that its like have and that is missing is a dead one: true for what
+    #: was discovered, not for what somebody wrote.
+    discovered: bool = False
+
+    def without(self, exclusions: Exclusions) -> Graph:
+        """The same without the switches, ports and domains that *exclusions* names."""
+
+        def keeps(*switches: str) -> bool:
+            return not any(map(exclusions.leaves_out_switch, switches))
+
+        def keep_domains(domain_of: Mapping[str, str]) -> dict[str, str]:
+            return {
+                host: name
+                for host, name in domain_of.items()
+                if not exclusions.is_placeholder(name) and not exclusions.leaves_out_host(host)
+            }
+
+        return attrs.evolve(
+            self,
+            ports=tuple(
+                port
+                for port in self.ports
+                if keeps(port.switch)
+                and not exclusions.leaves_out_rail(port.rail)
+                and not exclusions.leaves_out_host(port.host)
+            ),
+            cables=tuple(each for each in self.cables if keeps(each.lower, each.upper)),
+            switches={name: guid for name, guid in self.switches.items() if keeps(name)},
+            nvlink=keep_domains(self.nvlink),
+            sub_domains=keep_domains(self.sub_domains),
+            hosts=tuple(host for host in self.hosts if not exclusions.leaves_out_host(host)),
+            beside=tuple(pair for pair in self.beside if keeps(*pair)),
+        )
+
+
+def speed(rate: str | None) -> float | None:
+    """Gb/s of a rate as ibnetdiscover writes it, e.g. 400.0 for ``4xNDR``; None: unknown."""
+    match = _RATE.fullmatch(rate or "")
+    if match is None or match[2] not in _LANE:
+        return None
+    return int(match[1]) * _LANE[match[2]]
+
+
+def build(
+    graph: Graph, found: Found, name: str, source: str, exclusions: Exclusions = NOTHING
+) -> Reading:
+    """The map that *graph* means; what contradicts itself is added to *found*."""
+    note_placeholders(_hosts_by_domain(graph), exclusions, found)
+    graph = graph.without(exclusions)
+    tiers = _tiers(graph, found)
+    levels = _LEVELS[max(1, min(len(tiers), max(_LEVELS)))]
+    if len(tiers) > len(levels):
+        found.wrong(
+            f"it has {len(tiers)} tiers of switches; the {len(levels)} next to the hosts are read"
+        )
+    # Per tier: switch -> domain, then domain or host below -> domain.
+    above: list[dict[str, str]] = []
+    serves: list[Mapping[str, str]] = []
+    below: dict[str, list[str]] = {}
+    ports: dict[tuple[str, str], Port] = {}
+    for port in graph.ports:
+        below.setdefault(port.host, []).append(port.switch)
+        ports.setdefault((port.host, port.switch), port)
+    parents = _parents(graph)
+    rank = {switch: number for number, tier in enumerate(tiers) for switch in tier}
+    for number, level in enumerate(levels):
+        tier = tiers[number] if number < len(tiers) else frozenset()
+        users = {
+            user: [switch for switch in switches if switch in tier]
+            for user, switches in below.items()
+        }
+        together = number > 0 or graph.has_rails
+        groups = group_switches(users) if together else separate_switches(users)
+        domain_of = groups.domain_of
+        serves.append(domain_of)
+        above.append(_settle(users, groups, level, ports, found))
+        # Who asks on the next tier: the domains of this one, and who found none here.
+        following = {
+            user: [
+                upper
+                for switch in switches
+                for upper in (
+                    [switch] if rank.get(switch, -1) > number else parents.get(switch, ())
+                )
+            ]
+            for user, switches in below.items()
+            if user not in above[-1]
+        }
+        for switch, domain in domain_of.items():
+            key = _key(number, domain)
+            following.setdefault(key, []).extend(parents.get(switch, ()))
+        below = {user: switches for user, switches in following.items() if switches}
+    places = _name_cores(_places(graph, levels, above), graph, rank)
+    switches = [
+        Switch(switch, level, serves[number].get(switch), graph.switches.get(switch))
+        for number, level in enumerate(levels)
+        if number < len(tiers)
+        for switch in tiers[number]
+    ]
+    kept = {switch.name for switch in switches}
+    leaves = frozenset(above[0].values()) if above else frozenset()
+    no_leaves = {each for each, domain in serves[0].items() if domain not in leaves}
+    links = [link for link in _links(graph, tiers, no_leaves) if {link.lower, link.upper} <= kept]
+    fabric = FabricMap(places, switches, links, name, source)
+    for text in fabric.contradictions():
+        found.wrong(text)
+    for text in fabric.crossings():
+        found.note(text)
+    return found.reading(fabric)
+
+
+def _key(tier: int, domain: str) -> str:
+    # No host has such a name (it could not be printed).
+    return f"\0{tier}\0{domain}"
+
+
+def _name(user: str) -> str:
+    return user.rpartition("\0")[2]
+
+
+def _parents(graph: Graph) -> dict[str, list[str]]:
+    parents: dict[str, list[str]] = {}
+    for cables in graph.cables:
+        if cables.count:
+            parents.setdefault(cables.lower, []).append(cables.upper)
+    return parents
+
+
+def _tiers(graph: Graph, found: Found) -> list[frozenset[str]]:
+    """The switches by their height above the hosts; what lies in a circle is left out."""
+    children: dict[str, set[str]] = {}
+    uppers = _parents(graph)
+    for lower, above in uppers.items():
+        for upper in above:
+            children.setdefault(upper, set()).add(lower)
+    everything = {port.switch for port in graph.ports} | set(children) | set(uppers)
+    waiting = {switch: len(children.get(switch, ())) for switch in everything}
+    height = {switch: 0 for switch, count in waiting.items() if not count}
+    ready = sorted(height)
+    while ready:
+        switch = ready.pop()
+        for upper in set(uppers.get(switch, ())):
+            height[upper] = max(height.get(upper, 0), height[switch] + 1)
+            waiting[upper] -= 1
+            if not waiting[upper]:
+                ready.append(upper)
+    circle = sorted(switch for switch, count in waiting.items() if count)
+    if circle:
+        lines = [
+            each.line
+            for each in graph.cables
+            if each.lower in circle and each.upper in circle and each.line
+        ]
+        said = ", ".join(circle[:5]) + (" and more" if len(circle) > 5 else "")
+        found.wrong(f"switches are above each other in a circle: {said}", min(lines, default=None))
+    for switch in circle:
+        height.pop(switch, None)
+    top = max(height.values(), default=-1)
+    return [
+        frozenset(switch for switch, at in height.items() if at == number)
+        for number in range(top + 1)
+    ]
+
+
+def _settle(
+    users: Mapping[str, list[str]],
+    groups: SwitchGroups,
+    level: FabricLevel,
+    ports: Mapping[tuple[str, str], Port],
+    found: Found,
+) -> dict[str, str]:
+    """User -> the domain that it belongs to; those without one are missing."""
+    for disagreeing in groups.disagreeing:
+        found.wrong(
+            f"some of the switches {shorten(disagreeing)} serve nearly the same, others do not: "
+            f"none of them are taken for one {level.word}"
+        )
+    settled: dict[str, str] = {}
+    gave_way: dict[str, set[str]] = {}
+    for user, switches in users.items():
+        choice = groups.choose_domain(switches)
+        if choice is None:
+            continue
+        for wider, narrower in choice.gave_way.items():
+            gave_way.setdefault(wider, set()).add(narrower)
+        used = [ports[user, switch] for switch in switches if (user, switch) in ports]
+        if choice.domain is None:
+            who = f"host {user!r}" if used else f"the domain {_name(user)!r}"
+            found.wrong(
+                f"{who} is as much in one {level.word} as in another: {', '.join(choice.tied)}",
+                min((port.line for port in used if port.line), default=None),
+            )
+            continue
+        settled[user] = choice.domain
+        for port in used:
+            if groups.domain_of[port.switch] in choice.outvoted:
+                rail = f"port {port.rail}" if port.rail else "a port"
+                found.note(
+                    f"{rail} of host {user!r} goes to {port.switch}, most others to the "
+                    f"{level.word} {choice.domain}: is the cable in the wrong place?",
+                    port.line,
+                )
+    for wider, inside in sorted(gave_way.items()):
+        others = sorted(each for each, domain in groups.domain_of.items() if domain == wider)
+        verb, it, they = ("es", "", "they count") if len(others) > 1 else ("", "s", "it counts")
+        found.note(
+            f"switch{verb} {shorten(others)} also serve{it} what is in the "
+            f"{level.noun(len(inside))} {shorten(sorted(inside))}, so {they} for no {level.word} "
+            "there (a network for storage or management? --ignore-switches leaves it out)"
+        )
+    return settled
+
+
+def _places(
+    graph: Graph, levels: tuple[FabricLevel, ...], above: list[dict[str, str]]
+) -> list[Place]:
+    rails: dict[str, list[Rail]] = {}
+    for port in graph.ports:
+        if port.rail is not None:
+            rails.setdefault(port.host, []).append(Rail(port.rail, port.switch, port.rate))
+    hosts = {port.host for port in graph.ports} | set(graph.nvlink) | set(graph.hosts)
+    places = []
+    for host in sorted(hosts):
+        domains: dict[str, str] = {}
+        at = host
+        for number, level in enumerate(levels):
+            domain = above[number].get(at)
+            if domain is not None:
+                domains[level.word] = domain
+                at = _key(number, domain)
+        places.append(
+            Place(
+                host,
+                nvlink_domain=graph.nvlink.get(host),
+                sub_domain=graph.sub_domains.get(host),
+                rails=tuple(sorted(rails.get(host, ()), key=lambda rail: rail.name)),
+                **domains,
+            )
+        )
+    return places
+
+
+def _links(graph: Graph, tiers: list[frozenset[str]], no_leaves: Container[str]) -> list[Link]:
+    """What connects the switches, and what is missing there.
+
+    :param no_leaves: switches beside the leaves, which are cabled in another way.
+    """
+    pairs: dict[tuple[str, str], list[Cables]] = {}
+    for cables in graph.cables:
+        pairs.setdefault((cables.lower, cables.upper), []).append(cables)
+    expected: dict[tuple[str, str], int] = {}
+    if graph.discovered:
+        for lower_tier, upper_tier in itertools.pairwise(tiers):
+            counts = {
+                pair: sum(each.count for each in those)
+                for pair, those in pairs.items()
+                if pair[0] in lower_tier and pair[1] in upper_tier and pair[0] not in no_leaves
+            }
+            if not counts:
+                continue
+            usual = Counter(counts.values()).most_common(1)[0][0]
+            # A plane: spines over the same leaf switches. Each leaf of it has them all.
+            users: dict[str, list[str]] = {}
+            for lower, upper in counts:
+                users.setdefault(lower, []).append(upper)
+            plane_of = group_switches(users).domain_of
+            planes: dict[str, list[str]] = {}
+            for switch, plane in plane_of.items():
+                planes.setdefault(plane, []).append(switch)
+            for lower, uppers in users.items():
+                votes = Counter(plane_of[upper] for upper in uppers)
+                for upper in planes[votes.most_common(1)[0][0]]:
+                    expected[lower, upper] = usual
+    links = []
+    for lower, upper in {**pairs, **expected}:
+        those = pairs.get((lower, upper), [])
+        count = sum(each.count for each in those)
+        rates = sorted(
+            {each.rate for each in those if each.rate}, key=lambda rate: speed(rate) or 0
+        )
+        missing = max(0, expected.get((lower, upper), 0) - count)
+        links.append(Link(lower, upper, count, missing, rates[0] if rates else None))
+    return links
+
+
+def _name_cores(places: list[Place], graph: Graph, rank: Mapping[str, int]) -> list[Place]:
+    """Give each host that has no core the name of the fabric that its switches are connected to.
+
+    :param rank: switch -> its tier, from 0.
+    """
+    fabrics = _connected_switches(graph)
+    tier_cores = {place.core for place in places if place.core is not None}
+    core_of: dict[str, str] = {}
+    for switches in fabrics:
+        inside = tier_cores & switches
+        if len(inside) > 1 or (len(switches) == 1 and len(fabrics) > 1):
+            continue  # a switch without any cable: what it is connected to nobody has said
+        top = max(rank.get(each, 0) for each in switches)
+        name = min(inside or {each for each in switches if rank.get(each, 0) == top})
+        core_of.update(dict.fromkeys(switches, name))
+    ports: dict[str, set[str]] = {}
+    for port in graph.ports:
+        ports.setdefault(port.host, set()).add(port.switch)
+    found = []
+    for place in places:
+        known = next((name for name in (place.leaf, place.block, place.spine) if name), None)
+        at = {known} if known else ports.get(place.host, set())
+        cores = {core_of.get(switch) for switch in at}
+        core = cores.pop() if place.core is None and len(cores) == 1 else place.core
+        found.append(attrs.evolve(place, core=core))
+    return found
+
+
+def _connected_switches(graph: Graph) -> list[frozenset[str]]:
+    """The sets of switches that cables connect, in the order of their first names."""
+    beside: dict[str, set[str]] = {name: set() for name in graph.switches}
+    for port in graph.ports:
+        beside.setdefault(port.switch, set())
+    pairs = [(each.lower, each.upper) for each in graph.cables if each.count]
+    for one, other in (*pairs, *graph.beside):
+        beside.setdefault(one, set()).add(other)
+        beside.setdefault(other, set()).add(one)
+    found = []
+    left = dict.fromkeys(sorted(beside))
+    while left:
+        switches = [next(iter(left))]
+        del left[switches[0]]
+        for switch in switches:  # grows while it is walked
+            for other in beside[switch]:
+                if other in left:
+                    del left[other]
+                    switches.append(other)
+        found.append(frozenset(switches))
+    return found
+
+
+def _hosts_by_domain(graph: Graph) -> dict[str, set[str]]:
+    """Names of leaf switches and NVLink domains -> the hosts that say them."""
+    found: dict[str, set[str]] = {}
+    for port in graph.ports:
+        found.setdefault(port.switch, set()).add(port.host)
+    for host, domain in graph.nvlink.items():
+        found.setdefault(domain, set()).add(host)
+    return found
+
+
+def good_name(name: object, what: str, found: Found, line: int | None) -> bool:
+    """Whether *name* can be a name; a problem is added to *found* where not."""
+    wrong = wrong_name(name)
+    if wrong is not None:
+        found.wrong(f"{what}: {wrong}", line)
+    return wrong is None

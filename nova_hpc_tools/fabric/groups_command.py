@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc fabric groups`` and ``reap``: what Placement holds of server groups."""
+
+from __future__ import annotations
+
+import argparse
+
+import attrs
+
+from nova_hpc.outside.text import printable
+from nova_hpc_tools import base
+from nova_hpc_tools.adopt import service_settings as node_config
+from nova_hpc_tools.base import Answer
+from nova_hpc_tools.snapshot import SnapshotError, cloud_readers
+from nova_hpc_tools.snapshot.group_fleet import GroupLine
+
+#: Exit status where something is below a domain that is not known here.
+_STRANGE = 1
+
+
+class Groups(base.List):
+    """List the server groups that have a domain of the fabric.
+
+    Each has a record in Placement, and each member a ticket; LEFTOVER are tickets whose
+    servers are no more. A group that is "undecided" has a scheduler at it, or one that died
+    there.
+    """
+
+    acts_with = ()
+    errors = (SnapshotError,)
+    for_people = False
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        node_config.add_options(parser, "Nova's scheduler")
+        parser.add_argument("--group", metavar="UUID", help="only this server group")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Read Placement and Nova's database."""
+        found = [
+            line
+            for line in cloud_readers.read_fabric_groups(parsed_args.config)
+            if parsed_args.group in (None, line.group)
+        ]
+        names = [each.name for each in attrs.fields(GroupLine)]
+        return Answer(
+            columns=[name.capitalize() for name in names],
+            rows=[attrs.astuple(line) for line in found],
+            nothing="No server group has a domain of the fabric.",
+        )
+
+
+class Reap(base.Record):
+    """Take away what Placement holds of server groups that have nobody any more.
+
+    Schedulers do the same before they decide about a domain, so this is for what none of
+    them comes across. It is safe at any time: a scheduler that is about to use what goes
+    begins anew.
+    """
+
+    errors = (SnapshotError,)
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        node_config.add_options(parser, "Nova's scheduler")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Sweep all domains."""
+        found = cloud_readers.reap_fabric(parsed_args.config)
+        for each in found.strange:
+            self.app.LOG.error(
+                "%s is below a domain and not ours: look who made it", printable(each)
+            )
+        swept = found.swept
+        kinds = ("ticket", "record", "room", "empty domain")
+        numbers = (swept.tickets, swept.records, swept.rooms, found.domains)
+        gone = [
+            f"{number} {kind}{'' if number == 1 else 's'}"
+            for kind, number in zip(kinds, numbers, strict=True)
+            if number
+        ]
+        self.say(f"Taken away: {', '.join(gone)}." if gone else "There was nothing to take away.")
+        return Answer(
+            columns=("Tickets", "Records", "Rooms", "Domains", "Strange"),
+            rows=(swept.tickets, swept.records, swept.rooms, found.domains, len(found.strange)),
+            status=_STRANGE if found.strange else 0,
+        )

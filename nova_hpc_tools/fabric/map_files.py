@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the commands of the fabric get a map from."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Problem
+from nova_hpc.outside.text import printable
+from nova_hpc.wire import fabric_map
+from nova_hpc.wire.documents import FABRIC_MAP
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.fabric.exclusions import Exclusions, exclude_places
+from nova_hpc_tools.fabric.merge import merge_readings
+from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
+from nova_hpc_tools.fabric.readers import reader_choice as readers
+
+_LONGEST: Final = 1 << 28
+_MOST_NOTES: Final = 10
+#: What a block of Slurm may be.
+_BLOCKS: Final = ("nvlink_domain", "leaf", "block")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say how a map is read."""
+    group = parser.add_argument_group("how a map is read")
+    group.add_argument(
+        "--from",
+        dest="form",
+        choices=(*readers.FORMS, "json"),
+        help="what the file is (default: look): topograph's graph JSON or model, Slurm's "
+        "topology.conf or topology.yaml, the output of ibnetdiscover, the plain YAML of the "
+        "operator guide, or what nova-hpc fabric export --format json wrote",
+    )
+    group.add_argument(
+        "--name",
+        metavar="NAME",
+        help="name of the map (default: what the file says, or fabric); a cloud with two "
+        "fabrics has two maps of different names",
+    )
+    group.add_argument(
+        "--topology",
+        metavar="NAME",
+        help="topology.yaml of Slurm: which one of its topologies (default: the cluster's default)",
+    )
+    group.add_argument(
+        "--slurm-blocks",
+        choices=_BLOCKS,
+        default="block",
+        help="what a block of Slurm is; on machines like NVL72 an nvlink_domain (default: block)",
+    )
+    group.add_argument(
+        "--ignore",
+        type=_pattern,
+        metavar="REGEX",
+        help="hosts that are no compute nodes (managers, storage)",
+    )
+    group.add_argument(
+        "--ignore-switches",
+        type=_pattern,
+        metavar="REGEX",
+        help="switches of other networks (storage, management), with all of their ports",
+    )
+    group.add_argument(
+        "--ignore-rails",
+        type=_pattern,
+        metavar="REGEX",
+        help="ports of hosts on other networks, by their names, e.g. '^mlx5_[89]$'",
+    )
+    group.add_argument(
+        "--unknown",
+        type=_pattern,
+        metavar="REGEX",
+        help='whole names that stand for "not known" and are no domain, beside those that every '
+        "source has (no-topology, unknown, none)",
+    )
+    group.add_argument(
+        "--all-notes", action="store_true", help=f"show all notes, not the first {_MOST_NOTES}"
+    )
+
+
+def add_maps(parser: argparse.ArgumentParser) -> None:
+    """Declare the maps of a command that reads several as one."""
+    parser.add_argument(
+        "maps",
+        metavar="MAP",
+        nargs="+",
+        help="a file; - is standard input. Several are read as one: the cables from one source, "
+        "NVLink domains from another",
+    )
+
+
+def exclusions_of(args: argparse.Namespace) -> Exclusions:
+    """What the options leave out."""
+    return Exclusions(args.ignore, args.ignore_switches, args.ignore_rails, args.unknown)
+
+
+def read(path: str, args: argparse.Namespace) -> Reading:
+    """The map in a file, or of standard input where *path* is ``-``.
+
+    :raises FabricError: there is no map in it; the text names the file.
+    """
+    where = "standard input" if path == "-" else printable(path)
+    try:
+        if path == "-":
+            data = sys.stdin.buffer.read(_LONGEST + 1)
+        else:
+            with open(path, "rb") as file:  # noqa: PTH123  a pipe of the shell is fine, too
+                data = file.read(_LONGEST + 1)
+    except OSError as error:
+        raise FabricError(f"{where}: {error.strerror or error}") from error
+    text = data.decode("utf-8", "replace").removeprefix("\ufeff")
+    try:
+        return _read(text, where, args)
+    except (FabricError, WireError) as error:
+        raise FabricError(f"{where}: {printable(str(error))}") from error
+
+
+def read_all(paths: Sequence[str], args: argparse.Namespace) -> Reading:
+    """The maps in several files as one.
+
+    :raises FabricError: one of them has no map; the text names it.
+    """
+    return merge_readings([read(path, args) for path in paths], args.name)
+
+
+def tell(reading: Reading, args: argparse.Namespace) -> None:
+    """Say on standard error what is wrong with a map, and what else is worth a word."""
+    _say(reading.problems, "problem: ")
+    notes = reading.notes
+    if not args.all_notes and len(notes) > _MOST_NOTES:
+        more = Problem(f"and {len(notes) - _MOST_NOTES} more; --all-notes shows them")
+        notes = (*notes[:_MOST_NOTES], more)
+    _say(notes, "note: ")
+
+
+def _say(problems: Iterable[Problem], word: str) -> None:
+    for problem in problems:
+        print(f"{word}{printable(str(problem))}", file=sys.stderr)
+
+
+def _read(text: str, where: str, args: argparse.Namespace) -> Reading:
+    ours = args.form is None and text.lstrip().startswith("{") and _is_ours(text)
+    if args.form == "json" or ours:
+        fabric = fabric_map.loads(text)
+        if args.name is not None:
+            fabric = _renamed(fabric, args.name)
+        found = Found()
+        for text in fabric.crossings():
+            found.note(text)
+        return found.reading(exclude_places(fabric, exclusions_of(args), found))
+    try:
+        options = readers.Options(
+            name=None if args.name is None else FabricMap(name=args.name).name,
+            form=args.form,
+            topology=args.topology,
+            block_level=FabricLevel.from_word(args.slurm_blocks),
+            exclusions=exclusions_of(args),
+        )
+    except ValueError as error:
+        raise FabricError(f"--name: {error}") from error
+    return readers.read(text, where, options)
+
+
+def _is_ours(text: str) -> bool:
+    return f'"{FABRIC_MAP.schema}"' in text[:400]
+
+
+def _renamed(fabric: FabricMap, name: str) -> FabricMap:
+    try:
+        return FabricMap(fabric.places, fabric.switches, fabric.links, name, fabric.source)
+    except ValueError as error:
+        raise FabricError(f"--name: {error}") from error
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error

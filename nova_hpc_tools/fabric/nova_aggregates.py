@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova's aggregates, hosts and server groups, by its public API."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nova_hpc.outside.text import printable
+from nova_hpc_tools.fabric import sync
+from nova_hpc_tools.fabric.problems import FabricError
+from nova_hpc_tools.fabric.sync import CloudAggregate, Step
+
+_PAGE: Final = 500
+#: Of the API; aggregates, services and servers have all that is needed in the first.
+_FIRST: Final = "2.1"
+#: Before 2.15 Nova refuses to list server groups as soon as one has a soft policy.
+_GROUPS: Final = "2.15"
+
+
+class CloudError(FabricError):
+    """Nova does not answer, or refuses; one line."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        #: Of its answer, by HTTP; None: there was none.
+        self.status = status
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that say which cloud."""
+    group = parser.add_argument_group("which cloud")
+    group.add_argument(
+        "--os-cloud",
+        metavar="NAME",
+        help="name in clouds.yaml (default: OS_CLOUD, or OS_AUTH_URL and the like in the "
+        "environment); its user needs the admin role, as for openstack aggregate",
+    )
+    group.add_argument(
+        "--no-clusters",
+        action="store_true",
+        help="do not look which server groups a change concerns; this lists all servers",
+    )
+
+
+def connect(args: argparse.Namespace) -> Cloud:
+    """The cloud that the options name.
+
+    :raises CloudError: there is no such cloud, or openstacksdk is not installed.
+    """
+    return Cloud(compute(args))
+
+
+def compute(args: argparse.Namespace) -> Any:
+    """The compute proxy of openstacksdk for the cloud that the options name.
+
+    :raises CloudError: there is no such cloud, or openstacksdk is not installed.
+    """
+    try:
+        import openstack
+    except ImportError as error:
+        raise CloudError("openstacksdk is not installed: pip install openstacksdk") from error
+    try:
+        return openstack.connect(cloud=args.os_cloud).compute
+    except Exception as error:  # configuration and catalog have errors of several libraries
+        raise CloudError(f"the cloud cannot be reached: {_one_line(error)}") from error
+
+
+class Cloud:
+    """What ``nova-hpc fabric`` reads and writes.
+
+    :param compute: the compute proxy of openstacksdk.
+    """
+
+    def __init__(self, compute: Any) -> None:
+        self._compute = compute
+        self._ids: dict[str, str] = {}
+
+    def aggregates(self) -> list[CloudAggregate]:
+        """All host aggregates.
+
+        :raises CloudError: Nova does not tell.
+        """
+        found = self._get("/os-aggregates")["aggregates"]
+        return [
+            CloudAggregate(
+                id=str(each["id"]),
+                name=each["name"],
+                metadata=dict(each.get("metadata") or {}),
+                hosts=tuple(sorted(each.get("hosts") or ())),
+            )
+            for each in found
+        ]
+
+    def hosts(self) -> list[str]:
+        """The hosts of all compute services, also of those that are down.
+
+        :raises CloudError: Nova does not tell.
+        """
+        found = self._get("/os-services", binary="nova-compute")["services"]
+        return sorted({each["host"] for each in found})
+
+    def clusters(self) -> dict[str, list[str]]:
+        """Server group of at least two servers -> the hosts that they are on.
+
+        :raises CloudError: Nova does not tell.
+        """
+        host_of: dict[str, str] = {}
+        for each in self._pages("/servers/detail", "servers", all_tenants="1"):
+            host = each.get("OS-EXT-SRV-ATTR:host")
+            if host:
+                host_of[each["id"]] = host
+        found: dict[str, list[str]] = {}
+        for group in self._groups():
+            hosts = [host_of[member] for member in group["members"] if member in host_of]
+            if len(hosts) > 1:
+                name = printable(group["name"])
+                found[f"{name} ({group['id']})" if name in found else name] = hosts
+        return found
+
+    def apply(self, step: Step) -> None:
+        """Do one step.
+
+        :raises CloudError: Nova refuses it, or nobody knows whether it took effect.
+        """
+        if step.kind == sync.CREATE:
+            made = self._call("post", "/os-aggregates", {"aggregate": {"name": step.aggregate}})
+            self._ids[step.aggregate] = str(made["aggregate"]["id"])
+            return
+        target = f"/os-aggregates/{step.id or self._ids.get(step.aggregate)}"
+        if step.kind == sync.DELETE:
+            self._call("delete", target)
+        elif step.kind == sync.RENAME:
+            self._call("put", target, {"aggregate": {"name": step.value}})
+        elif step.kind == sync.METADATA:
+            body = {"set_metadata": {"metadata": dict(step.metadata)}}
+            self._call("post", f"{target}/action", body)
+        else:
+            action = "add_host" if step.kind == sync.ADD else "remove_host"
+            self._call("post", f"{target}/action", {action: {"host": step.value}})
+
+    def _groups(self, microversion: str = _GROUPS) -> Iterator[Mapping[str, Any]]:
+        # This list has no marker, but an offset.
+        offset = 0
+        while True:
+            page = self._get(
+                "/os-server-groups",
+                microversion,
+                all_projects="True",
+                limit=str(_PAGE),
+                offset=str(offset),
+            )["server_groups"]
+            yield from page
+            if len(page) < _PAGE:
+                return
+            offset += len(page)
+
+    def _pages(
+        self, path: str, key: str, microversion: str = _FIRST, **query: str
+    ) -> Iterator[Mapping[str, Any]]:
+        marker: dict[str, str] = {}
+        while True:
+            page = self._get(path, microversion, limit=str(_PAGE), **query, **marker)[key]
+            yield from page
+            # Nova may have a lower limit of its own than what is asked for.
+            if not page:
+                return
+            marker = {"marker": page[-1]["id"]}
+
+    def _get(self, path: str, microversion: str = _FIRST, **query: str) -> Any:
+        return self._call("get", path, params=query, microversion=microversion)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        params: Mapping[str, str] | None = None,
+        microversion: str = _FIRST,
+    ) -> Any:
+        options: dict[str, Any] = {"params": params or {}}
+        if body is not None:
+            options["json"] = body
+        try:
+            answer = getattr(self._compute, method)(path, microversion=microversion, **options)
+        except Exception as error:  # keystoneauth, openstacksdk and requests have their own
+            status = getattr(error, "http_status", None)
+            raise CloudError(f"{method.upper()} {path}: {_one_line(error)}", status) from error
+        if answer.status_code >= 400:
+            text = f"{method.upper()} {path}: {_fault(answer)}"
+            raise CloudError(text, answer.status_code)
+        try:
+            return answer.json() if answer.content else {}
+        except ValueError as error:
+            raise CloudError(f"{method.upper()} {path}: the answer is not JSON") from error
+
+
+def _fault(answer: Any) -> str:
+    """What Nova says is wrong."""
+    try:
+        said = next(iter(json.loads(answer.content).values()))["message"]
+    except (ValueError, AttributeError, KeyError, StopIteration, TypeError):
+        said = answer.reason or "no reason is given"
+    return f"{answer.status_code}: {printable(' '.join(str(said).split()))}"
+
+
+def _one_line(error: Exception) -> str:
+    return printable(" ".join(str(error).split())) or type(error).__name__

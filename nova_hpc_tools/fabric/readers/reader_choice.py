@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which reader a text is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric.model import FabricLevel
+from nova_hpc_tools.fabric import reader_text as marked
+from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions
+from nova_hpc_tools.fabric.problems import FabricError, Found, Reading
+from nova_hpc_tools.fabric.reader_text import Value
+from nova_hpc_tools.fabric.readers import ibnetdiscover, plain, slurm, topograph
+
+#: The forms that are read, as the command calls them.
+FORMS: Final = ("topograph", "slurm", "ibnetdiscover", "plain")
+_LONGEST: Final = 256 * 1024 * 1024
+_SLURM: Final = re.compile(
+    r"^\s*(?:switchname|blockname|blocksizes|aggregatedblock)\s*=", re.I | re.M
+)
+_IB: Final = re.compile(r'^(?:Switch|Ca)\s+\d+\s+"[SH]-[0-9a-f]+"', re.M)
+
+
+@attrs.frozen
+class Options:
+    """What a text does not say itself."""
+
+    #: Name of the map; None: what the text says, or "fabric".
+    name: str | None = None
+    #: One of :data:`FORMS`; None: look.
+    form: str | None = None
+    #: Which one of the topologies of Slurm's ``topology.yaml``.
+    topology: str | None = None
+    #: What a block of Slurm is.
+    block_level: FabricLevel = FabricLevel.BLOCK
+    exclusions: Exclusions = NOTHING
+
+
+def read(text: str, source: str, options: Options) -> Reading:
+    """Read *text*, whatever of the known forms it has.
+
+    :raises FabricError: it is none of them; one line.
+    """
+    if len(text) > _LONGEST:
+        raise FabricError(f"it is longer than {_LONGEST} characters")
+    if "\0" in text:
+        raise FabricError("it is no text")
+    name = options.name or "fabric"
+    form = options.form
+    if form == "ibnetdiscover" or (form is None and _IB.search(text)):
+        return ibnetdiscover.read(text, name, source, options.exclusions)
+    if form in (None, "slurm") and _SLURM.search(text):
+        return slurm.read_conf(text, name, source, options.block_level, options.exclusions)
+    if form == "slurm" and not text.lstrip().startswith("-"):
+        raise FabricError("it names neither a switch nor a block")
+    found = Found()
+    document = marked.load(text, found)
+    reader = _structured(document, found, source, options)
+    if reader is None or (form is not None and reader[0] != form):
+        asked = f"not of the form {form}" if form else "of no known form"
+        raise FabricError(f"it is {asked}; these are read: {', '.join(FORMS)}, and our own JSON")
+    return reader[1]()
+
+
+def _structured(
+    document: Value, found: Found, source: str, options: Options
+) -> tuple[str, Callable[[], Reading]] | None:
+    name, exclusions = options.name or "fabric", options.exclusions
+    if isinstance(document.value, list):
+        if any(each.get("topology") for each in document.each()):
+            return "slurm", lambda: slurm.read_yaml(
+                document,
+                found,
+                name,
+                source,
+                options.topology,
+                options.block_level,
+                options.exclusions,
+            )
+        return None
+    if document.get(plain.KEY) is not None:
+        return "plain", lambda: plain.read(document, found, options.name, source, exclusions)
+    if document.get("instances") is not None:
+        return "topograph", lambda: topograph.read_graph(document, found, name, source, exclusions)
+    if any(document.get(key) is not None for key in ("switches", "blocks", "capacity_blocks")):
+        return "topograph", lambda: topograph.read_model(document, found, name, source, exclusions)
+    return None

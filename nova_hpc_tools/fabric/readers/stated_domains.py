@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that say outright which domain a host is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Link, Place, Rail, Switch
+from nova_hpc_tools.fabric.exclusions import NOTHING, Exclusions, note_placeholders
+from nova_hpc_tools.fabric.problems import Found, Reading
+
+
+@attrs.define
+class Spoken:
+    """Collects what is said of each host; what is said in two ways is unknown."""
+
+    found: Found
+    exclusions: Exclusions = NOTHING
+    #: Host -> level -> domain and line; None: it was said in two ways.
+    _said: dict[str, dict[FabricLevel, tuple[str | None, int]]] = attrs.Factory(dict)
+    _rails: dict[str, set[str]] = attrs.Factory(dict)
+    #: Names that stand for "not known" -> the hosts that have them.
+    _nowhere: dict[str, set[str]] = attrs.Factory(dict)
+
+    def host(self, host: str) -> None:
+        """There is such a host."""
+        self._said.setdefault(host, {})
+
+    def put(self, host: str, level: FabricLevel, domain: str, line: int) -> None:
+        """*host* is in *domain*."""
+        said = self._said.setdefault(host, {})
+        if self.exclusions.leaves_out_switch(domain):
+            if self.exclusions.is_placeholder(domain):
+                self._nowhere.setdefault(domain, set()).add(host)
+            return
+        before = said.get(level)
+        if before is None:
+            said[level] = (domain, line)
+        elif before[0] != domain:
+            self.found.wrong(
+                f"host {host!r} is in {level.word} {domain!r} here and in {before[0]!r} in line "
+                f"{before[1]}: which one is unknown"
+                if before[0]
+                else f"host {host!r} is in {level.word} {domain!r} here, and in others elsewhere",
+                line,
+            )
+            said[level] = (None, before[1])
+        else:
+            self.found.note(
+                f"host {host!r} is in {level.word} {domain!r}, as line {before[1]} says, too", line
+            )
+
+    def rails(self, host: str, names: Iterable[str]) -> None:
+        """*host* has ports of these names."""
+        kept = {name for name in names if not self.exclusions.leaves_out_rail(name)}
+        self._rails.setdefault(host, set()).update(kept)
+
+    def reading(
+        self,
+        name: str,
+        source: str,
+        switches: Iterable[Switch] = (),
+        links: Iterable[Link] = (),
+    ) -> Reading:
+        """All of it as a map."""
+        note_placeholders(self._nowhere, self.exclusions, self.found)
+        places = [
+            Place(
+                host,
+                rails=tuple(Rail(rail) for rail in sorted(self._rails.get(host, ()))),
+                **{level.word: domain for level, (domain, _) in said.items()},
+            )
+            for host, said in self._said.items()
+            if not self.exclusions.leaves_out_host(host)
+        ]
+        fabric = FabricMap(places, switches, links, name, source)
+        for text in fabric.contradictions():
+            self.found.wrong(text)
+        for text in fabric.crossings():
+            self.found.note(text)
+        return self.found.reading(fabric)

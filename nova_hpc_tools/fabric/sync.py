@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which steps make Nova's host aggregates say what a map says. Pure: nothing is done here.
+
+Only aggregates with our mark are ours, of these only the keys with our prefix, and of
+several maps only those of the map's own name. Each step can be repeated, and after any of
+them the rest is found again: a run that was cut short is finished by the next one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.fabric import aggregates as ours
+from nova_hpc.fabric.model import FabricLevel, FabricMap, Place, wrong_name
+from nova_hpc_tools.fabric.hostlist import shorten
+
+#: How a step is called in the output.
+CREATE: Final = "create"
+RENAME: Final = "rename"
+METADATA: Final = "set metadata"
+REMOVE: Final = "remove host"
+ADD: Final = "add host"
+DELETE: Final = "delete"
+
+
+@attrs.frozen
+class CloudAggregate:
+    """A host aggregate as Nova has it."""
+
+    id: str
+    name: str
+    metadata: Mapping[str, str]
+    hosts: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class Step:
+    """One call to Nova."""
+
+    kind: str
+    #: Of the aggregate, as it is called after the steps before this one.
+    aggregate: str
+    #: Its id; None: it is made by the step :data:`CREATE` before this one.
+    id: str | None = None
+    #: The host of :data:`ADD` and :data:`REMOVE`; the new name of :data:`RENAME`.
+    value: str | None = None
+    #: Key -> value, or None for a key that goes.
+    metadata: Mapping[str, str | None] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Plan:
+    """What has to be done, and what an operator has to know before."""
+
+    steps: tuple[Step, ...] = ()
+    #: Why nothing of it may be done.
+    refusals: tuple[str, ...] = ()
+    #: What is odd and left alone.
+    notes: tuple[str, ...] = ()
+    #: Hosts of the map that Nova has not.
+    not_in_nova: tuple[str, ...] = ()
+    #: Hosts of Nova that the map has not.
+    not_in_map: tuple[str, ...] = ()
+
+
+def names_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> Mapping[str, str]:
+    """Host of the map -> what Nova calls it; without those that Nova has not.
+
+    Nova may call a host by its full name where the map has the first part of it, or with
+    other capitals. What could mean two hosts means none.
+    """
+    known = set(hosts)
+    short: dict[str, set[str]] = {}
+    for host in known:
+        for name in (host.lower(), host.partition(".")[0].lower()):
+            short.setdefault(name, set()).add(host)
+    found: dict[str, str] = {}
+    for host in fabric.hosts():
+        candidates = short.get(host.lower(), set())
+        if host in known:
+            found[host] = host
+        elif len(candidates) == 1:
+            found[host] = next(iter(candidates))
+    counts = Counter(found.values())
+    return {host: called for host, called in found.items() if host == called or counts[called] == 1}
+
+
+def as_in_nova(fabric: FabricMap, hosts: Iterable[str]) -> FabricMap:
+    """The part of *fabric* that Nova has, its hosts called as Nova calls them."""
+    names = names_in_nova(fabric, hosts)
+    places = [
+        attrs.evolve(place, host=names[place.host])
+        for place in fabric.places
+        if place.host in names
+    ]
+    return attrs.evolve(fabric, places=places)
+
+
+def cloud_map(aggregates: Iterable[CloudAggregate], name: str) -> tuple[FabricMap, tuple[str, ...]]:
+    """What the aggregates of the map *name* say of all hosts, and what makes no sense in them."""
+    of_host: dict[str, list[Mapping[str, str]]] = {}
+    for each in aggregates:
+        if each.metadata.get(ours.MAP_KEY) not in (name, None):
+            continue
+        for host in each.hosts:
+            if any(key.startswith(ours.PREFIX) for key in each.metadata):
+                of_host.setdefault(host, []).append(each.metadata)
+    places = []
+    problems: list[str] = []
+    for host, metadata in sorted(of_host.items()):
+        wrong = wrong_name(host)
+        if wrong is not None:
+            problems.append(f"a host in Nova's aggregates: {wrong}")
+            continue
+        reading = ours.read_place(host, metadata)
+        problems += reading.problems
+        # Aggregates know the rails of a leaf, not those of a host.
+        places.append(attrs.evolve(reading.place, rails=()))
+    return FabricMap(places, name=name, source="Nova's aggregates"), tuple(dict.fromkeys(problems))
+
+
+def plan(
+    fabric: FabricMap, aggregates: Sequence[CloudAggregate], hosts: Iterable[str], salt: str = ""
+) -> Plan:
+    """The steps from *aggregates* to what *fabric* says.
+
+    :param hosts: those that Nova has, as its compute services are called.
+    :param salt: the map's secret (:data:`nova_hpc.fabric.aggregates.SALT_KEY`) where it has
+        none yet: another one would give all domains other names. "": it gets none now.
+    """
+    nova = sorted(set(hosts))
+    names = names_in_nova(fabric, nova)
+    there = as_in_nova(fabric, nova)
+    wanted = {each.name: each for each in ours.aggregates_of(there)}
+    found = _Found.of(fabric.name, aggregates, wanted)
+    refusals = [*found.refusals, *_two_maps(there, wanted, found, fabric.name)]
+    salt = ours.salt_of(each.metadata for each in found.mine) or salt
+    secret = {ours.SALT_KEY: salt} if salt else {}
+    if fabric.places and nova and not there.places:
+        refusals.append(
+            f"Nova has none of the {len(fabric.places)} hosts of the map: is it of another cloud?"
+        )
+    notes = list(found.notes)
+    changes: list[Step] = []
+    removals: dict[str, list[Step]] = {}
+    additions: dict[str, list[Step]] = {}
+    deletions: list[Step] = []
+    kept: dict[str, CloudAggregate] = {}
+    # By its name first, which no other aggregate has; a hand may have changed what it says.
+    taken = {each.name for each in aggregates}
+    for each in found.mine:
+        if each.name in wanted:
+            kept[each.name] = each
+    for each in found.mine:
+        name = _name_of(each)
+        if each.name in wanted:
+            continue
+        if name in wanted and name not in taken:
+            kept[name] = each
+            taken.add(name)
+        else:
+            deletions += _delete(each, removals, notes)
+    for name, want in wanted.items():
+        has = kept.get(name) or found.begun.get(name)
+        id_ = None if has is None else has.id
+        if has is None:
+            changes.append(Step(CREATE, name))
+        elif has.name != name:
+            changes.append(Step(RENAME, has.name, id_, name))
+        metadata = _metadata({} if has is None else has.metadata, {**dict(want.metadata), **secret})
+        if metadata:
+            changes.append(Step(METADATA, name, id_, metadata=metadata))
+        before = set() if has is None else set(has.hosts)
+        for host in sorted(before - set(want.hosts)):
+            removals.setdefault(host, []).append(Step(REMOVE, name, id_, host))
+        for host in sorted(set(want.hosts) - before):
+            additions.setdefault(host, []).append(Step(ADD, name, id_, host))
+    notes += [
+        f"aggregate {name!r} is empty and has no mark: somebody's sync made it and did not go on"
+        for name in sorted(found.begun)
+        if name not in wanted
+    ]
+    for each in (*kept.values(), *found.begun.values()):
+        if "availability_zone" in each.metadata:
+            notes.append(
+                f"aggregate {each.name!r} has the availability zone "
+                f"{each.metadata['availability_zone']!r}, which is not of the map: it moves hosts "
+                "between zones; take it off"
+            )
+    moves = [
+        step
+        for host in sorted(removals.keys() | additions.keys())
+        # Out first: a host in two leaves is as unknown as one in none.
+        for step in (*removals.get(host, ()), *additions.get(host, ()))
+    ]
+    mapped = {place.host for place in there.places}
+    return Plan(
+        steps=() if refusals else (*changes, *moves, *deletions),
+        refusals=tuple(refusals),
+        notes=tuple(notes),
+        not_in_nova=tuple(host for host in fabric.hosts() if host not in names),
+        not_in_map=tuple(host for host in nova if host not in mapped),
+    )
+
+
+def check_removals(
+    old: FabricMap, new: FabricMap, share: float, accepted: int | None = None
+) -> str | None:
+    """Why *new* may not take the place of *old*, of which it would lose too much; None: it may.
+
+    A host is lost when the cloud knew a domain of it, of any level, and the new map knows none
+    of that level: a map that was cut short, or that was read while switches did not answer,
+    looks like that.
+
+    :param old: what the cloud's aggregates say now.
+    :param new: what they would say.
+    :param share: of the hosts of *old*, from 0 to 1: so much may be lost without a word.
+    :param accepted: how many lost hosts somebody has agreed to; None: nobody was asked.
+    """
+    lost = [place.host for place in old.places if _loses(place, new.place(place.host))]
+    if len(lost) <= share * len(old.places) or len(lost) == accepted:
+        return None
+    said = "" if accepted is None else f" (--accept-removals says {accepted})"
+    return (
+        f"by the new map {len(lost)} of {len(old.places)} hosts would lose a domain that Nova has "
+        f"now{said}: {shorten(lost)}; if that is meant, say --accept-removals {len(lost)}"
+    )
+
+
+def _loses(was: Place, will_be: Place | None) -> bool:
+    return any(
+        was.domain(level) is not None and (will_be is None or will_be.domain(level) is None)
+        for level in FabricLevel
+    )
+
+
+@attrs.frozen
+class _Found:
+    """The aggregates, sorted by whose they are."""
+
+    #: Of this map.
+    mine: tuple[CloudAggregate, ...]
+    #: Of other maps of ours.
+    others: tuple[CloudAggregate, ...]
+    #: Made by a run that was cut short before it could mark them.
+    begun: Mapping[str, CloudAggregate]
+    #: Everybody else's.
+    foreign: tuple[CloudAggregate, ...]
+    refusals: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, aggregates: Iterable[CloudAggregate], wanted: Container[str]) -> _Found:
+        """Sort *aggregates* for the map *name*, which means those called *wanted*."""
+        mine, others, foreign = [], [], []
+        begun: dict[str, CloudAggregate] = {}
+        refusals, notes = [], []
+        for each in sorted(aggregates, key=lambda one: (len(one.id), one.id)):
+            version = each.metadata.get(ours.VERSION_KEY)
+            if version is None:
+                if (
+                    each.name.startswith(ours.NAME_PREFIX)
+                    and not each.hosts
+                    and not each.metadata.keys() - {"availability_zone"}
+                ):
+                    begun[each.name] = each
+                else:
+                    foreign.append(each)
+            elif version != ours.VERSION:
+                refusals.append(
+                    f"aggregate {each.name!r} has {ours.VERSION_KEY}={version!r}; this release of "
+                    f"nova-hpc writes {ours.VERSION}: update nova-hpc"
+                )
+            elif each.metadata.get(ours.MAP_KEY) == name:
+                mine.append(each)
+            elif ours.MAP_KEY in each.metadata:
+                others.append(each)
+            elif each.name in wanted:
+                mine.append(each)
+            else:
+                notes.append(
+                    f"aggregate {each.name!r} was edited by hand: it has lost {ours.MAP_KEY}, so "
+                    "nobody knows whose it is; delete it if no map has such a domain"
+                )
+        return cls(tuple(mine), tuple(others), begun, tuple(foreign), tuple(refusals), tuple(notes))
+
+
+def _two_maps(
+    there: FabricMap, wanted: Mapping[str, ours.Aggregate], found: _Found, name: str
+) -> Iterable[str]:
+    mapped = {place.host for place in there.places}
+    for each in found.others:
+        other = each.metadata[ours.MAP_KEY]
+        both = sorted(mapped & set(each.hosts))
+        if both:
+            yield (
+                f"two maps at once: {shorten(both)} are in aggregate {each.name!r} of the map "
+                f"{other!r}, and in this map, {name!r}; take them out of one, or give this one the "
+                f"name {other!r} with --name to replace it"
+            )
+        elif each.name in wanted:
+            yield (
+                f"two maps at once: {each.name!r} is an aggregate of the map {other!r}, and this "
+                "map has a domain of the same name: give one of them another name"
+            )
+    for each in found.foreign:
+        if each.name in wanted:
+            yield (
+                f"aggregate {each.name!r} is there and has not the mark {ours.VERSION_KEY}: it is "
+                "not the map's; rename or delete it"
+            )
+
+
+def _name_of(each: CloudAggregate) -> str:
+    """What an aggregate of ours should be called, by its metadata, else by its name."""
+    kind = each.metadata.get(ours.KIND_KEY, "")
+    domain = each.metadata.get(f"{ours.PREFIX}{kind}")
+    return f"{ours.NAME_PREFIX}{kind}:{domain}" if domain else each.name
+
+
+def _metadata(has: Mapping[str, str], wants: Mapping[str, str]) -> dict[str, str | None]:
+    changes: dict[str, str | None] = {
+        key: None for key in has if key.startswith(ours.PREFIX) and key not in wants
+    }
+    changes.update({key: value for key, value in wants.items() if has.get(key) != value})
+    return dict(sorted(changes.items()))
+
+
+def _delete(each: CloudAggregate, removals: dict[str, list[Step]], notes: list[str]) -> list[Step]:
+    for host in each.hosts:
+        removals.setdefault(host, []).append(Step(REMOVE, each.name, each.id, host))
+    theirs = sorted(key for key in each.metadata if not key.startswith(ours.PREFIX))
+    if not theirs:
+        return [Step(DELETE, each.name, each.id)]
+    notes.append(
+        f"aggregate {each.name!r} is no domain of the map any more; it stays, without our keys, "
+        f"because somebody has given it {', '.join(theirs)}"
+    )
+    gone: dict[str, str | None] = {
+        key: None for key in each.metadata if key.startswith(ours.PREFIX)
+    }
+    return [Step(METADATA, each.name, each.id, metadata=dict(sorted(gone.items())))]

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map as Slurm reads it: ``topology.conf`` of a tree or of blocks, and ``topology.yaml``.
+
+What each release loads was measured: 22.05 has trees alone; 24.11 has blocks, and ends when
+one of them is smaller than the base size; 26.05 takes such a block, and ``topology.yaml``.
+For a release between two of these the stricter one counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import attrs
+import yaml
+
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap
+from nova_hpc.outside.host_names import wrong_host
+from nova_hpc.outside.text import printable
+from nova_hpc_tools.fabric.hostlist import compress
+from nova_hpc_tools.fabric.problems import FabricError
+
+#: (year, month) of a release.
+Release = tuple[int, int]
+#: The first release that has blocks.
+FIRST_BLOCKS: Final[Release] = (23, 11)
+#: The first release that was seen to read ``topology.yaml``.
+FIRST_YAML: Final[Release] = (26, 5)
+_SMALL_BLOCKS: Final[Release] = (26, 5)
+_RELEASE: Final = re.compile(r"(\d{2})\.(\d{2})(?:[.-].*)?")
+#: What Slurm does not take for a name (slurm.conf(5)).
+_WORDS: Final = ("all", "default")
+#: The most characters of a name: as many as a host's can have on Linux (HOST_NAME_MAX).
+_LONGEST: Final = 64
+_FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@attrs.frozen
+class Entry:
+    """A switch of the tree."""
+
+    name: str
+    level: FabricLevel
+    #: Hosts right below it.
+    hosts: tuple[str, ...] = ()
+    #: Names of the switches right below it.
+    below: tuple[str, ...] = ()
+
+
+def parse_release(text: str) -> Release:
+    """The release in e.g. ``24.11`` or ``24.11.5``; ValueError names the form."""
+    match = _RELEASE.fullmatch(text)
+    if match is None or not 1 <= int(match[2]) <= 12:
+        raise ValueError(f"{text!r} is no release of Slurm like 24.11")
+    return int(match[1]), int(match[2])
+
+
+def tree(fabric: FabricMap) -> str:
+    """``topology.conf`` for ``TopologyPlugin=topology/tree``, of any release.
+
+    :raises FabricError: a host has a name that no node of Slurm can have.
+    """
+    lines = [_head(fabric)]
+    for entry in entries(fabric):
+        words = [f"SwitchName={entry.name}"]
+        if entry.hosts:
+            words.append(f"Nodes={compress(entry.hosts)}")
+        if entry.below:
+            words.append(f"Switches={compress(entry.below)}")
+        lines.append(" ".join(words))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def blocks(fabric: FabricMap, release: Release, level: FabricLevel | None = None) -> str:
+    """``topology.conf`` for ``TopologyPlugin=topology/block``.
+
+    :param level: what a block is; None: :func:`block_level`.
+    :raises FabricError: *release* has no blocks, or the map has none.
+    """
+    if release < FIRST_BLOCKS:
+        raise FabricError(
+            f"Slurm {shown(release)} has no blocks (they came with {shown(FIRST_BLOCKS)}): "
+            "write slurm-tree"
+        )
+    found = _blocks(fabric, level)
+    lines = [_head(fabric)]
+    lines += [f"BlockName={name} Nodes={compress(hosts)}" for name, hosts in found]
+    lines.append(f"BlockSizes={','.join(map(str, _sizes(found, release)))}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def document(fabric: FabricMap, release: Release, level: FabricLevel | None = None) -> str:
+    """``topology.yaml`` with a topology ``tree``, the default, and where there are any ``block``.
+
+    :raises FabricError: *release* does not read it.
+    """
+    if release < FIRST_YAML:
+        raise FabricError(
+            f"Slurm {shown(release)} does not read topology.yaml: write slurm-tree or slurm-block, "
+            f"or name --slurm-version {shown(FIRST_YAML)} or later"
+        )
+    switches: list[dict[str, str]] = []
+    for entry in entries(fabric):
+        said = {"switch": entry.name}
+        if entry.hosts:
+            said["nodes"] = compress(entry.hosts)
+        if entry.below:
+            said["children"] = compress(entry.below)
+        switches.append(said)
+    topologies: list[dict[str, object]] = [
+        {"topology": "tree", "cluster_default": True, "tree": {"switches": switches}}
+    ]
+    if level is not None or block_level(fabric) is not None:
+        found = _blocks(fabric, level)
+        topologies.append(
+            {
+                "topology": "block",
+                "cluster_default": False,
+                "block": {
+                    "block_sizes": _sizes(found, release),
+                    "blocks": [{"block": name, "nodes": compress(hosts)} for name, hosts in found],
+                },
+            }
+        )
+    text = yaml.safe_dump(topologies, sort_keys=False, explicit_start=True, width=1_000_000)
+    return f"{_head(fabric)}\n{text}"
+
+
+def block_level(fabric: FabricMap) -> FabricLevel | None:
+    """What a block of Slurm is on this fabric: the NVLink domains, else blocks, else leaves."""
+    for level in (FabricLevel.NVLINK_DOMAIN, FabricLevel.BLOCK, FabricLevel.LEAF):
+        if fabric.domains(level):
+            return level
+    return None
+
+
+def entries(fabric: FabricMap) -> list[Entry]:
+    """The switches of the tree, those with hosts first, each after all that is below it.
+
+    Hosts whose leaf nobody knows hang on a switch of their own below the next domain that is
+    known: a switch of Slurm has hosts or switches, not both. Hosts without any domain are
+    in no switch.
+    """
+    hosts: dict[tuple[FabricLevel, str], list[str]] = {}
+    below: dict[tuple[FabricLevel, str], set[tuple[FabricLevel, str]]] = {}
+    for host, outline in fabric.outline().items():
+        _check(host)
+        path = outline[::-1]
+        if not path:
+            continue
+        hosts.setdefault(path[0], []).append(host)
+        for lower, upper in itertools.pairwise(path):
+            below.setdefault(upper, set()).add(lower)
+    names = _names([*hosts, *below])
+    found: list[Entry] = []
+    extra: dict[tuple[FabricLevel, str], str] = {}
+    for key in sorted(hosts, key=lambda key: (key[0], key[1])):
+        if key in below:
+            extra[key] = _fit(f"{names[key]}.hosts")
+            found.append(Entry(extra[key], FabricLevel.LEAF, tuple(hosts[key])))
+        else:
+            found.append(Entry(names[key], key[0], tuple(hosts[key])))
+    for level in TREE:
+        for key in sorted(each for each in below if each[0] is level):
+            children = [names[child] for child in below[key]]
+            children += [extra[key]] if key in extra else []
+            found.append(Entry(names[key], level, (), tuple(sorted(children))))
+    return found
+
+
+def shown(release: Release) -> str:
+    """A release as Slurm writes it."""
+    return f"{release[0]:02d}.{release[1]:02d}"
+
+
+def _blocks(fabric: FabricMap, level: FabricLevel | None) -> list[tuple[str, tuple[str, ...]]]:
+    level = block_level(fabric) if level is None else level
+    domains = {} if level is None else fabric.domains(level)
+    if level is None or not domains:
+        raise FabricError(
+            f"the map has no {'blocks' if level is None else f'domain of level {level.word}'}: "
+            "name another one with --block-level, or write slurm-tree"
+        )
+    for hosts in domains.values():
+        for host in hosts:
+            _check(host)
+    names = _names([(level, name) for name in domains])
+    return [(names[level, name], hosts) for name, hosts in domains.items()]
+
+
+def _sizes(blocks: Iterable[tuple[str, tuple[str, ...]]], release: Release) -> list[int]:
+    """The base size and its doublings, as far as there are so many blocks."""
+    counts = [len(hosts) for _, hosts in blocks]
+    # A release that refuses smaller blocks has the smallest for its base; one that takes
+    # them has the usual one, so that a broken host does not change the sizes.
+    usual = max(Counter(counts).items(), key=lambda each: (each[1], each[0]))[0]
+    base = usual if release >= _SMALL_BLOCKS else min(counts)
+    sizes = [base]
+    while 2 * sizes[-1] <= base * len(counts):
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _names(keys: Iterable[tuple[FabricLevel, str]]) -> dict[tuple[FabricLevel, str], str]:
+    """Each domain's name as Slurm takes it, and no two alike."""
+    found: dict[tuple[FabricLevel, str], str] = {}
+    taken: set[str] = set()
+    for key in sorted(set(keys)):
+        level, name = key
+        for candidate in map(_fit, _candidates(_FORBIDDEN.sub("_", name), level)):
+            if candidate not in taken:
+                found[key] = candidate
+                taken.add(candidate)
+                break
+    return found
+
+
+def _candidates(name: str, level: FabricLevel) -> Iterator[str]:
+    if name[0].isalnum() and name.lower() not in _WORDS:
+        yield name
+    else:
+        name = f"{level.word}.{name}"
+        yield name
+    yield f"{name}.{level.word}"
+    number = 2
+    while True:
+        yield f"{name}.{level.word}.{number}"
+        number += 1
+
+
+def _fit(name: str) -> str:
+    """A name that Slurm takes as a whole; of a longer one, its beginning and a mark of its own."""
+    if len(name) <= _LONGEST:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - len(mark) - 1]}.{mark}"
+
+
+def _check(host: str) -> None:
+    # Operators have such hosts (underscores, numbers), and no program reads more into it.
+    plain = host.replace("_", "n")
+    wrong = None if plain.isascii() and plain.isdecimal() else wrong_host(plain)
+    if wrong is None and host.lower() in _WORDS:
+        wrong = "it is a word of Slurm's own"
+    if wrong is None and len(host) > _LONGEST:
+        wrong = f"it has {len(host)} characters; Slurm takes {_LONGEST}"
+    if wrong is not None:
+        raise FabricError(f"host {host!r}: no node of Slurm can have this name: {wrong}")
+
+
+def _head(fabric: FabricMap) -> str:
+    source = f", from {printable(fabric.source)}" if fabric.source else ""
+    return f"# The fabric map {fabric.name!r}{source}; written by nova-hpc fabric export."

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map as a picture: boxes within boxes, a square for each host, a line for each link."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterator, Mapping
+from typing import Final
+from xml.sax.saxutils import escape, quoteattr
+
+import attrs
+
+from nova_hpc.fabric.model import TREE, FabricLevel, FabricMap, Place, Switch
+from nova_hpc_tools.fabric.writers.text import summary
+
+_HOST: Final = 14
+_GAP: Final = 4
+_COLUMNS: Final = 6
+_CHIP: Final = 12
+_LINE: Final = 16
+_PAD: Final = 8
+_LETTER: Final = 6.6
+#: Between the switches of a domain and what is below: room for the lines.
+_ROOM: Final = 70
+_WIDEST: Final = 1240
+#: Part of the circle of colours from one NVLink domain to the next.
+_GOLDEN: Final = 0.618
+_FILLS: Final = {
+    FabricLevel.LEAF: "#f4f6fb",
+    FabricLevel.BLOCK: "#eaeef7",
+    FabricLevel.SPINE: "#fbfbf7",
+    FabricLevel.CORE: "#ffffff",
+}
+
+
+@attrs.define
+class _Box:
+    """A domain, or hosts that are in none."""
+
+    level: FabricLevel | None
+    name: str
+    hosts: list[Place] = attrs.Factory(list)
+    below: list[_Box] = attrs.Factory(list)
+    switches: list[Switch] = attrs.Factory(list)
+    width: float = 0
+    height: float = 0
+
+
+@attrs.frozen
+class _Paint:
+    """How hosts look."""
+
+    #: Host -> how many members are on it.
+    members: Mapping[str, int]
+    #: NVLink domain -> colour of its hosts' edges.
+    nvlink: Mapping[str, str]
+
+
+def draw(fabric: FabricMap, members: Mapping[str, int] | None = None, title: str = "") -> str:
+    """The SVG text.
+
+    :param members: host -> how many members of a cluster are on it; those hosts stand out.
+    :param title: what the picture shows; "" for the map's name.
+    """
+    boxes = _boxes(fabric)
+    for box in boxes:
+        _measure(box)
+    rows = _flow(boxes, _WIDEST)
+    paint = _Paint(members or {}, _colours(fabric))
+    lines: list[str] = []
+    chips: dict[str, tuple[float, float]] = {}
+    y = 1.5 * _LINE
+    width = 400.0
+    for row in rows:
+        x = float(_PAD)
+        for box in row:
+            lines += _draw(box, x, y, paint, chips)
+            x += box.width + _PAD
+        width = max(width, x)
+        y += max(box.height for box in row) + _PAD
+    cables = list(_cables(fabric, chips))
+    heading = title or f"fabric {fabric.name}: {', '.join(summary(fabric))}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{y:.0f}" '
+            f'viewBox="0 0 {width:.0f} {y:.0f}" font-family="sans-serif" font-size="11">',
+            f"<title>{escape(heading)}</title>",
+            '<rect width="100%" height="100%" fill="white"/>',
+            f'<text x="{_PAD}" y="{_LINE}" font-size="13">{escape(heading)}</text>',
+            *[line for line in lines if not line.startswith("<g")],
+            *cables,
+            *[line for line in lines if line.startswith("<g")],
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _boxes(fabric: FabricMap) -> list[_Box]:
+    """The outermost boxes."""
+    found: dict[tuple[tuple[FabricLevel, str], ...], _Box] = {}
+    switches: dict[tuple[FabricLevel, str], list[Switch]] = {}
+    for switch in fabric.switches:
+        if switch.domain is not None:
+            switches.setdefault((switch.level, switch.domain), []).append(switch)
+    top: list[_Box] = []
+    for place, path in zip(fabric.places, fabric.outline().values(), strict=True):
+        for depth in range(1, len(path) + 1):
+            if path[:depth] not in found:
+                level, name = path[depth - 1]
+                box = _Box(level, name, switches=switches.get((level, name), []))
+                found[path[:depth]] = box
+                (found[path[: depth - 1]].below if depth > 1 else top).append(box)
+        if path:
+            found[path].hosts.append(place)
+    strangers = [place for place in fabric.places if not place.path]
+    top.sort(key=lambda box: (TREE.index(box.level) if box.level else 9, box.name))
+    for box in found.values():
+        box.below.sort(key=lambda each: each.name)
+    if strangers:
+        top.append(_Box(None, "nobody knows where", strangers))
+    return top
+
+
+def _measure(box: _Box) -> None:
+    for each in box.below:
+        _measure(each)
+    rows = _flow(box.below, _WIDEST - 2 * _PAD)
+    inner = max((sum(each.width + _PAD for each in row) for row in rows), default=0.0) - _PAD
+    columns = max(1, min(_COLUMNS, len(box.hosts)))
+    label = _LETTER * len(box.name) if len(box.name) <= 40 else 40 * _LETTER
+    chips = len(box.switches) * (_CHIP + _GAP)
+    box.width = 2 * _PAD + max(inner, columns * (_HOST + _GAP), label, chips)
+    box.height = _LINE + _PAD + (_CHIP + _GAP if box.switches else 0)
+    if box.below:
+        box.height += _room(box) + sum(max(each.height for each in row) + _PAD for row in rows)
+    if box.hosts:
+        box.height += -(-len(box.hosts) // columns) * (_HOST + _GAP) + _PAD
+
+
+def _room(box: _Box) -> int:
+    return _ROOM if box.switches and any(each.switches for each in box.below) else 0
+
+
+def _flow(boxes: list[_Box], widest: float) -> list[list[_Box]]:
+    rows: list[list[_Box]] = []
+    x = 0.0
+    for box in boxes:
+        if not rows or x + box.width > widest:
+            rows.append([])
+            x = 0
+        rows[-1].append(box)
+        x += box.width + _PAD
+    return rows
+
+
+def _draw(
+    box: _Box, x: float, y: float, paint: _Paint, chips: dict[str, tuple[float, float]]
+) -> Iterator[str]:
+    fill = _FILLS[box.level] if box.level else "#fff4f0"
+    word = f"{box.level.word} " if box.level else ""
+    yield (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" rx="4" '
+        f'fill="{fill}" stroke="#9aa4b8"/>'
+    )
+    name = box.name if len(box.name) <= 40 else box.name[:37] + "..."
+    yield (
+        f'<g><title>{escape(word + box.name)}</title><text x="{x + _PAD:.0f}" '
+        f'y="{y + _LINE - 3:.0f}" fill="#333">{escape(name)}</text></g>'
+    )
+    top = y + _LINE
+    if box.switches:
+        start = x + (box.width - len(box.switches) * (_CHIP + _GAP)) / 2
+        for number, switch in enumerate(sorted(box.switches, key=lambda each: each.name)):
+            left = start + number * (_CHIP + _GAP)
+            chips[switch.name] = (left + _CHIP / 2, top + _CHIP / 2)
+            yield (
+                f"<g><title>switch {escape(switch.name)}</title>"
+                f'<rect x="{left:.0f}" y="{top:.0f}" width="{_CHIP}" height="{_CHIP}" rx="2" '
+                'fill="#4a5a7a"/></g>'
+            )
+        top += _CHIP + _GAP
+    if box.below:
+        top += _room(box)
+        for row in _flow(box.below, _WIDEST - 2 * _PAD):
+            left = x + _PAD
+            for each in row:
+                yield from _draw(each, left, top, paint, chips)
+                left += each.width + _PAD
+            top += max(each.height for each in row) + _PAD
+    columns = max(1, min(_COLUMNS, len(box.hosts)))
+    for number, place in enumerate(box.hosts):
+        left = x + _PAD + number % columns * (_HOST + _GAP)
+        yield _host(place, left, top + _GAP + number // columns * (_HOST + _GAP), paint)
+
+
+def _host(place: Place, x: float, y: float, paint: _Paint) -> str:
+    count = paint.members.get(place.host, 0)
+    said = place.host + (f", NVLink domain {place.nvlink_domain}" if place.nvlink_domain else "")
+    said += f", {count} members" if count else ""
+    edge = paint.nvlink.get(place.nvlink_domain or "", "#7b869c")
+    number = (
+        f'<text x="{x + _HOST / 2:.0f}" y="{y + _HOST - 4:.0f}" font-size="9" fill="white" '
+        f'text-anchor="middle">{count}</text>'
+        if count
+        else ""
+    )
+    return (
+        f"<g><title>{escape(said)}</title>"
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_HOST}" height="{_HOST}" rx="2" '
+        f"fill={quoteattr('#c0392b' if count else '#ffffff')} stroke={quoteattr(edge)} "
+        f'stroke-width="{2 if place.nvlink_domain else 1}"/>{number}</g>'
+    )
+
+
+def _cables(fabric: FabricMap, chips: Mapping[str, tuple[float, float]]) -> Iterator[str]:
+    for link in sorted(fabric.links, key=lambda each: each.dead > 0):
+        if link.lower not in chips or link.upper not in chips:
+            continue
+        (x1, y1), (x2, y2) = chips[link.lower], chips[link.upper]
+        said = f"{link.lower} to {link.upper}: {link.count} up, {link.dead} missing"
+        style = (
+            'stroke="#d62728" stroke-width="1.4"'
+            + (' stroke-dasharray="4 3"' if not link.count else "")
+            if link.dead
+            else 'stroke="#8fa3c7" stroke-width="0.5" stroke-opacity="0.6"'
+        )
+        yield (
+            f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" {style}>'
+            f"<title>{escape(said)}</title></line>"
+        )
+
+
+def _colours(fabric: FabricMap) -> dict[str, str]:
+    """NVLink domain -> its colour; neighbours in the order of the names are far apart."""
+    found = {}
+    for number, name in enumerate(fabric.domains(FabricLevel.NVLINK_DOMAIN)):
+        parts = colorsys.hls_to_rgb(number * _GOLDEN % 1, 0.42, 0.7)
+        red, green, blue = (round(255 * part) for part in parts)
+        found[name] = f"#{red:02x}{green:02x}{blue:02x}"
+    return found

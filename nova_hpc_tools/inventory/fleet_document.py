@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What many nodes have in common, as a JSON document with a version.
+
+Within a version, keys may be added; a key is never removed and never changes meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from nova_hpc.wire.documents import FLEET
+from nova_hpc_tools.inventory.kinds import Fleet
+
+
+def dumps(fleet: Fleet, not_read: Mapping[str, str]) -> str:
+    """The document as text: ASCII, indented, ends with a newline.
+
+    :param not_read: node -> why its archive could not be read.
+    """
+    document = {
+        **FLEET.head(),
+        "kinds": [
+            {
+                "number": kind.number,
+                "nodes": list(kind.nodes),
+                "processors": kind.processors,
+                "devices": dict(kind.devices),
+            }
+            for kind in fleet.kinds
+        ],
+        "differences": [
+            {
+                "kind": one.kind,
+                "place": one.place,
+                "fact": one.fact,
+                "usual": one.usual.value if one.usual else None,
+                "values": [{"value": each.value, "nodes": list(each.nodes)} for each in one.values],
+            }
+            for one in fleet.differences
+        ],
+        "not_read": dict(not_read),
+    }
+    return json.dumps(document, indent=2) + "\n"

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc inventory --save`` and ``--from``: a node as an archive, for reports of bugs.
+
+The archive holds what the reader of the node looked at and nothing else. What
+names the machine or a piece of hardware is replaced before anything is written:
+serial numbers, MACs and GUIDs by numbers that are counted, the same original
+always by the same number, and the name of the host by ``node``. A manifest in the archive
+says what was replaced (:mod:`nova_hpc.wire.capture`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import lzma
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from nova_hpc.topology import confspace, nccl, sysfs
+from nova_hpc.topology.files import FileError, Tree, as_text, show
+from nova_hpc.topology.model import InventoryError
+from nova_hpc.wire import capture
+from nova_hpc_tools.inventory.record import Entry, Recorder, Replay
+
+_HOSTNAME: Final = "/proc/sys/kernel/hostname"
+#: Bytes and files: far more than the largest node has, and little enough for memory.
+_LARGEST: Final = 1 << 26
+_MOST: Final = 1 << 18
+
+_DIGITS: Final = frozenset("0123456789abcdefABCDEF")
+_GUID: Final = re.compile(r"[0-9a-f]{4}(?::[0-9a-f]{4}){3}")
+_SAYING: Final = re.compile(r"[0-9A-Za-z]")
+_GUID_FILE: Final = re.compile(r"/infiniband/[^/]+/(?:node_guid|ports/\d+/gids/\d+)")
+_HIVE: Final = "xgmi_hive_id"
+#: The prefix of a GID where nobody chose another one.
+_LINK_LOCAL: Final = "fe80:0000:0000:0000"
+#: A network interface or an RDMA device in a path.
+_DEVICE: Final = re.compile(r"(?<=/net/)[^/]+|(?<=/infiniband/)[^/]+")
+#: What systemd and rdma-core put a MAC or a GUID into: enx0c42a1000001, rocexe41d2d....
+_NAMED_BY: Final = re.compile(r"(?<=x)(?:[0-9a-f]{16}|[0-9a-f]{12})(?![0-9a-f])")
+#: The lines that are read of the two files that tell of the whole machine.
+_LINES: Final = {
+    "cpuinfo": re.compile(
+        r"(?:processor|vendor_id|cpu family|model|model name|CPU implementer|cpu)\s*:.*", re.ASCII
+    ),
+    "meminfo": re.compile(
+        r"(?:Node\s+\d+\s+)?(?:MemTotal|HugePages_\w+|Hugepagesize):.*", re.ASCII
+    ),
+    # Of KFD's nodes and links: a node has the serial number of its GPU, too.
+    "properties": re.compile(r"(?:domain|location_id|type|node_from|node_to)\s+\d+", re.ASCII),
+}
+
+
+class Identities:
+    """What may not be told, and what stands for it."""
+
+    def __init__(self) -> None:
+        self._stand_ins: dict[bytes, bytes] = {}
+        self._host: tuple[str, ...] = ()
+        self._patterns: tuple[re.Pattern[str], re.Pattern[str]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._stand_ins)
+
+    def add(self, identity: bytes) -> bytes:
+        """What stands for the bytes of a MAC, a GUID or a serial number.
+
+        A number of local administration, which is no maker's, counted in the
+        order in which they are added. All zeros or all ones name nothing and stay.
+        """
+        if not identity.strip(b"\0") or not identity.strip(b"\xff"):
+            return identity
+        if identity not in self._stand_ins:
+            number = 1 + sum(len(other) == len(identity) for other in self._stand_ins)
+            self._stand_ins[identity] = capture.stand_in(number, len(identity))
+            self._patterns = None
+        return self._stand_ins[identity]
+
+    def add_host(self, name: str) -> None:
+        """Let ``node`` stand for the name of the host, long and short."""
+        both = (name, name.partition(".")[0])
+        # A name like "10" or "cafe" is found in numbers that have nothing to do with it.
+        self._host = tuple(
+            one for one in both if len(one) > 2 and not set(one) <= _DIGITS and one != capture.NAME
+        )
+
+    def hide(self, text: str, names: bool = True) -> str:
+        """*text* with a stand-in for every identity in it, however it is written.
+
+        :param names: also for the name of the host.
+        """
+        if self._patterns is None:
+            # Where only a few bits are set it is found in any number.
+            telling = [raw for raw in self._stand_ins if len(set(raw) - {0, 0xFF}) > 2]
+            orders = [order for raw in telling for order in (raw, raw[::-1])]
+            # With or without something between the bytes.
+            digits = ("[:._ -]?".join(f"{byte:02x}" for byte in order) for order in orders)
+            characters = (re.escape(order.decode("latin-1")) for order in orders)
+            self._patterns = (
+                re.compile("|".join(digits) or "(?!)", re.IGNORECASE),
+                re.compile("|".join(characters) or "(?!)"),
+            )
+        text = self._patterns[0].sub(lambda match: self._written(match[0]), text)
+        text = self._patterns[1].sub(lambda match: "*" * len(match[0]), text)
+        for host in self._host if names else ():
+            text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", capture.NAME, text, flags=re.I)
+        return text
+
+    def hide_inside(self, text: str) -> str:
+        """The same, and the name of the host also where it is a part of another name."""
+        text = self.hide(text)
+        for host in self._host:
+            text = re.sub(re.escape(host), capture.NAME, text, flags=re.I)
+        return text
+
+    def is_in(self, text: str) -> bool:
+        """Whether an original is in *text*, but for those that are stand-ins themselves."""
+        standing = set(self._stand_ins.values())
+        for pattern, encoding in zip(self._patterns or (), (None, "latin-1"), strict=False):
+            for match in pattern.finditer(text):
+                raw = (
+                    match[0].encode(encoding)
+                    if encoding
+                    else bytes.fromhex("".join(char for char in match[0] if char in _DIGITS))
+                )
+                if not {raw, raw[::-1]} & standing:
+                    return True
+        return False
+
+    def _written(self, text: str) -> str:
+        """The stand-in for the identity *text* in the same notation."""
+        raw = bytes.fromhex("".join(char for char in text if char in _DIGITS))
+        found = self._stand_ins.get(raw) or self._stand_ins[raw[::-1]][::-1]
+        digits = iter(found.hex())
+        return "".join(next(digits) if char in _DIGITS else char for char in text)
+
+
+def anonymise(
+    record: Mapping[str, Entry],
+    keep_names: bool = False,
+    others: Iterable[bytes] = (),
+    keep_serials: bool = False,
+) -> tuple[dict[str, Entry], Identities]:
+    """Replace what names the machine or its hardware.
+
+    :param keep_names: leave the name of the host as it is.
+    :param others: MACs and GUIDs that are known from outside the record.
+    :param keep_serials: leave the serial numbers of PCI functions as they are.
+    :returns: the new record, and what was replaced in it.
+    """
+    identities = Identities()
+    host = record.get(_HOSTNAME)
+    if isinstance(host, bytes) and not keep_names:
+        identities.add_host(host.decode("ascii", "replace").strip())
+    for path, entry in sorted(record.items()):
+        for name in _DEVICE.findall(path):
+            for digits in _NAMED_BY.findall(name):
+                identities.add(bytes.fromhex(digits))
+        for identity in _identities(path, entry, keep_serials) if isinstance(entry, bytes) else ():
+            identities.add(identity)
+    for identity in others:
+        identities.add(identity)
+    found: dict[str, Entry] = {}
+    for path, entry in record.items():
+        if isinstance(entry, bytes):
+            entry = _file(path, entry, identities, keep_serials)
+        elif isinstance(entry, str):
+            entry = _DEVICE.sub(lambda match: _device(match[0], identities), entry)
+            entry = identities.hide(entry, names=False)
+        found[_DEVICE.sub(lambda match: _device(match[0], identities), path)] = entry
+    if isinstance(host, bytes) and host.strip() and not keep_names:
+        found[_HOSTNAME] = f"{capture.NAME}\n".encode()
+    return found, identities
+
+
+def _identities(path: str, data: bytes, keep_serials: bool) -> Iterator[bytes]:
+    """The GUIDs or the serial number in a file."""
+    serial = confspace.serial_at(data) if path.endswith("/config") else None
+    if serial is not None and not keep_serials:
+        yield data[serial : serial + 8][::-1]
+    yield from (bytes.fromhex(guid.replace(":", "")) for guid in _guids(path, data))
+
+
+def _guids(path: str, data: bytes) -> list[str]:
+    """The GUID of a device, or the prefix and the GUID of a port, as the kernel writes them."""
+    text = data.decode("ascii", "replace").strip()
+    if _GUID_FILE.search(path) is None or not re.fullmatch(rf"(?:{_GUID.pattern}:?){{1,2}}", text):
+        return []
+    return [guid for guid in _GUID.findall(text) if guid != _LINK_LOCAL]
+
+
+def _file(path: str, data: bytes, identities: Identities, keep_serials: bool) -> bytes:
+    name = path.rpartition("/")[2]
+    if name == "config":
+        data = confspace.essence(data)
+        serial = confspace.serial_at(data)
+        if serial is None or keep_serials:
+            return data
+        other = identities.add(data[serial : serial + 8][::-1])[::-1]
+        return data[:serial] + other + data[serial + 8 :]
+    try:
+        text = as_text(data, path) + "\n"
+    except FileError:
+        return b"\xff\n"  # no text, as it was, and without what it held
+    if name == _HIVE:
+        return _hive(text, identities)
+    if name in _LINES:
+        lines = [line for line in text.splitlines() if _LINES[name].fullmatch(line)]
+        # What a hypervisor calls its CPUs its operator chooses; all else are the kernel's words.
+        hidden = (
+            identities.hide_inside(line)
+            if line.startswith("model name")
+            else identities.hide(line, names=False)
+            for line in lines
+        )
+        return "".join(f"{line}\n" for line in hidden).encode("ascii")
+    if _guids(path, data):
+        # Here an identity is one however little of it is set.
+        return _GUID.sub(lambda match: _guid(match[0], identities), text).encode("ascii")
+    if _GUID_FILE.search(path) is not None:
+        # Meant as an identity, and no other file may have it: nothing of it is told.
+        text = _SAYING.sub("*", text)
+    return identities.hide(text).encode("ascii")
+
+
+def _hive(text: str, identities: Identities) -> bytes:
+    """The number of an xGMI hive, which is made from the serial number of a GPU."""
+    number = text.strip()
+    if not re.fullmatch(r"\d{1,19}", number, re.ASCII):
+        return _SAYING.sub("*", text).encode("ascii")
+    other = int.from_bytes(identities.add(int(number).to_bytes(8, "big")), "big")
+    return f"{other}\n".encode("ascii")
+
+
+def _guid(text: str, identities: Identities) -> str:
+    if text == _LINK_LOCAL:
+        return text
+    digits = identities.add(bytes.fromhex(text.replace(":", ""))).hex()
+    return ":".join(digits[index : index + 4] for index in range(0, 16, 4))
+
+
+def _device(name: str, identities: Identities) -> str:
+    named = _NAMED_BY.sub(lambda match: identities.add(bytes.fromhex(match[0])).hex(), name)
+    return identities.hide_inside(named)
+
+
+def check_hidden(record: Mapping[str, Entry], identities: Identities) -> None:
+    """See once more whether anything that was replaced is still there, whatever wrote it.
+
+    The name of the host is looked for in the names that people give; ``node1`` and ``vmd`` are
+    words of the kernel, too, and in its own paths they tell nothing.
+
+    :raises InventoryError: it is; the text names the file and not what was found.
+    """
+    for path, entry in record.items():
+        texts = [path, entry] if isinstance(entry, str) else [path]
+        if isinstance(entry, bytes) and not path.endswith("/config"):
+            texts.append(entry.decode("latin-1"))
+        names = [name for text in texts[:2] for name in _DEVICE.findall(text)]
+        if any(map(identities.is_in, texts)) or any(
+            identities.hide_inside(name) != name for name in names
+        ):
+            raise InventoryError(
+                f"--save: {path if path.isprintable() else ascii(path)} would tell what was to be "
+                "replaced, so nothing was written; please report this with the kind of the file"
+            )
+
+
+def save(root: Path, target: Path, keep_names: bool = False, keep_serials: bool = False) -> str:
+    """Write what the reader looks at below *root* into the archive *target*.
+
+    :param keep_names: leave the name of the host as it is.
+    :param keep_serials: leave the serial numbers of PCI functions as they are.
+    :returns: a line that says what is in it.
+    :raises InventoryError: it cannot be written, or there is no node below *root*.
+    """
+    recorder = Recorder(root)
+    node = sysfs.read_tree(recorder, show(root))
+    nccl.processor(recorder)
+    if not node.functions and not node.cpus:
+        raise InventoryError(f"--root {show(root)}: neither CPUs nor PCI functions below it")
+    record = recorder.record()
+    addresses = _hardware_addresses(root, record)
+    record, identities = anonymise(record, keep_names, addresses, keep_serials)
+    replaced = {
+        capture.ADDRESSES,
+        *(() if keep_names else (capture.HOST,)),
+        *(() if keep_serials else (capture.SERIALS,)),
+        # What is no machine's in the archive that was unpacked there stays none's.
+        *(capture.replaced(Tree(root)) or ()),
+    }
+    check_hidden(record, identities)
+    record[capture.PLACE] = capture.dumps(replaced).encode("ascii")
+    try:
+        _write(target, _packed(record))
+    except OSError as error:
+        raise InventoryError(f"--save {show(target)}: {error.strerror}") from error
+    names = f"the host is called {capture.NAME!r}"
+    what = "MACs and GUIDs" if keep_serials else "serial numbers, MACs and GUIDs"
+    return (
+        f"{show(target)}: {len(record)} files, links and directories; {len(identities)} {what} "
+        f"replaced; {'the host keeps its name' if keep_names else names}"
+        f"{'; serial numbers are kept' if keep_serials else ''}"
+    )
+
+
+def _hardware_addresses(root: Path, record: Mapping[str, Entry]) -> list[bytes]:
+    """MACs of network interfaces; nothing of the record has them, but anything may name them."""
+    tree = Tree(root)
+    found = []
+    for path in sorted(record):
+        if path.rpartition("/")[0].endswith("/net"):
+            with contextlib.suppress(FileError, ValueError):
+                raw = bytes.fromhex((tree.text(f"{path}/address") or "").replace(":", ""))
+                # That of an InfiniBand interface ends with the GUID of its port.
+                found.append(raw[-8:] if len(raw) == 20 else raw)
+    return [raw for raw in found if len(raw) in (6, 8)]
+
+
+def _packed(record: Mapping[str, Entry]) -> bytes:
+    """The archive; of the same record always the same bytes."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w:xz", preset=2) as archive:
+        for path, entry in sorted(record.items()):
+            info = tarfile.TarInfo(path.lstrip("/"))
+            if not info.name:
+                continue
+            if isinstance(entry, bytes):
+                info.size = len(entry)
+                archive.addfile(info, io.BytesIO(entry))
+                continue
+            info.type = tarfile.DIRTYPE if entry is None else tarfile.SYMTYPE
+            info.linkname = entry or ""
+            info.mode = 0o755
+            archive.addfile(info)
+    return target.getvalue()
+
+
+def _write(target: Path, data: bytes) -> None:
+    """All of it or nothing."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path) -> Tree:
+    """What an archive holds, to be read as if it were the machine.
+
+    Nothing of it is unpacked: whoever made it may have meant harm.
+
+    :raises InventoryError: no such file, or not an archive like that.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(_LARGEST)
+        decompressor = lzma.LZMADecompressor(memlimit=_LARGEST << 2)
+        data = decompressor.decompress(packed, _LARGEST)
+        if not decompressor.eof:
+            raise InventoryError(f"--from {show(path)}: cut short, or too large for a node")
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            return Replay(_entries(archive))
+    except OSError as error:
+        raise InventoryError(f"--from {show(path)}: {error.strerror or error}") from error
+    except (lzma.LZMAError, tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise InventoryError(
+            f"--from {show(path)}: not an archive that --save wrote ({error})"
+        ) from error
+
+
+def _entries(archive: tarfile.TarFile) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for member in archive:
+        parts = member.name.split("/")
+        if not {"", ".", ".."}.isdisjoint(parts) or len(found) >= _MOST:
+            raise ValueError(f"{member.name[:80]!a} has no place in it")
+        path = f"/{member.name}"
+        if member.issym():
+            found[path] = member.linkname
+        elif member.isdir():
+            found[path] = None
+        elif member.isreg() and not member.issparse() and member.size <= _LARGEST:
+            file = archive.extractfile(member)
+            found[path] = b"" if file is None else file.read()
+        else:
+            raise ValueError(f"{member.name[:80]!a} is of a kind that no node has")
+    return found

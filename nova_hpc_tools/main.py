@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``nova-hpc`` command: one program, its commands found by entry points."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from cliff.app import App
+from cliff.command import Command
+from cliff.commandmanager import CommandManager
+
+from nova_hpc_tools.outlet import fill_descriptors, outlets
+from nova_hpc_tools.printing import InertStream, inert_streams
+
+NAMESPACE: Final = "nova_hpc.command"
+_USAGE: Final = 2
+_TALKATIVE: Final = 2
+_LIBRARIES: Final = ("amqp", "keystoneauth", "openstack", "os_service_types", "urllib3")
+_INTERRUPTED: Final = 130
+#: Ordinary requests to end.
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+
+
+class NovaHpc(App):
+    """Prints what went wrong in one line; the traceback only with --debug."""
+
+    NAME = "nova-hpc"
+    LOG = logging.getLogger("nova-hpc")
+    CONSOLE_MESSAGE_FORMAT = "nova-hpc: %(message)s"
+    # Messages of libraries are noise unless somebody asks for them.
+    DEFAULT_VERBOSE_LEVEL = 0
+
+    def __init__(self) -> None:
+        super().__init__(
+            description="Turn an OpenStack cloud into virtual HPC clusters.",
+            version=_version(),
+            command_manager=CommandManager(NAMESPACE),
+            deferred_help=True,
+            stdout=InertStream(sys.stdout),
+            stderr=InertStream(sys.stderr),
+        )
+
+    def run(self, argv: list[str]) -> int:
+        """Run one command; without one, show the help and fail."""
+        with inert_streams():
+            if not argv:
+                with contextlib.suppress(SystemExit):
+                    super().run(["--help"])
+                return _USAGE
+            return int(super().run(argv) or 0)
+
+    def build_option_parser(
+        self,
+        description: str | None,
+        version: str | None,
+        argparse_kwargs: dict[str, Any] | None = None,
+    ) -> argparse.ArgumentParser:
+        """The global options, under the command's own name however it was started."""
+        options = {"prog": self.NAME, **(argparse_kwargs or {})}
+        parser: argparse.ArgumentParser = super().build_option_parser(description, version, options)
+        return parser
+
+    def configure_logging(self) -> None:
+        """Say what this program says; of libraries only errors, unless asked for more."""
+        super().configure_logging()
+        if not self.options.debug and self.options.verbose_level < _TALKATIVE:
+            for name in _LIBRARIES:
+                logging.getLogger(name).setLevel(logging.ERROR)
+
+    def interact(self) -> None:
+        """There is no interactive mode: options alone are a mistake."""
+        self.parser.error("a command is missing; see nova-hpc --help")
+
+    def prepare_to_run_command(self, cmd: Command) -> None:
+        """Make an ordinary request to end the program clean up like Ctrl-C does."""
+        for number in _ENDING:
+            signal.signal(number, _interrupt)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Give a caller in the same process its own handlers back: it has to end when it is told to."""
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) is _interrupt:
+                signal.signal(number, handler)
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("nova-hpc")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (2 for bad usage, 130 on Ctrl-C).
+
+    141 where the command was well and nobody read its output to the end.
+    """
+    fill_descriptors()
+    with outlets() as streams, _signals_kept():
+        try:
+            status = NovaHpc().run(list(sys.argv[1:] if argv is None else argv))
+        except KeyboardInterrupt:
+            status = _INTERRUPTED
+        except SystemExit as error:  # of argparse: a help, or what is wrong with the options
+            streams.out.stops = True
+            if streams.end(0, NovaHpc.NAME) == 0:
+                raise
+            status = error.code if isinstance(error.code, int) else 0
+        return streams.end(status, NovaHpc.NAME)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

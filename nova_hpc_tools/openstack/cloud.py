@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cloud as the life of clusters knows it: each step as a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from nova_hpc.outside.host_names import is_uuid
+from nova_hpc.wire import cluster_wish
+from nova_hpc.wire.cluster_wish import Wish
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle import quota as quotas
+from nova_hpc_tools.cluster.life_cycle.run import CloudError, ClusterError
+from nova_hpc_tools.cluster.members import model as members
+from nova_hpc_tools.cluster.members import server as servers
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.cluster.members.server import OneServer
+from nova_hpc_tools.cluster.wish import Secrets
+from nova_hpc_tools.openstack.rest import GoneError, Rest
+
+#: Ids of flavors as Nova takes them (nova/api/openstack/compute/schemas/flavor_manage.py), but
+#: for those that a path cannot have.
+_FLAVOR: Final = re.compile(r"(?!\.+$)[A-Za-z0-9_.-]{1,255}", re.ASCII)
+#: The last microversion in which Nova looks names of images up.
+_WITH_IMAGES: Final = "2.35"
+_CONSOLE_LINES: Final = 400
+_FIELDS: Final = ("id", "name", "description", "device_id")
+
+
+class SdkCloud:
+    """Nova and Neutron with the rights of one user.
+
+    :param rest: its requests.
+    """
+
+    def __init__(self, rest: Rest) -> None:
+        self.rest = rest
+        self._security_groups: dict[str, str] = {}
+
+    # -- looking -----------------------------------------------------------
+
+    def clusters(self) -> list[Cluster]:
+        """All clusters of the project."""
+        groups = self.rest.groups()
+        return members.clusters(groups, self.rest.servers(), self.rest.ports(fields=_FIELDS))
+
+    def find(self, name: str) -> Cluster:
+        """The cluster with this name or id.
+
+        :raises ClusterError: there is none, or more than one.
+        """
+        found = [each for each in self.clusters() if name in (each.id, each.name)]
+        if not found:
+            raise ClusterError(f"no cluster is called {name}; see openstack hpc cluster list")
+        if len(found) > 1:
+            ids = ", ".join(each.id for each in found)
+            raise ClusterError(f"{len(found)} clusters are called {name}: say the ID, of {ids}")
+        return found[0]
+
+    def look(self, group: str) -> Cluster:
+        """All that there is of one cluster."""
+        try:
+            groups = [self.rest.nova("GET", f"/os-server-groups/{group}")["server_group"]]
+        except GoneError:
+            groups = []
+        servers = {each["id"]: each for each in self.rest.servers(tags=wishes.tag(group))}
+        # Nova stores a server before its tags, and users take tags away.
+        for server in groups[0]["members"] if groups else ():
+            if server not in servers:
+                try:
+                    servers[server] = self.rest.nova("GET", f"/servers/{server}")["server"]
+                except GoneError:
+                    continue
+        ports = self.rest.ports(description=wishes.tag(group), fields=_FIELDS)
+        found = members.clusters(groups, servers.values(), ports)
+        return next((each for each in found if each.id == group), Cluster(group))
+
+    def server(self, name: str) -> OneServer:
+        """The server with this name or id, and who of its server groups is beside it.
+
+        :raises ClusterError: there is none, or more than one.
+        """
+        found = self._server(name)
+        siblings: dict[str, dict[str, Any]] = {}
+        for group in found.get("server_groups") or ():
+            try:
+                body = self.rest.nova("GET", f"/os-server-groups/{group}")
+            except GoneError:
+                continue
+            siblings |= {each: {} for each in body["server_group"]["members"]}
+        if siblings.keys() - {found["id"]}:
+            siblings = {each["id"]: each for each in self.rest.servers() if each["id"] in siblings}
+        else:
+            siblings = {}
+        return servers.read(found, siblings.values())
+
+    def _server(self, name: str) -> dict[str, Any]:
+        if is_uuid(name):
+            try:
+                return dict(self.rest.nova("GET", f"/servers/{name}")["server"])
+            except GoneError:
+                raise ClusterError(f"no server has the ID {name}") from None
+        pattern = f"^{re.escape(name)}$"
+        ids = [each["id"] for each in self.rest.servers(name=pattern) if each["name"] == name]
+        # Only the answer for one server has its server groups.
+        return dict(self.rest.nova("GET", f"/servers/{_one('server', name, ids)}")["server"])
+
+    def console(self, server: str) -> str:
+        """The last lines of a server's console; empty where it has none (yet)."""
+        body = {"os-getConsoleOutput": {"length": _CONSOLE_LINES}}
+        try:
+            return str(self.rest.nova("POST", f"/servers/{server}/action", body)["output"])
+        except CloudError:
+            return ""
+
+    # -- steps -------------------------------------------------------------
+
+    def make_group(self, wish: Wish, attempt: str, policy: str, max_per_host: int | None) -> str:
+        """Create the server group; its id."""
+        body = wishes.group_body(wish, attempt, policy, max_per_host)
+        return str(self.rest.nova("POST", "/os-server-groups", body)["server_group"]["id"])
+
+    def groups_of(self, attempt: str) -> Sequence[str]:
+        """Ids of the server groups of one attempt."""
+        found = []
+        for group in self.rest.groups():
+            try:
+                label = cluster_wish.from_group_name(group["name"])
+            except WireError:
+                continue
+            if label is not None and label.attempt == attempt:
+                found.append(str(group["id"]))
+        return found
+
+    def make_port(self, wish: Wish, group: str, number: int, place: int) -> None:
+        """Make a port."""
+        ids = [self._security_group(name) for name in wish.security_groups]
+        self.rest.neutron("POST", "/ports", wishes.port_body(wish, group, number, place, ids))
+
+    def make_servers(
+        self,
+        wish: Wish,
+        group: str,
+        several: Sequence[int],
+        ports: Sequence[tuple[int, str]],
+        secrets: Secrets,
+    ) -> None:
+        """Ask for servers."""
+        body = wishes.server_body(wish, group, several, secrets, dict(ports))
+        self.rest.nova("POST", "/servers", body)
+
+    def set_wish(self, wish: Wish, group: str, server: str) -> None:
+        """Write a member's metadata."""
+        body = {"metadata": cluster_wish.to_metadata(wish, group)}
+        _unless_gone(self.rest.nova, "POST", f"/servers/{server}/metadata", body)
+
+    def delete_server(self, server: str) -> None:
+        """Ask for the end of a server."""
+        _unless_gone(self.rest.nova, "DELETE", f"/servers/{server}")
+
+    def delete_port(self, port: str) -> None:
+        """Delete a port."""
+        _unless_gone(self.rest.neutron, "DELETE", f"/ports/{port}")
+
+    def delete_group(self, group: str) -> None:
+        """Delete the server group."""
+        _unless_gone(self.rest.nova, "DELETE", f"/os-server-groups/{group}")
+
+    # -- what users name ----------------------------------------------------
+
+    def flavor(self, name: str) -> Mapping[str, Any]:
+        """The flavor with this id or name.
+
+        :raises ClusterError: there is none.
+        """
+        # The name may be what somebody wrote into a member's metadata.
+        if _FLAVOR.fullmatch(name):
+            try:
+                return dict(self.rest.nova("GET", f"/flavors/{name}")["flavor"])
+            except GoneError:
+                pass
+        marker: dict[str, str] = {}
+        while page := self.rest.nova("GET", "/flavors/detail", **marker)["flavors"]:
+            for flavor in page:
+                if name in (flavor["name"], flavor["id"]):
+                    return dict(flavor)
+            marker = {"marker": page[-1]["id"]}
+        raise ClusterError(f"no flavor is called {name}")
+
+    def image(self, name: str) -> str:
+        """Id of the image with this id or name."""
+        if is_uuid(name):
+            return name
+        try:
+            found = self.rest.nova("GET", "/images", microversion=_WITH_IMAGES, name=name)["images"]
+        except GoneError:
+            raise ClusterError(
+                f"this cloud does not look images up: say the ID of {name}"
+            ) from None
+        return _one("image", name, [each["id"] for each in found if each["name"] == name])
+
+    def network(self, name: str) -> str:
+        """Id of the network with this id or name."""
+        if is_uuid(name):
+            return name
+        found = self.rest.neutron("GET", "/networks", name=name, fields=("id",))["networks"]
+        return _one("network", name, [each["id"] for each in found])
+
+    def _security_group(self, name: str) -> str:
+        if name not in self._security_groups:
+            found = self.rest.neutron("GET", "/security-groups", project_id=self.rest.project)
+            ids = [each["id"] for each in found["security_groups"] if name in each.values()]
+            if len(ids) != 1:
+                raise CloudError(f"{len(ids)} security groups are called {name}")
+            self._security_groups[name] = ids[0]
+        return self._security_groups[name]
+
+    # -- quotas --------------------------------------------------------------
+
+    def check_quotas(self, need: quotas.Need) -> None:
+        """Refuse what has no room, with the line that makes some.
+
+        :raises ClusterError: a quota is too low.
+        """
+        absolute = self.rest.nova("GET", "/limits")["limits"]["absolute"]
+        found = quotas.of_limits(absolute)
+        if need.ports and self.rest.has_neutron:
+            try:
+                path = f"/quotas/{self.rest.project}/details"
+                port = self.rest.neutron("GET", path)["quota"]["port"]
+                found["ports"] = quotas.Quota(int(port["limit"]), int(port["used"]))
+            except (CloudError, KeyError, TypeError):
+                pass  # Neutron tells it to operators alone here; then it refuses by itself.
+        short = quotas.short(need, found)
+        if short:
+            raise ClusterError(quotas.say(short, self.rest.project))
+
+
+def _one(kind: str, name: str, ids: Sequence[str]) -> str:
+    if not ids:
+        raise ClusterError(f"no {kind} is called {name}")
+    if len(ids) > 1:
+        raise ClusterError(f"{len(ids)} {kind}s are called {name}: say the ID, of {', '.join(ids)}")
+    return str(ids[0])
+
+
+def _unless_gone(ask: Any, *words: Any) -> None:
+    try:
+        ask(*words)
+    except GoneError:
+        return

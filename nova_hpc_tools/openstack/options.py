@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of ``openstack hpc cluster create``, and the wish that they make."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from nova_hpc.wire import cluster_wish, numbers
+from nova_hpc.wire.cluster_wish import Nic, Wish
+from nova_hpc.wire.version import WireError
+from nova_hpc_tools.cluster import wish as wishes
+from nova_hpc_tools.cluster.life_cycle.quota import Need
+from nova_hpc_tools.cluster.life_cycle.run import ClusterError
+from nova_hpc_tools.cluster.wish import Secrets, WishError
+from nova_hpc_tools.openstack.cloud import SdkCloud
+
+#: What ``--network`` takes instead of a network.
+_WORDS: Final = (cluster_wish.AUTO, cluster_wish.NONE)
+
+
+class _Nics(argparse.Action):
+    """``--network`` and ``--nic``, in the order in which they are given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add one network."""
+        found = [*(getattr(namespace, self.dest) or ()), values]
+        setattr(namespace, self.dest, found)
+
+
+def _network(text: str) -> Nic:
+    return Nic(text)
+
+
+def _nic(text: str) -> Nic:
+    values = {"vnic-type": "normal"}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key not in ("net-id", "vnic-type") or not value:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not net-id=NETWORK[,vnic-type=TYPE], where TYPE is one of "
+                f"{', '.join(wishes.VNICS)}"
+            )
+        values[key] = value
+    if "net-id" not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} names no network: net-id=NETWORK")
+    return Nic(values["net-id"], values["vnic-type"])
+
+
+def some_numbers(text: str) -> frozenset[int]:
+    """An argparse type: numbers such as 1-3,7."""
+    try:
+        return numbers.read(text)
+    except WireError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def size(text: str) -> int:
+    """An argparse type: how many members."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= numbers.MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {numbers.MOST}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """An argparse type: a time, 0 for none."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def add_to(parser: argparse.ArgumentParser) -> None:
+    """Declare what a cluster is made of."""
+    count = parser.add_mutually_exclusive_group()
+    count.add_argument(
+        "--members", type=size, metavar="<n>", help="how many members; they are called NAME-1 ..."
+    )
+    count.add_argument(
+        "--numbers",
+        type=some_numbers,
+        metavar="<list>",
+        help="numbers of the members instead, such as 3-5,9 (for Slurm's node names)",
+    )
+    parser.add_argument("--flavor", metavar="<flavor>", help="flavor of the members (name or ID)")
+    parser.add_argument("--image", metavar="<image>", help="image of the members (name or ID)")
+    parser.add_argument(
+        "--boot-from-volume",
+        type=size,
+        metavar="<GiB>",
+        help="boot from new volumes of this size, made from the image and deleted with the members",
+    )
+    add_secrets(parser)
+    parser.add_argument(
+        "--network",
+        dest="nics",
+        action=_Nics,
+        type=_network,
+        metavar="<network>",
+        help="network of each member (name or ID, or auto or none); may be repeated",
+    )
+    parser.add_argument(
+        "--nic",
+        dest="nics",
+        action=_Nics,
+        type=_nic,
+        metavar="net-id=<network>[,vnic-type=<type>]",
+        help="network in which a port is made for each member before it is created, "
+        "for example of vnic-type direct; may be repeated",
+    )
+    parser.add_argument(
+        "--security-group",
+        action="append",
+        default=[],
+        metavar="<group>",
+        help="security group of the members; may be repeated",
+    )
+    parser.add_argument("--key-name", metavar="<key>", default="", help="key pair of the members")
+    parser.add_argument("--config-drive", action="store_true", help="give members a config drive")
+    parser.add_argument(
+        "--availability-zone",
+        default="",
+        metavar="<zone>",
+        help="availability zone; a host in it (ZONE:HOST) is refused: Nova would skip its filters",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=wishes.POLICIES,
+        default=wishes.POLICIES[0],
+        help=f"policy of the server group, default: {wishes.POLICIES[0]}",
+    )
+    parser.add_argument(
+        "--max-per-host",
+        type=size,
+        metavar="<k>",
+        help="with --policy anti-affinity: how many members may share a host, default: 1",
+    )
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="create members one by one; it is always so with --nic and --volume",
+    )
+    parser.add_argument(
+        "--guest-check",
+        action="store_true",
+        help="a member counts once nova-hpc-guest check has said on its console that all is as "
+        "promised",
+    )
+
+
+def add_secrets(parser: argparse.ArgumentParser) -> None:
+    """Declare what no record gives back."""
+    parser.add_argument("--user-data", type=Path, metavar="<file>", help="user data of the members")
+    parser.add_argument(
+        "--volume",
+        action="append",
+        default=[],
+        metavar="<volume-id>",
+        help="bootable volume that exists already; repeat it, one for each member in the order of "
+        "their numbers",
+    )
+
+
+def secrets(args: argparse.Namespace) -> Secrets:
+    """What no record gives back.
+
+    :raises ClusterError: the file cannot be read.
+    """
+    try:
+        data = args.user_data.read_bytes() if args.user_data else b""
+    except OSError as error:
+        raise ClusterError(f"--user-data {args.user_data}: {error.strerror}") from error
+    return Secrets(data, tuple(args.volume))
+
+
+def wish(cloud: SdkCloud, args: argparse.Namespace, given: Secrets) -> tuple[Wish, Need]:
+    """What the options ask for, with names looked up.
+
+    :raises ClusterError: it cannot be a cluster.
+    """
+    if not args.members and not args.numbers:
+        raise ClusterError("say how many members: --members N")
+    if not args.flavor:
+        raise ClusterError("say what members are: --flavor FLAVOR")
+    if args.max_per_host and args.policy != "anti-affinity":
+        raise ClusterError(f"--max-per-host goes with --policy anti-affinity, not {args.policy}")
+    numbered = args.numbers or frozenset(range(1, args.members + 1))
+    flavor = cloud.flavor(args.flavor)
+    word, nics = _networks(cloud, args.nics or ())
+    found = Wish(
+        name=args.name,
+        members=numbered,
+        flavor=str(flavor["id"]),
+        image=cloud.image(args.image) if args.image else "",
+        nics=nics,
+        networks=word,
+        key=args.key_name,
+        zone=args.availability_zone,
+        security_groups=tuple(args.security_group),
+        boot_gib=args.boot_from_volume or 0,
+        config_drive=args.config_drive,
+        check=args.guest_check,
+        single=args.one_by_one,
+        user_data=given.digests["user_data"],
+        volumes=given.digests["volumes"],
+    )
+    try:
+        wishes.check(found, given)
+    except WishError as error:
+        raise ClusterError(str(error)) from error
+    return found, need(found, flavor, len(numbered), len(numbered), group=True)
+
+
+def need(wish: Wish, flavor: Any, members: int, in_group: int, group: bool) -> Need:
+    """What quotas have to leave room for."""
+    return Need(
+        members=members,
+        in_group=in_group,
+        group=group,
+        vcpus=int(flavor["vcpus"]),
+        ram_mb=int(flavor["ram"]),
+        ports=len(wish.nics),
+    )
+
+
+def _networks(cloud: SdkCloud, nics: Sequence[Nic]) -> tuple[str, tuple[Nic, ...]]:
+    words = [nic.network for nic in nics if not nic.vnic and nic.network in _WORDS]
+    if words:
+        if len(nics) > 1:
+            raise ClusterError(f"--network {words[0]} leaves no room for other networks")
+        return words[0], ()
+    return cluster_wish.AUTO, tuple(Nic(cloud.network(nic.network), nic.vnic) for nic in nics)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says how far a command is: a bar where somebody looks, otherwise nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from nova_hpc_tools.cluster.members.model import Cluster
+from nova_hpc_tools.printing import InertConsole
+
+
+@contextlib.contextmanager
+def shown(total: int, wanted: bool) -> Iterator[Callable[[Cluster, str], None]]:
+    """A bar of the members that are active, on standard error.
+
+    :param total: how many there will be.
+    :param wanted: False: say nothing.
+    :returns: what to call with each look at the cluster.
+    """
+    if not wanted:
+        yield lambda cluster, text: None
+        return
+    console = InertConsole(file=sys.stderr)
+    columns = (
+        TextColumn("{task.completed:.0f} of {task.total:.0f} members active"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def say(cluster: Cluster, text: str) -> None:
+            active = sum(member.status == "ACTIVE" for member in cluster.members)
+            bar.update(task, completed=min(active, total), description=text)
+
+        yield say

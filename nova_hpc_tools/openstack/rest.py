@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests to Nova and Neutron over the connection of the OpenStack client.
+
+The SDK's own classes negotiate a microversion for each call and drop what they do not
+model, so these are plain requests with one microversion. None is repeated by itself: a
+``POST`` that took effect and whose answer was lost must not be sent twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from keystoneauth1 import exceptions as keystone
+from openstack import exceptions as sdk
+
+from nova_hpc.outside.text import printable
+from nova_hpc_tools.cluster.life_cycle.run import CloudError, LostError
+from nova_hpc_tools.cluster.wish import MICROVERSION
+
+_NOT_FOUND: Final = 404
+_TOO_MANY: Final = 429
+_BAD: Final = 400
+_OWN_FAULT: Final = 500
+
+
+class GoneError(CloudError):
+    """There is no such thing (any more)."""
+
+
+class Rest:
+    """Plain requests with the user's token.
+
+    :param connection: of openstacksdk.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @property
+    def project(self) -> str:
+        """Id of the project that the user works in."""
+        return str(self._connection.current_project_id)
+
+    def nova(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        microversion: str = MICROVERSION,
+        **query: Any,
+    ) -> Any:
+        """Ask Nova.
+
+        :returns: the JSON of the answer; None where it has none.
+        :raises GoneError: 404.
+        :raises LostError: no answer, or a fault of the service.
+        :raises CloudError: Nova refuses.
+        """
+        send = lambda **keywords: self._connection.compute.request(  # noqa: E731
+            path, method, params=query, microversion=microversion, **keywords
+        )
+        return _answer(send, body)
+
+    def neutron(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Ask Neutron; as :meth:`nova`."""
+        send = lambda **keywords: self._connection.network.request(  # noqa: E731
+            path, method, params=query, **keywords
+        )
+        return _answer(send, body)
+
+    @property
+    def has_neutron(self) -> bool:
+        """Whether the catalogue of services has networks."""
+        try:
+            return self._connection.network.get_endpoint() is not None
+        except (keystone.CatalogException, sdk.SDKException):
+            return False
+
+    def servers(self, **query: Any) -> Iterator[dict[str, Any]]:
+        """All servers of the project, page by page."""
+        marker: dict[str, str] = {}
+        while True:
+            page = self.nova("GET", "/servers/detail", **query, **marker)
+            yield from page["servers"]
+            if not page["servers"] or not page.get("servers_links"):
+                return
+            marker = {"marker": page["servers"][-1]["id"]}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All server groups of the project, page by page."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.nova("GET", "/os-server-groups", offset=len(found))["server_groups"]
+            # An operator chooses how long a page is: only an empty one is the last.
+            if not page:
+                return found
+            found += page
+
+    def ports(self, **query: Any) -> list[dict[str, Any]]:
+        """All ports of the project, page by page."""
+        if not self.has_neutron:
+            return []
+        found: list[dict[str, Any]] = []
+        marker: dict[str, str] = {}
+        while True:
+            page = self.neutron("GET", "/ports", project_id=self.project, **query, **marker)
+            found += page["ports"]
+            links = {each.get("rel") for each in page.get("ports_links", ())}
+            if not page["ports"] or "next" not in links:
+                return found
+            marker = {"marker": page["ports"][-1]["id"]}
+
+
+def _answer(send: Callable[..., Any], body: Any) -> Any:
+    sent: Mapping[str, Any] = {} if body is None else {"json": body}
+    try:
+        found = send(raise_exc=False, connect_retries=0, **sent)
+    except (keystone.ConnectionError, keystone.ConnectTimeout) as error:
+        raise LostError(str(error)) from error
+    except (keystone.ClientException, sdk.SDKException) as error:
+        raise CloudError(str(error)) from error
+    if found.status_code >= _BAD:
+        said = f"{_said(found)} (HTTP {found.status_code})"
+        if found.status_code == _NOT_FOUND:
+            raise GoneError(said)
+        if found.status_code >= _OWN_FAULT or found.status_code == _TOO_MANY:
+            raise LostError(said)
+        raise CloudError(said)
+    if not found.content:
+        return None
+    try:
+        return found.json()
+    except ValueError as error:
+        raise LostError(f"an answer that is not JSON: {error}") from error
+
+
+def _said(found: Any) -> str:
+    """The reason in the answer's own words, on one line."""
+    try:
+        data = json.loads(found.text)
+        inner = next(iter(data.values()))
+        text = inner["message"] if isinstance(inner, dict) else inner
+    except (ValueError, AttributeError, StopIteration, KeyError, TypeError):
+        text = found.text or found.reason
+    return printable(" ".join(str(text).split()))[:500]

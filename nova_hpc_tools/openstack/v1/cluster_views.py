@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack hpc cluster list``, ``show``, ``hosts`` and ``topology``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import stevedore
+from cliff.formatters import base as formatters
+from osc_lib import exceptions
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from nova_hpc.outside.host_names import OutsideError
+from nova_hpc.outside.text import printable_lines
+from nova_hpc.wire import numbers
+from nova_hpc_tools.cluster import hostfiles
+from nova_hpc_tools.cluster.hostfiles import HostError
+from nova_hpc_tools.cluster.life_cycle import decide
+from nova_hpc_tools.cluster.life_cycle.run import CloudError, ClusterError
+from nova_hpc_tools.cluster.members import neighbours as near
+from nova_hpc_tools.cluster.members import picture
+from nova_hpc_tools.cluster.members.model import Cluster, number
+from nova_hpc_tools.fabric import hostlist
+from nova_hpc_tools.openstack.cloud import SdkCloud
+from nova_hpc_tools.openstack.rest import Rest
+from nova_hpc_tools.outlet import HeardOutput
+from nova_hpc_tools.printing import InertOutput
+
+
+def cloud_of(app: Any) -> SdkCloud:
+    """Nova and Neutron with the user's rights."""
+    return SdkCloud(Rest(app.client_manager.hpc))
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Errors in the manner of the OpenStack client."""
+    try:
+        yield
+    except (ClusterError, CloudError, HostError, OutsideError) as error:
+        raise exceptions.CommandError(printable_lines(str(error))) from error
+
+
+def record(cluster: Cluster) -> tuple[Sequence[str], Sequence[Any]]:
+    """What is known of one cluster, as columns and values."""
+    wish = cluster.wish
+    found = number(cluster)
+    networks: list[str] = []
+    if wish is not None:
+        networks = [nic.network for nic in wish.nics] or [wish.networks]
+    values: dict[str, Any] = {
+        "name": cluster.name,
+        "id": cluster.id,
+        "state": cluster.state.value,
+        "reason": cluster.reason,
+        "next": decide.finishes(cluster),
+        "wanted": numbers.write(cluster.wanted),
+        "members": format_columns.ListColumn([member.name for member in found.by_number.values()]),
+        "surplus": format_columns.ListColumn([member.name for member in found.surplus]),
+        "others": format_columns.ListColumn(list(cluster.strangers)),
+        "ports": len(cluster.ports),
+        "policy": cluster.group.policy if cluster.group else "",
+        "rules": format_columns.DictColumn(dict(cluster.group.rules if cluster.group else {})),
+        "flavor": wish.flavor if wish else "",
+        "image": wish.image if wish else "",
+        "networks": format_columns.ListColumn(networks),
+        "availability_zone": wish.zone if wish else "",
+        "spans": format_columns.DictColumn(near.spans(cluster)),
+    }
+    return tuple(values), tuple(values.values())
+
+
+class ListCluster(HeardOutput, InertOutput, command.Lister):
+    """List the virtual clusters of the project, also those that were left half-way"""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument(
+            "--long", action="store_true", help="also why, and the command that finishes it"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a cluster."""
+        with told():
+            found = cloud_of(self.app).clusters()
+        columns = ["Name", "ID", "State", "Members", "Ports"]
+        if parsed_args.long:
+            columns += ["Policy", "Reason", "Next"]
+        return columns, [_row(each, parsed_args.long) for each in found]
+
+
+def _row(cluster: Cluster, long: bool) -> Sequence[Any]:
+    living = sum(not member.going for member in cluster.members)
+    row: list[Any] = [
+        cluster.name,
+        cluster.id,
+        cluster.state.value,
+        f"{living}/{len(cluster.wanted)}",
+        len(cluster.ports),
+    ]
+    if long:
+        policy = cluster.group.policy if cluster.group else ""
+        row += [policy, cluster.reason, decide.finishes(cluster)]
+    return row
+
+
+class ShowCluster(HeardOutput, InertOutput, command.ShowOne):
+    """Show one virtual cluster"""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Everything that is known of it."""
+        with told():
+            return record(cloud_of(self.app).find(parsed_args.cluster))
+
+
+class _Text(formatters.ListFormatter):
+    """A format that is no table: the command writes it."""
+
+    def __init__(self, write: Callable[[], str]) -> None:
+        self._write = write
+
+    def add_argument_group(self, parser: argparse.ArgumentParser) -> None:
+        """It has no options."""
+
+    def emit_list(
+        self,
+        column_names: Sequence[str],
+        data: Iterable[Any],
+        stdout: Any,
+        parsed_args: argparse.Namespace,
+    ) -> None:
+        """Write it."""
+        with told():
+            text = self._write()
+        stdout.write(text)
+
+
+#: Formats whose words shells take apart again. Of hosts they have names alone, as host files do.
+_FOR_SCRIPTS: Final = ("csv", "value")
+
+
+class _WithTexts(HeardOutput, InertOutput, command.Lister):
+    """A list with further formats, which ``--format`` takes like any other."""
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """What writes each of them, once the cluster is known."""
+        raise NotImplementedError
+
+    def _load_formatter_plugins(self) -> stevedore.ExtensionManager:
+        found = super()._load_formatter_plugins()
+        ours = []
+        for name, write in self.texts().items():
+            formatter = _Text(write)
+            ours.append(stevedore.extension.Extension(name, None, _Text, formatter))
+        return stevedore.ExtensionManager.make_test_instance([*found, *ours])
+
+
+class ListHosts(_WithTexts):
+    """List the members of a virtual cluster, those that are near each other together
+
+    Further formats: openmpi (a host file), slurm (lines of slurm.conf), pdsh (one host a
+    line), ansible (an inventory).
+    """
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """Host files."""
+
+        def writer(write: Callable[..., str]) -> Callable[[], str]:
+            return lambda: write(self._hosts, self._name)
+
+        return {name: writer(write) for name, write in hostfiles.FORMATS.items()}
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--network",
+            default="",
+            metavar="<network>",
+            help="name of the network whose addresses are meant; default: each member's first",
+        )
+        which.add_argument(
+            "--names", action="store_true", help="names alone: a resolver knows the members"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a member."""
+        with told():
+            cluster = cloud_of(self.app).find(parsed_args.cluster)
+            self._name = cluster.name
+            self._hosts = hostfiles.hosts(cluster, parsed_args.network, parsed_args.names)
+            if parsed_args.formatter in _FOR_SCRIPTS:
+                hostfiles.checked(self._hosts)
+        return hostfiles.COLUMNS, [hostfiles.row(host) for host in self._hosts]
+
+
+class ShowTopology(_WithTexts):
+    """Show which members of a virtual cluster are beside each other
+
+    Formats beside the usual ones: tree (the default), matrix, svg, slurm (topology.conf).
+    Names of hosts and domains are the project's own: they say who shares one, and nothing else.
+    """
+
+    @property
+    def formatter_default(self) -> str:
+        """For people."""
+        return "tree"
+
+    def texts(self) -> Mapping[str, Callable[[], str]]:
+        """Pictures."""
+        return {
+            "tree": lambda: near.as_tree(self._cluster),
+            "matrix": lambda: near.as_matrix(self._cluster),
+            "slurm": lambda: near.as_slurm(self._cluster, self._nodes),
+            "svg": lambda: picture.draw(self._cluster),
+        }
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.add_argument("cluster", metavar="<cluster>", help="name or ID")
+        parser.add_argument(
+            "--nodes",
+            type=_node_list,
+            default=(),
+            metavar="<nodes>",
+            help="with -f slurm: all nodes that Slurm has of the cluster, e.g. train-[1-64]; those "
+            "that are no members now are below a switch of their own, because Slurm refuses jobs "
+            "for nodes that are in no switch",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """One row a member."""
+        with told():
+            self._nodes = parsed_args.nodes
+            self._cluster = cloud_of(self.app).find(parsed_args.cluster)
+            if parsed_args.formatter in _FOR_SCRIPTS:
+                near.check(self._cluster)
+        columns = ("Name", *(_TITLES[level] for level in near.PATH))
+        return columns, [(seat.member.name, *seat.path) for seat in near.seats(self._cluster)]
+
+
+def _node_list(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(hostlist.expand(text))
+    except hostlist.HostListError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_TITLES: Final = {
+    "core": "Core",
+    "spine": "Spine",
+    "block": "Block",
+    "leaf": "Leaf",
+    "nvlink_domain": "NVLink domain",
+    "sub_domain": "Sub-domain",
+    "host": "Host",
+}

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all nodes of a cloud say about their devices, as Nova's database has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nova import context as nova_context
+from nova import objects
+
+from nova_hpc.from_nova import node_stats
+from nova_hpc_tools.readers import snapshot
+from nova_hpc_tools.snapshot import printable
+from nova_hpc_tools.snapshot.node_health import NodeHealth
+
+
+def read(arguments: Sequence[str] = ()) -> tuple[NodeHealth, ...]:
+    """Read every compute node of every cell, by host.
+
+    :param arguments: as those of :func:`nova_hpc_tools.readers.snapshot.read`.
+    :raises nova_hpc_tools.snapshot.SnapshotError: it cannot be read; the text names the cure.
+    """
+    snapshot.configure(arguments)
+    with snapshot.explained():
+        return take()
+
+
+def take() -> tuple[NodeHealth, ...]:
+    """The same, with the configuration that is in force."""
+    context = nova_context.get_admin_context()
+    nova_context.load_cells()
+    found = []
+    for cell in nova_context.CELLS:
+        if cell.disabled:
+            continue
+        with nova_context.target_cell(context, cell) as in_cell:
+            found += [_read(node) for node in objects.ComputeNodeList.get_all(in_cell)]
+    return tuple(sorted((each for each in found if each is not None), key=_host))
+
+
+def _host(node: NodeHealth) -> str:
+    return node.host
+
+
+def _read(node: objects.ComputeNode) -> NodeHealth | None:
+    """None: none of its devices is this project's, or it has not reported yet."""
+    host = printable(node.hypervisor_hostname or node.host or "")
+    word = node_stats.word_of(node)
+    if word.out is not None:
+        return NodeHealth(host, notes=(printable(word.out),))
+    document = word.document
+    if document is None:
+        return None
+    return NodeHealth(host, document.withheld, document.in_use, document.states, document.notes)

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets Nova itself read ``[pci]device_spec`` and ``[pci]alias``, as a nova-compute that starts.
+
+The entry point ``nova_pci_settings`` of ``nova_hpc.readers``. Nothing is asked of the cloud: the
+values of the options are given, and so is the node, which may be a capture of another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from nova import objects
+from nova.compute import pci_placement_translator
+from nova.pci import devspec, request, whitelist
+from nova.pci import utils as pci_utils
+
+from nova_hpc.topology.model import Function, Node
+from nova_hpc_tools.adopt.nova_rules import PciSettings, Refusal
+
+#: What a virtual function's serial number is taken to be where nobody has read it.
+_SERIAL: Final = "not read"
+
+
+def check(told: PciSettings, node: Node, root: Path) -> list[Refusal]:
+    """What Nova refuses of it, in Nova's own words.
+
+    :param node: whose devices Nova would see.
+    :param root: where the node's ``sys`` is.
+    """
+    objects.register_all()
+    with _below(root, node), _told(told):
+        return [*_entries(told, node), *_aliases()]
+
+
+def _entries(told: PciSettings, node: Node) -> Iterator[Refusal]:
+    broken = False
+    for value in told.device_spec:
+        try:
+            specs = whitelist.Whitelist([value]).specs
+            if told.report:
+                pci_placement_translator.ensure_no_dev_spec_with_devname(specs)
+        except Exception as error:  # whatever it is: nova-compute does not start with it
+            broken = True
+            yield Refusal("device_spec", _said(error), (value,))
+    if told.report and not broken:
+        yield from _providers(whitelist.Whitelist(list(told.device_spec)), node)
+
+
+def _providers(entries: whitelist.Whitelist, node: Node) -> Iterator[Refusal]:
+    """What Nova refuses when it makes providers of the devices."""
+    view = pci_placement_translator.PlacementView("node", [])
+    refused = set()
+    for function in node.functions:
+        if function.vendor_id is None or function.product_id is None:
+            continue  # libvirt describes no such device
+        provider = function.physical_function or function.address
+        device = None
+        try:
+            if entries.device_assignable(_described(function)) is None:
+                continue
+            device = objects.PciDevice.create(None, _described(function))
+            view.process_dev(device, entries.get_devspec(device))
+        except Exception as error:
+            if device is None:
+                continue  # Nova skips what it cannot name, too (manager.py, 32-bit domains)
+            if provider not in refused:
+                refused.add(provider)
+                yield Refusal("device_spec", _said(error), (), provider)
+
+
+def _described(function: Function) -> dict[str, Any]:
+    """A device as Nova's libvirt driver describes it."""
+    return {
+        "address": function.address,
+        "vendor_id": function.vendor_id,
+        "product_id": function.product_id,
+        "parent_addr": function.physical_function,
+        "dev_type": function.dev_type,
+        "numa_node": function.numa_node,
+        "label": "",
+        "status": "available",
+        "compute_node_id": 1,
+        "capabilities": {"vpd": {"card_serial_number": _SERIAL}},
+    }
+
+
+def _aliases() -> Iterator[Refusal]:
+    forget = getattr(request.get_alias_from_config, "cache_clear", lambda: None)
+    forget()
+    try:
+        request.get_alias_from_config()
+    except Exception as error:
+        yield Refusal("alias", _said(error))
+    finally:
+        forget()
+
+
+def _said(error: Exception) -> str:
+    text = " ".join(str(getattr(error, "msg", None) or error).split()).rstrip(".")
+    return text if text else type(error).__name__
+
+
+# --- where Nova looks --------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told(told: PciSettings) -> Iterator[None]:
+    """Nova's modules with these options in the place of the configuration in force."""
+    conf = types.SimpleNamespace(
+        pci=types.SimpleNamespace(report_in_placement=told.report, alias=list(told.aliases)),
+        filter_scheduler=types.SimpleNamespace(pci_in_placement=told.in_placement),
+    )
+    with contextlib.ExitStack() as stack:
+        for module in (devspec, request, pci_placement_translator):
+            if hasattr(module, "CONF"):
+                stack.enter_context(_instead(module, "CONF", conf))
+        yield
+
+
+@contextlib.contextmanager
+def _below(root: Path, node: Node) -> Iterator[None]:
+    """Nova's look at ``/sys`` goes to another machine's files; here nothing changes."""
+    if root.resolve() == Path("/"):
+        yield
+        return
+
+    def here(path: str) -> Path:
+        return root / str(path).lstrip("/")
+
+    def by_interface(name: str) -> tuple[str | None, bool]:
+        # A capture may not have /sys/class/net.
+        for each in node.functions:
+            if f"net {name}" in each.os_devices:
+                return each.address, each.dev_type == "type-PF"
+        return None, False
+
+    def is_physical(domain: str, bus: str, slot: str, function: str) -> bool:
+        found = node.function(f"{domain}:{bus}:{slot}.{function}")
+        return found is not None and found.dev_type == "type-PF"
+
+    system = types.SimpleNamespace(
+        path=types.SimpleNamespace(isdir=lambda path: here(path).is_dir(), join=os.path.join),
+        readlink=lambda path: str(here(path).readlink()),
+        listdir=lambda path: [each.name for each in here(path).iterdir()],
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_instead(pci_utils, "os", system))
+        stack.enter_context(_instead(pci_utils, "open", lambda path: here(path).open()))
+        stack.enter_context(_instead(pci_utils, "get_function_by_ifname", by_interface))
+        stack.enter_context(_instead(pci_utils, "is_physical_function", is_physical))
+        yield
+
+
+@contextlib.contextmanager
+def _instead(module: types.ModuleType, name: str, value: object) -> Iterator[None]:
+    missing = object()
+    before = module.__dict__.get(name, missing)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(module, name)
+        else:
+            setattr(module, name, before)

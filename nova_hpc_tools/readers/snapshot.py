@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a whole cloud as the scheduler does, into a snapshot.
+
+The entry point ``nova_hpc.readers``: the commands of nova-hpc find it there.
+Host states are built by Nova's own HostManager, flavors and aliases go through
+Nova's own functions, and devices through the filter's own reader, so that a
+snapshot says what the scheduler would be told at this moment.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+from urllib import parse
+
+import attrs
+import nova.conf
+from keystoneauth1 import exceptions as keystone_exceptions
+from keystoneauth1 import loading as keystone
+from nova import config, exception, objects, servicegroup, utils, version
+from nova import context as nova_context
+from nova.scheduler import host_manager
+from oslo_config import cfg
+from oslo_db import exception as db_exception
+from oslo_utils import uuidutils
+from sqlalchemy import exc as sqlalchemy_exceptions
+
+from nova_hpc import conf as hpc_conf
+from nova_hpc.from_nova import aliases, contract, server
+from nova_hpc.from_nova.profile import CLOUD_PROFILES
+from nova_hpc.placement.model import Want
+from nova_hpc.placement.server import ServerSpec
+from nova_hpc_tools.readers import snapshot_hosts
+from nova_hpc_tools.snapshot import (
+    Alias,
+    Flavor,
+    FlavorWant,
+    Node,
+    Server,
+    Snapshot,
+    SnapshotError,
+    mixed_aliases,
+    printable,
+)
+
+CONF = nova.conf.CONF
+
+hpc_conf.register(CONF)
+
+#: Groups of nova.conf that may hold credentials to read images with, the best first.
+_GROUPS: Final = ("glance", "service_user", "placement")
+
+#: The arguments that this process has read Nova's configuration with, if it has.
+_in_force: Final[list[tuple[str, ...]]] = []
+
+_CELL_OFF: Final = "cell {} did not answer, so its hosts are missing"
+
+
+class _Hosts(host_manager.HostManager):
+    """Nova's host manager without filters, weighers and records of instances.
+
+    A filter that cannot be loaded is a matter of the scheduler, and what
+    servers a host has is read with their devices.
+    """
+
+    def __init__(self) -> None:
+        self.refresh_cells_caches()
+        self.aggs_by_id: dict[int, objects.Aggregate] = {}
+        self.host_aggregates_map: dict[str, set[int]] = collections.defaultdict(set)
+        self._init_aggregates()
+
+    def _get_instance_info(self, context: Any, compute: Any) -> dict[str, Any]:
+        return {}
+
+
+def read(arguments: Sequence[str] = (), image: str | None = None) -> Snapshot:
+    """Read the cloud that Nova's configuration names.
+
+    :param arguments: ``--config-file=FILE`` and ``--config-dir=DIR`` as Nova's services
+        take them; none: where Nova's own commands look.
+    :param image: name or ID of an image with whose properties flavors are
+        read once more.
+    :raises SnapshotError: it cannot be read; the text names the cure.
+    """
+    configure(arguments)
+    with explained():
+        return take(image)
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Say what is wrong when the cloud cannot be read.
+
+    :raises SnapshotError: in place of what Nova and its libraries raise.
+    """
+    try:
+        yield
+    except (db_exception.DBError, sqlalchemy_exceptions.SQLAlchemyError) as error:
+        raise SnapshotError(
+            f"Nova's database cannot be read ({_first_line(error)}); check [api_database] and "
+            f"[database] connection in {_named()}"
+        ) from error
+    except exception.NovaException as error:
+        raise SnapshotError(f"the cloud cannot be read: {_first_line(error)}") from error
+    except keystone_exceptions.ClientException as error:
+        raise SnapshotError(
+            f"Nova's credentials are not accepted ({_first_line(error)}); check [placement] in "
+            f"{_named()}"
+        ) from error
+
+
+def configure(arguments: Sequence[str]) -> None:
+    """Read Nova's configuration, as its own commands do.
+
+    :raises SnapshotError: there is none, or it is not that of a scheduler.
+    """
+    try:
+        # A command may have several questions, and Nova's options are registered once.
+        if _in_force != [tuple(arguments)]:
+            config.parse_args(["nova-hpc", *arguments])
+            _in_force[:] = [tuple(arguments)]
+        connection = CONF.api_database.connection
+    except cfg.Error as error:
+        raise SnapshotError(f"Nova's configuration cannot be read: {_first_line(error)}") from error
+    if not connection:
+        raise SnapshotError(
+            f"[api_database]connection is not set in {_named()}; run this where nova-manage runs, "
+            "or give the configuration of Nova's scheduler with --config-file"
+        )
+    objects.register_all()
+
+
+def take(image: str | None = None) -> Snapshot:
+    """Take a snapshot with the configuration that is in force.
+
+    :raises SnapshotError: Nova is not set up for flavors with ``hpc:`` keys.
+    """
+    if not CONF.filter_scheduler.pci_in_placement:
+        raise SnapshotError(
+            f"[filter_scheduler]pci_in_placement is not True in {_named()}; set it for the "
+            "scheduler, the conductor and the API, or name the scheduler's configuration with "
+            "--config-file"
+        )
+    context = nova_context.get_admin_context()
+    problems = [f"hpc: flavors will be refused: {text}" for text in contract.problems(CONF)]
+    if contract.FILTER not in CONF.filter_scheduler.enabled_filters:
+        problems.append(
+            f"{contract.FILTER} is not among [filter_scheduler]enabled_filters: as long as that "
+            "is so, Nova alone decides, and not as explained"
+        )
+    known, task = read_aliases()
+    free, unknown = snapshot_hosts.free_devices(task)
+    problems += unknown
+    manager = _Hosts()
+    computes, services = manager._get_computes_for_cells(context, manager.enabled_cells, None)
+    nodes: list[Node] = []
+    # By UUID: a server that is being moved has devices on two nodes.
+    servers: dict[str, Server] = {}
+    for cell in manager.enabled_cells:
+        if cell.uuid not in computes:
+            problems.append(_CELL_OFF.format(cell.identity))
+    states = {
+        (state.host, state.nodename): state
+        for state in manager._get_host_states(context, computes, services)
+    }
+    for cell in manager.enabled_cells:
+        with nova_context.target_cell(context, cell) as cell_context:
+            for compute in computes.get(cell.uuid, ()):
+                state = states.get((compute.host, compute.hypervisor_hostname))
+                if state is None:
+                    continue  # Nova has no service for it, and says so in the log
+                node, its_servers = snapshot_hosts.read(
+                    cell_context, compute, state, _out(services[compute.host]), task, free
+                )
+                nodes.append(node)
+                servers |= {server.uuid: server for server in its_servers}
+    problems += mixed_aliases(nodes)
+    return Snapshot(
+        taken=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        nova=version.version_string(),
+        hosts=tuple(sorted(nodes, key=lambda each: (each.host, each.node))),
+        flavors=_flavors(context, image),
+        aliases=known,
+        servers=tuple(servers[uuid] for uuid in sorted(servers)),
+        # The devices that were just read tell which role an alias plays.
+        profile=CLOUD_PROFILES.current().profile,
+        port_roles=tuple(CONF.hpc.port_roles),
+        problems=tuple(problems),
+    )
+
+
+def read_aliases() -> tuple[tuple[Alias, ...], server.Task]:
+    """All aliases of the configuration, and one task that wants one of each.
+
+    The keys of the task's wants are the names of the aliases.
+
+    :raises SnapshotError: one of them is not JSON.
+    """
+    found: list[Alias] = []
+    devices: list[server.Device] = []
+    try:
+        configured = aliases.read()
+    except aliases.AliasError as error:
+        raise SnapshotError(str(error)) from error
+    for each in configured:
+        if each.problem is not None:
+            found.append(Alias(name=each.name, problem=_first_line(each.problem)))
+        for device in each.devices:
+            found.append(
+                Alias(
+                    name=each.name,
+                    resource_class=device.kind.resource_class,
+                    traits=device.kind.traits,
+                )
+            )
+            devices.append(attrs.evolve(device, want=Want(key=each.name, name=each.name, count=1)))
+    wants = tuple(device.want for device in devices)
+    return tuple(found), server.Task(ServerSpec({}, wants), tuple(devices))
+
+
+def _flavors(context: Any, image: str | None) -> tuple[Flavor, ...]:
+    """Every flavor, and with *image* every flavor once more.
+
+    :raises SnapshotError: there is no such image.
+    """
+    found = []
+    properties: list[tuple[str | None, objects.ImageMeta]] = [(None, server.no_image())]
+    if image is not None:
+        properties.append((image, _image(image)))
+    for flavor in objects.FlavorList.get_all(context):
+        for name, meta in properties:
+            found.append(flavor_of(flavor, name, meta))
+    return tuple(sorted(found, key=lambda each: (each.name, each.image or "")))
+
+
+def flavor_of(flavor: objects.Flavor, image: str | None, meta: objects.ImageMeta) -> Flavor:
+    """One flavor for a snapshot, with an image of these properties.
+
+    :param image: its name; None: *meta* asks for nothing.
+    """
+    read, problem = ServerSpec({}), None
+    try:
+        read = server.read_flavor(flavor, meta).server
+    except (exception.NovaException, server.RequestError, ValueError) as error:
+        problem = _first_line(error)
+    return Flavor(
+        name=printable(flavor.name),
+        id=flavor.flavorid,
+        image=image,
+        extra_specs=dict(flavor.extra_specs or {}),
+        wants=tuple(FlavorWant(want.name, want.count) for want in read.wants),
+        cells=read.cells,
+        numa_policy=read.numa_policy,
+        vcpus=flavor.vcpus,
+        memory_mb=flavor.memory_mb,
+        problem=problem,
+    )
+
+
+def _image(image: str) -> objects.ImageMeta:
+    """The image with this name or ID, read with Nova's own service credentials.
+
+    Nova's services read images with the token of the user who asks; an operator's
+    command has none, so it takes the first credentials of nova.conf that work.
+
+    :raises SnapshotError: there is none, or several, or Glance does not answer.
+    """
+    adapter = _glance()
+    if uuidutils.is_uuid_like(image):
+        found = _ask(adapter, f"/v2/images/{image}", image)
+        records = [found] if found else []
+    else:
+        query = parse.urlencode({"name": image, "status": "active"})
+        records = (_ask(adapter, f"/v2/images?{query}", image) or {}).get("images", [])
+    if not records:
+        raise SnapshotError(f"there is no active image {image!r} that Nova's user can see")
+    if len(records) > 1:
+        which = ", ".join(str(record.get("id")) for record in records[:5])
+        raise SnapshotError(f"{len(records)} images are called {image!r}; give an ID: {which}")
+    # Nova picks the properties that it knows from what Glance shows flatly.
+    record = dict(records[0])
+    return objects.ImageMeta.from_dict(
+        {"id": record.get("id"), "name": record.get("name"), "properties": record}
+    )
+
+
+def _glance() -> Any:
+    for group in _GROUPS:
+        try:
+            # Nova itself has none for Glance.
+            keystone.register_auth_conf_options(CONF, group)
+            auth = keystone.load_auth_from_conf_options(CONF, group)
+        except (keystone_exceptions.ClientException, cfg.Error):
+            continue
+        if auth is not None:
+            session = keystone.load_session_from_conf_options(CONF, group, auth=auth)
+            return utils.get_ksa_adapter("image", ksa_auth=auth, ksa_session=session)
+    raise SnapshotError(
+        "nova.conf holds no credentials to read images with; set auth_type and the options that "
+        f"belong to it in [{'], ['.join(_GROUPS)}]"
+    )
+
+
+def _ask(adapter: Any, url: str, image: str) -> dict[str, Any] | None:
+    try:
+        answer = adapter.get(url, microversion=None)
+    except keystone_exceptions.ClientException as error:
+        raise SnapshotError(f"Glance could not be asked for image {image!r}: {error}") from error
+    if answer.status_code == 404:
+        return None
+    if answer.status_code != 200:
+        raise SnapshotError(
+            f"Glance answered {answer.status_code} to the question for image {image!r}"
+        )
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def _out(service: objects.Service) -> str | None:
+    """Why the scheduler gives a host no servers."""
+    if service.disabled:
+        why = f" ({printable(service.disabled_reason)})" if service.disabled_reason else ""
+        return f"its nova-compute is disabled{why}"
+    if not servicegroup.API().service_is_up(service):
+        return "its nova-compute is down"
+    return None
+
+
+def _named() -> str:
+    """The configuration files that were read, for people."""
+    files: Iterable[str] = CONF.config_file or ()
+    return ", ".join(files) or "nova.conf (none was found)"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return printable(text.splitlines()[0][:300])

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One compute node for a snapshot: what is free, and what servers have."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import nova.conf
+from nova import objects
+from nova.objects import fields
+from nova.pci import stats as pci_stats
+from nova.scheduler import host_manager
+from oslo_utils import uuidutils
+
+from nova_hpc.fabric.aggregates import SALT_KEY
+from nova_hpc.from_nova import hosts, providers, server
+from nova_hpc.from_nova import pools as reader
+from nova_hpc.from_nova.providers import Free, Kind
+from nova_hpc.from_nova.server import Task
+from nova_hpc.placement.model import Pool
+from nova_hpc.topology.level import Location
+from nova_hpc.wire import decision as hpc_decision
+from nova_hpc.wire import device_record as hpc_record
+from nova_hpc.wire import stats as hpc_stats
+from nova_hpc.wire import tags as hpc_tags
+from nova_hpc_tools.snapshot import Device, Node, Server, ServerCell, Use, direct_ports, printable
+
+CONF = nova.conf.CONF
+
+_TAKEN: Final = (fields.PciDeviceStatus.CLAIMED, fields.PciDeviceStatus.ALLOCATED)
+
+
+def free_devices(task: Task) -> tuple[dict[Kind, Free | None], list[str]]:
+    """What Placement says is free, for every alias; and what it does not say."""
+    free = {kind: providers.free_providers(kind, providers.MOST) for kind in task.kinds}
+    problems = [
+        f"Placement could not be asked which {kind.resource_class} are free; going by "
+        "the hosts' own pools"
+        for kind, found in free.items()
+        if found is None
+    ]
+    return free, problems
+
+
+def read(
+    context: Any,
+    compute: objects.ComputeNode,
+    state: host_manager.HostState,
+    out: str | None,
+    task: Task,
+    free: Mapping[Kind, Free | None],
+) -> tuple[Node, list[Server]]:
+    """Read one node.
+
+    :param context: targeted at the node's cell.
+    :param out: why the scheduler gives it no servers.
+    """
+    records = [
+        record
+        for record in objects.PciDeviceList.get_by_compute_node(context, compute.id)
+        if record.status in _TAKEN and record.instance_uuid
+    ]
+    now = hosts.read_host(state, task, free)
+    whole = hosts.read_host(_as_if_free(state, records), task, {})
+    pools = {hosts.provider_of(pool): pool for pool in _pools(state, records)}
+    document = hpc_stats.loads((getattr(state, "stats", None) or {}).get(hpc_stats.KEY))
+    node = Node(
+        host=state.host,
+        node=state.nodename,
+        zone=_zone(state.aggregates),
+        aggregates={printable(each.name): _plain(each.metadata) for each in state.aggregates},
+        out=out or now.out,
+        devices=_devices(now.host.pools, whole.host.pools, records, pools),
+        numa=now.host.nodes,
+        nvlink=tuple(dict.fromkeys([*now.host.nvlink, *whole.host.nvlink])),
+        unusable=tuple(printable(text) for text in now.unusable),
+        withheld=now.withheld,
+        withheld_of=now.counted,
+        ailing={} if document is None else document.in_use,
+    )
+    node = attrs.evolve(node, devices=tuple(_told_apart(each, node) for each in node.devices))
+    known = {device.provider for device in node.devices}
+    node = attrs.evolve(node, nvlink=tuple(each for each in node.nvlink if each <= known))
+    return node, _servers(context, state, records)
+
+
+def _told_apart(device: Device, node: Node) -> Device:
+    """A device without a provider in Placement is named by its address, which nodes share."""
+    if uuidutils.is_uuid_like(device.provider):
+        return device
+    return attrs.evolve(device, provider=f"{node.name}: {device.provider}")
+
+
+def _as_if_free(
+    state: host_manager.HostState, records: Sequence[objects.PciDevice]
+) -> host_manager.HostState:
+    """The same node with all its devices free, for the filter's reader.
+
+    The pools of devices in use are gone from what a node reports. They are
+    made again from Nova's records, which carry the tags of the device as long
+    as this project's driver runs on the node.
+    """
+    empty = host_manager.HostState(state.host, state.nodename, state.cell_uuid)
+    empty.numa_topology = state.numa_topology
+    empty.pci_stats = pci_stats.PciDeviceStats(state.numa_topology)
+    empty.pci_stats.pools = _pools(state, records)
+    empty.stats = {}
+    return empty
+
+
+def _pools(
+    state: host_manager.HostState, records: Iterable[objects.PciDevice]
+) -> list[dict[str, Any]]:
+    """The node's pools with the devices in use among them."""
+    reported = state.pci_stats.pools if state.pci_stats else []
+    pools = {pool.get("rp_uuid") or id(pool): dict(pool) for pool in reported}
+    for record in records:
+        provider = record.extra_info.get("rp_uuid")
+        if not provider:
+            continue
+        if provider not in pools:
+            pools[provider] = {
+                "vendor_id": record.vendor_id,
+                "product_id": record.product_id,
+                "numa_node": record.numa_node,
+                "dev_type": record.dev_type,
+                "address": record.parent_addr or record.address,
+                "rp_uuid": provider,
+                "count": 0,
+                **hpc_record.loads(record.extra_info.get(hpc_record.KEY)),
+            }
+        pools[provider]["count"] += 1
+    return list(pools.values())
+
+
+def _devices(
+    now: Iterable[Pool],
+    whole: Iterable[Pool],
+    records: Iterable[objects.PciDevice],
+    pools: Mapping[str, Mapping[str, Any]],
+) -> tuple[Device, ...]:
+    """Free and used devices, by provider."""
+    free = {pool.id: pool for pool in now}
+    full = {pool.id: pool for pool in whole}
+    used: dict[str, list[Use]] = collections.defaultdict(list)
+    bare: dict[str, objects.PciDevice] = {}
+    for record in records:
+        provider = record.extra_info.get("rp_uuid") or f"not in Placement: {record.address}"
+        used[provider].append(Use(record.address, record.instance_uuid))
+        if provider not in full and provider not in free:
+            bare[provider] = record
+    found = []
+    for provider in sorted({*free, *full}):
+        pool = free.get(provider) or full[provider]
+        role, resource_class, traits = _said(pools.get(provider))
+        found.append(
+            Device(
+                provider=provider,
+                address=pool.name,
+                free=free[provider].free if provider in free else 0,
+                location=pool.location,
+                aliases=pool.serves,
+                role=pool.role or role,
+                unit=pool.unit,
+                resource_class=resource_class,
+                traits=traits,
+                used=tuple(sorted(used[provider], key=lambda use: use.address)),
+                ports=direct_ports.adapter_of(pools.get(provider, {})),
+            )
+        )
+    for provider, record in bare.items():
+        found.append(
+            Device(
+                provider=provider,
+                address=record.address,
+                free=0,
+                location=Location(numa=record.numa_node),
+                used=tuple(sorted(used[provider], key=lambda use: use.address)),
+            )
+        )
+    return tuple(sorted(found, key=lambda device: (device.address, device.provider)))
+
+
+def _said(pool: Mapping[str, Any] | None) -> tuple[str | None, str | None, frozenset[str]]:
+    """Role, resource class and traits of a pool; tags that cannot be read say nothing."""
+    if pool is None:
+        return None, None, frozenset()
+    try:
+        tags = hpc_tags.parse(pool)
+    except hpc_tags.TagError:
+        tags = None
+    return (tags.role if tags else None, *reader.class_of(pool, tags))
+
+
+def _plain(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of an aggregate without what operators keep to themselves."""
+    return {key: value for key, value in metadata.items() if key != SALT_KEY}
+
+
+def _zone(aggregates: Iterable[objects.Aggregate]) -> str:
+    zones = (each.metadata.get("availability_zone") for each in aggregates)
+    return next((str(zone) for zone in zones if zone), str(CONF.default_availability_zone))
+
+
+def _servers(
+    context: Any, state: host_manager.HostState, records: Sequence[objects.PciDevice]
+) -> list[Server]:
+    """The servers that have devices of the node."""
+    owners = {record.instance_uuid for record in records}
+    if not owners:
+        return []
+    instances = objects.InstanceList.get_by_filters(
+        context,
+        {"uuid": sorted(owners), "deleted": False},
+        expected_attrs=["flavor", "system_metadata", "numa_topology"],
+    )
+    found = {instance.uuid: _server(instance, state) for instance in instances}
+    for uuid in owners - found.keys():
+        # The record of the device outlives the server for a moment.
+        found[uuid] = Server(
+            uuid=uuid, name=uuid, host=state.host, node=state.nodename, flavor="unknown"
+        )
+    return list(found.values())
+
+
+def _server(instance: objects.Instance, state: host_manager.HostState) -> Server:
+    flavor = instance.flavor
+    # A server that is being moved has devices on both nodes; here it is where
+    # Nova says that it is, or on its way to this one.
+    return Server(
+        uuid=instance.uuid,
+        name=printable(instance.display_name or instance.uuid),
+        host=instance.host or state.host,
+        node=instance.node or state.nodename,
+        flavor=printable(flavor.name),
+        extra_specs=dict(flavor.extra_specs or {}),
+        decision=instance.system_metadata.get(hpc_decision.KEY),
+        cells=tuple(
+            ServerCell(cell.host_node, cell.dedicated_cpus, cell.memory_kib, cell.page_kib)
+            for cell in server.read_cells(instance.numa_topology, claimed=True)
+            if cell.host_node is not None
+        ),
+    )

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nova-hpc simulate``: what placement policies would do to a cloud."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from nova_hpc_tools.base import Answer, CommandError, Count, List
+
+if TYPE_CHECKING:
+    from nova_hpc_tools.simulate.scenario import Scenario
+
+_EPILOG: Final = """
+Policies: nova-random, nova-spread, nova-pack (stock Nova with its weighers off,
+as they are by default, and turned round), nova:ram=N,cpu=N,pci=N,subset=N (with
+your own multipliers and host_subset_size), random, first-fit, best-fit,
+dot-product, clustering, packing, fgd, fgd-memory, fgd-topology, nova-hpc. Only if
+named, ours with one thing changed: nova-hpc-known, nova-hpc-equal,
+nova-hpc-unknown, nova-hpc-score, nova-hpc-exact, nova-hpc-no-memory,
+nova-hpc-loose, nova-hpc-first.
+"""
+
+
+class Simulate(List):
+    """Replay requests over nodes with several placement policies side by side.
+
+    Takes nodes and requests from the openb trace, from CSV files or from a
+    snapshot of a cloud, and changes nothing anywhere. Needs numpy,
+    and matplotlib for pictures (the extra simulate of the wheel).
+    """
+
+    acts_with = ("svg",)
+    old_formats = {"table": ""}
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Declare the options."""
+        parser: argparse.ArgumentParser = super().get_parser(prog_name)
+        parser.epilog = _EPILOG
+        inputs = parser.add_argument_group("input")
+        inputs.add_argument("--nodes", type=Path, metavar="FILE", help="CSV of nodes; .gz is read")
+        inputs.add_argument(
+            "--requests", type=Path, metavar="FILE", help="CSV of requests; .gz is read"
+        )
+        inputs.add_argument(
+            "--snapshot",
+            type=Path,
+            metavar="FILE",
+            help="snapshot of a cloud: its nodes, and, without --requests, its servers' flavors",
+        )
+        inputs.add_argument(
+            "--role",
+            default="gpu",
+            help="with --snapshot: role of the devices that are simulated (default: gpu)",
+        )
+        inputs.add_argument(
+            "--nodes-add",
+            type=Count(1),
+            default=0,
+            metavar="N",
+            help="what if there were N nodes more; demand stays as it is without them",
+        )
+        inputs.add_argument(
+            "--nodes-add-type",
+            metavar="TYPE",
+            help="their type (default: the most frequent one)",
+        )
+        inputs.add_argument(
+            "--topology",
+            action="append",
+            default=[],
+            metavar="dgx|TYPE=FILE|TYPE=dgx",
+            help="where GPUs sit: dgx for a built-in host with two sockets and four switches, "
+            "or, for nodes of TYPE, the XML of lstopo; may be repeated (default: unknown)",
+        )
+        inputs.add_argument(
+            "--levels",
+            type=_percent,
+            default=0,
+            metavar="PERCENT",
+            help="what part of the requests for several GPUs needs them together, half of these "
+            "under one switch and half on one NUMA node, drawn by the seed (default: 0)",
+        )
+        share = inputs.add_mutually_exclusive_group()
+        share.add_argument(
+            "--rounded",
+            action="store_true",
+            help="round shares of a GPU up to whole GPUs, as PCI passthrough does (default)",
+        )
+        share.add_argument(
+            "--fractions", action="store_true", help="let requests share a GPU, as the trace says"
+        )
+        run = parser.add_argument_group("simulation")
+        run.add_argument(
+            "--policy",
+            action="append",
+            metavar="NAME",
+            help="policy to simulate, see below; may be repeated (default: all but nova-hpc-...)",
+        )
+        amount = run.add_mutually_exclusive_group()
+        amount.add_argument(
+            "--demand",
+            type=Count(1),
+            default=130,
+            metavar="PERCENT",
+            help="let requests arrive in random order, and none leave, until they have asked "
+            "for so many per cent of the free GPUs (default: 130)",
+        )
+        amount.add_argument(
+            "--replay",
+            action="store_true",
+            help="let the requests arrive and leave at their own times",
+        )
+        run.add_argument(
+            "--seeds",
+            type=Count(1),
+            default=3,
+            metavar="N",
+            help="repeat with so many seeds, from 0 on (default: 3)",
+        )
+        run.add_argument(
+            "--jobs",
+            type=Count(1),
+            default=0,
+            metavar="N",
+            help="processes to use (default: one for each CPU)",
+        )
+        output = parser.add_argument_group("output")
+        output.add_argument(
+            "--svg", type=Path, metavar="FILE", help="draw the curves into this file"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Answer:
+        """Simulate, and draw where that is asked for."""
+        args = parsed_args
+        _libraries(args.svg is not None)
+        from nova_hpc_tools.simulate import policies
+        from nova_hpc_tools.simulate import results as simulation
+        from nova_hpc_tools.simulate.scenario import document, summarise
+
+        try:
+            names = dict.fromkeys(args.policy or policies.DEFAULT)
+            checked = [policies.check(name) for name in names]
+            scenario, left_out = _scenario(args)
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        if args.svg is not None and not args.svg.absolute().parent.is_dir():
+            raise CommandError(f"--svg {args.svg}: there is no such directory")
+        outcomes = simulation.play_all(scenario, checked, range(args.seeds), args.jobs)
+        summaries = summarise(outcomes)
+        if args.svg is not None:
+            try:
+                simulation.draw(scenario, summaries, args.svg)
+            except OSError as error:
+                raise CommandError(f"--svg {args.svg}: {error.strerror or error}") from error
+        columns, rows = simulation.cells(summaries)
+        return Answer(
+            columns,
+            rows,
+            show=lambda: simulation.table(scenario, summaries, args.seeds, left_out),
+            document=lambda: (
+                f"{json.dumps(document(scenario, outcomes, _about(args, left_out)), indent=1)}\n"
+            ),
+        )
+
+
+def _libraries(drawing: bool) -> None:
+    """Say what to install, before anything else fails for it."""
+    try:
+        import numpy  # noqa: F401
+
+        if drawing:
+            import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise CommandError(
+            f"{error.name} is not installed: pip install numpy matplotlib ({error})"
+        ) from error
+
+
+def _percent(text: str) -> int:
+    value = Count(0)(text)
+    if value > 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 100")
+    return value
+
+
+def _scenario(args: argparse.Namespace) -> tuple[Scenario, tuple[str, ...]]:
+    """What is simulated, and what is not."""
+    from nova_hpc_tools.simulate import model
+    from nova_hpc_tools.simulate import results as simulation
+    from nova_hpc_tools.simulate.scenario import prepare
+
+    if args.snapshot is None and (args.nodes is None or args.requests is None):
+        raise ValueError("give --nodes and --requests, or --snapshot")
+    if args.snapshot is not None and args.nodes is not None:
+        raise ValueError("--nodes and --snapshot exclude each other: a snapshot has nodes")
+    machines, tasks, left_out = simulation.read(args.nodes, args.requests, args.snapshot, args.role)
+    if args.nodes_add_type is not None and not args.nodes_add:
+        raise ValueError("--nodes-add-type needs --nodes-add")
+    if args.nodes_add:
+        machines = model.add(machines, args.nodes_add, args.nodes_add_type)
+    machines = simulation.with_topology(machines, args.topology)
+    scenario = prepare(
+        machines,
+        tasks,
+        whole=not args.fractions,
+        demand=None if args.replay else args.demand,
+        levels=args.levels / 100,
+        added=args.nodes_add,
+    )
+    return scenario, left_out
+
+
+def _about(args: argparse.Namespace, left_out: tuple[str, ...]) -> dict[str, Any]:
+    from nova_hpc_tools.simulate import results as simulation
+
+    inputs = {
+        name: getattr(args, name).name
+        for name in ("nodes", "requests", "snapshot")
+        if getattr(args, name) is not None
+    }
+    return {
+        **inputs,
+        **({"not_simulated": list(left_out)} if left_out else {}),
+        "seeds": list(range(args.seeds)),
+        "shares": "fractions" if args.fractions else "rounded",
+        "topology": [Path(text).name if "/" in text else text for text in args.topology],
+        **simulation.provenance(),
+    }

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and requests from CSV, and from the snapshot of a cloud.
+
+A CSV is of the openb trace or of a simple form of our own; the header says which.
+Every error names the file and the line.
+
+Of a snapshot the devices of one role are simulated, without their adapters, NVLink sets and
+the ports of servers; what is used stays used.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from nova_hpc.placement.flavor import GROUP, has_hpc_keys
+from nova_hpc.placement.grouping import FlavorError, takes_ports
+from nova_hpc.placement.model import Policy
+from nova_hpc.topology.level import Level
+from nova_hpc_tools import snapshot as cloud
+from nova_hpc_tools.simulate.model import WHOLE, Machine, Shape, Task
+
+#: More than any machine or request has; a larger number is a slip.
+MOST: Final = 1_000_000_000
+MOST_GPUS: Final = 64
+MOST_LINES: Final = 100_000
+_SHOWN: Final = 60
+
+_OPENB_NODES: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+_OPENB_TASKS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
+_OPENB_MORE: Final = (
+    "gpu_spec", "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time",
+)  # fmt: skip
+_NODES: Final = ("name", "cpus", "memory_mib", "gpus")
+_NODES_MORE: Final = ("type", "count")
+_TASKS: Final = ("name", "cpus", "memory_mib", "gpus")
+_TASKS_MORE: Final = ("share", "level", "group", "count", "arrives", "leaves")
+
+
+class TraceError(ValueError):
+    """A file that cannot be used; the text names it, the line and the cure."""
+
+
+@attrs.frozen
+class _Row:
+    where: str
+    values: Mapping[str, str]
+
+    def error(self, text: str) -> TraceError:
+        return TraceError(f"{self.where}: {text}")
+
+    def text(self, key: str, default: str = "") -> str:
+        return (self.values.get(key) or "").strip() or default
+
+    def whole(self, key: str, least: int, most: int = MOST, default: int | None = None) -> int:
+        text = self.text(key)
+        if not text and default is not None:
+            return default
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise self.error(
+                f"{key} is {_quote(text)}, but must be a whole number from {least} to {most}"
+            )
+        return value
+
+    def number(self, key: str, scale: int = 1) -> float:
+        text = self.text(key)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= MOST:
+            raise self.error(f"{key} is {_quote(text)}, but must be a number from 0 to {MOST}")
+        return value * scale
+
+    def milli(self, key: str) -> int:
+        return round(self.number(key, WHOLE))
+
+
+def read_machines(lines: Iterable[str], source: str) -> list[Machine]:
+    """Read nodes.
+
+    :raises TraceError: a line makes no sense, a name occurs twice, or there is
+        no node.
+    """
+    found: list[Machine] = []
+    names: set[str] = set()
+    for openb, row in _rows(lines, source, (_OPENB_NODES, ()), (_NODES, _NODES_MORE)):
+        if openb:
+            name, count = row.text("sn"), 1
+            model = Machine(
+                name=name,
+                kind=row.text("model", "node"),
+                cpu_milli=row.whole("cpu_milli", 0),
+                memory_mib=row.whole("memory_mib", 0),
+                gpus=row.whole("gpu", 0, MOST_GPUS),
+            )
+        else:
+            name, count = row.text("name"), row.whole("count", 1, MOST_LINES, 1)
+            model = Machine(
+                name=name,
+                kind=row.text("type", "node"),
+                cpu_milli=row.milli("cpus"),
+                memory_mib=row.whole("memory_mib", 0),
+                gpus=row.whole("gpus", 0, MOST_GPUS),
+            )
+        if not name:
+            raise row.error("the node has no name")
+        if len(found) + count > MOST_LINES:
+            raise row.error(f"more than {MOST_LINES} nodes")
+        for number in range(count):
+            each = name if count == 1 else f"{name}-{number + 1}"
+            if each in names:
+                raise row.error(f"there is a node {_quote(each)} already")
+            names.add(each)
+            found.append(attrs.evolve(model, name=each))
+    if not found:
+        raise TraceError(f"{source}: there is no node in it")
+    return found
+
+
+def read_tasks(lines: Iterable[str], source: str) -> list[Task]:
+    """Read requests.
+
+    :raises TraceError: a line makes no sense, or there is no request.
+    """
+    found: list[Task] = []
+    for openb, row in _rows(lines, source, (_OPENB_TASKS, _OPENB_MORE), (_TASKS, _TASKS_MORE)):
+        task = _openb_task(row) if openb else _task(row)
+        if not task.name:
+            raise row.error("the request has no name")
+        count = 1 if openb else row.whole("count", 1, MOST_LINES, 1)
+        if len(found) + count > MOST_LINES:
+            raise row.error(f"more than {MOST_LINES} requests")
+        found.extend([task] * count)
+    if not found:
+        raise TraceError(f"{source}: there is no request in it")
+    return found
+
+
+def _openb_task(row: _Row) -> Task:
+    if row.text("gpu_spec"):
+        raise row.error(
+            f"gpu_spec is {_quote(row.text('gpu_spec'))}, but requests for a model of GPU "
+            "are not simulated; use a list without them"
+        )
+    gpus = row.whole("num_gpu", 0, MOST_GPUS)
+    milli = row.whole("gpu_milli", 0, WHOLE)
+    shape = Shape(
+        cpu_milli=row.whole("cpu_milli", 0),
+        memory_mib=row.whole("memory_mib", 0),
+        gpus=gpus,
+        gpu_milli=_share(row, gpus, milli),
+    )
+    return _timed(row, shape, "creation_time", "deletion_time")
+
+
+def _task(row: _Row) -> Task:
+    gpus = row.whole("gpus", 0, MOST_GPUS)
+    milli = row.milli("share") if row.text("share") else WHOLE
+    if not 0 <= milli <= WHOLE:
+        raise row.error(f"share is {_quote(row.text('share'))}, but must be above 0, at most 1")
+    try:
+        level = Level.from_word(row.text("level", Level.HOST.word))
+    except ValueError as error:
+        raise row.error(f"level {error}") from None
+    group = row.whole("group", 0, MOST_GPUS, 0)
+    if group and (not gpus or gpus % group):
+        raise row.error(f"groups of {group} do not divide {gpus} GPUs")
+    shape = Shape(
+        cpu_milli=row.milli("cpus"),
+        memory_mib=row.whole("memory_mib", 0),
+        gpus=gpus,
+        gpu_milli=_share(row, gpus, milli),
+        level=level,
+        group=group,
+    )
+    return _timed(row, shape, "arrives", "leaves")
+
+
+def _share(row: _Row, gpus: int, milli: int) -> int:
+    if not gpus:
+        return WHOLE
+    if not milli:
+        raise row.error(f"{gpus} GPUs are asked for, but nothing of each")
+    if gpus > 1 and milli != WHOLE:
+        raise row.error(
+            f"{gpus} GPUs are asked for, but only a part of each; that is not simulated"
+        )
+    return milli
+
+
+def _timed(row: _Row, shape: Shape, arrives: str, leaves: str) -> Task:
+    start = row.number(arrives) if row.text(arrives) else 0.0
+    end = row.number(leaves) if row.text(leaves) else None
+    if end is not None and end < start:
+        raise row.error(f"{leaves} is {end:g}, before {arrives}, {start:g}")
+    return Task(row.text("name"), shape, start, end)
+
+
+_Header = tuple[Sequence[str], Sequence[str]]
+
+
+def _rows(
+    lines: Iterable[str], source: str, openb: _Header, simple: _Header
+) -> Iterator[tuple[bool, _Row]]:
+    """The rows, each with whether it is openb's form."""
+    reader = csv.reader(lines, strict=True)
+    header: list[str] = []
+    is_openb = False
+    try:
+        for values in reader:
+            where = f"{source}, line {reader.line_num}"
+            if not values or (len(values) == 1 and not values[0].strip()):
+                continue
+            if not header:
+                header = [value.strip().lstrip("\ufeff") for value in values]
+                is_openb = set(openb[0]) <= set(header)
+                _check(header, openb if is_openb else simple, openb, where)
+                continue
+            if len(values) != len(header):
+                raise TraceError(
+                    f"{where}: {len(values)} values, but the header has {len(header)} names"
+                )
+            yield is_openb, _Row(where, dict(zip(header, values, strict=True)))
+    except csv.Error as error:
+        raise TraceError(f"{source}, line {reader.line_num}: {error}") from error
+
+
+def _check(header: Sequence[str], form: _Header, openb: _Header, where: str) -> None:
+    required, more = form
+    missing = [name for name in required if name not in header]
+    unknown = [name for name in header if name not in required and name not in more]
+    if missing:
+        raise TraceError(
+            f"{where}: the header lacks {', '.join(missing)}; it must have "
+            f"{', '.join(required)} (or, of the openb trace, {', '.join(openb[0])})"
+        )
+    if unknown:
+        raise TraceError(
+            f"{where}: unknown column {_quote(unknown[0])}; known are "
+            f"{', '.join((*required, *more))}"
+        )
+    if len(set(header)) != len(header):
+        raise TraceError(f"{where}: a column occurs twice")
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+#: What a node that does not tell its CPUs or pages is taken to have: enough.
+PLENTY: Final = 1_000_000_000
+
+
+def machines_of(snapshot: cloud.Snapshot, role: str) -> list[Machine]:
+    """The nodes that the scheduler gives servers to, with what is used as busy.
+
+    CPUs are the free dedicated ones, memory is the free hugepages; both are
+    not limited where a node does not report them.
+    """
+    found = []
+    for node in snapshot.hosts:
+        if node.out is not None:
+            continue
+        devices = [
+            (device, number < device.free)
+            for device in sorted(node.devices, key=lambda device: device.address)
+            if device.role == role
+            for number in range(device.free + len(device.used))
+        ]
+        cpus = [numa.dedicated_cpus for numa in node.numa]
+        pages = [numa.pages for numa in node.numa]
+        found.append(
+            Machine(
+                name=node.name,
+                kind=f"{len(devices)} x {role}",
+                cpu_milli=PLENTY
+                if not cpus or None in cpus
+                else 1000 * sum(count or 0 for count in cpus),
+                memory_mib=PLENTY
+                if not pages or None in pages
+                else sum(size * count for each in pages for size, count in (each or {}).items())
+                // 1024,
+                gpus=len(devices),
+                layout=tuple(device.location for device, _ in devices),
+                busy=tuple(number for number, (_, free) in enumerate(devices) if not free),
+            )
+        )
+    return found
+
+
+def tasks_of(snapshot: cloud.Snapshot, role: str) -> list[Task]:
+    """One request for each server that runs; without servers, one for each flavor.
+
+    A flavor that asks for no device of *role* is left out, and so is one that the scheduler
+    would refuse, of which :func:`not_simulated` tells.
+    """
+    shapes = _shapes(snapshot, role)[0]
+    running = Counter(server.flavor for server in snapshot.servers if server.flavor in shapes)
+    counts = running or Counter(dict.fromkeys(shapes, 1))
+    return [
+        Task(f"{name}-{number + 1}", shapes[name])
+        for name in sorted(counts)
+        for number in range(counts[name])
+    ]
+
+
+def not_simulated(snapshot: cloud.Snapshot, role: str) -> tuple[str, ...]:
+    """What flavors ask for and :func:`tasks_of` does not have, one sentence each.
+
+    Ports belong to servers, so no snapshot has them; other devices are not modelled.
+    """
+    shapes, left_out = _shapes(snapshot, role)
+    running = {server.flavor for server in snapshot.servers}
+    asked = running if running & shapes.keys() else {*shapes, *left_out}
+    mine = [flavor for flavor in snapshot.flavors if flavor.name in shapes.keys() & asked]
+    ports = sorted(each.name for each in mine if takes_ports(each.extra_specs.get(GROUP)))
+    others = sorted(
+        each.name
+        for each in mine
+        if sum(want.count for want in each.wants) > shapes[each.name].gpus
+    )
+    found = []
+    if others:
+        found.append(f"the devices beside {role} of the flavors {', '.join(others)}")
+    if ports:
+        found.append(f"the ports that the flavors {', '.join(ports)} put beside their devices")
+    found += [f"flavor {name}: {left_out[name]}" for name in sorted(left_out.keys() & asked)]
+    return tuple(found)
+
+
+class _LeftOutError(Exception):
+    """The scheduler would refuse a flavor; the text says why."""
+
+
+def _shapes(snapshot: cloud.Snapshot, role: str) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Flavor -> its request for devices of *role*; flavor -> why it has none."""
+    shapes: dict[str, Shape] = {}
+    left_out: dict[str, str] = {}
+    for flavor in snapshot.flavors:
+        try:
+            shape = _shape(snapshot, flavor, role)
+        except _LeftOutError as error:
+            left_out[flavor.name] = str(error)
+            continue
+        if shape is not None:
+            shapes[flavor.name] = shape
+    return shapes, left_out
+
+
+def _shape(snapshot: cloud.Snapshot, flavor: cloud.Flavor, role: str) -> Shape | None:
+    """The request of a flavor; None: for no device of *role*.
+
+    :raises _LeftOutError: the scheduler would refuse it.
+    """
+    if flavor.problem is not None:
+        raise _LeftOutError(flavor.problem)
+    if not flavor.wants:
+        return None
+    try:
+        roles = cloud.roles(snapshot.hosts, flavor.server.wants)
+    except FlavorError as error:
+        raise _LeftOutError(str(error)) from error
+    keys = {key for key, played in roles.items() if played == role}
+    gpus = sum(want.count for want in flavor.server.wants if want.key in keys)
+    if not gpus:
+        return None
+    level, group = Level.HOST, gpus
+    if has_hpc_keys(flavor.extra_specs):
+        try:
+            request = cloud.request(flavor, snapshot.hosts)
+        except FlavorError as error:
+            raise _LeftOutError(str(error)) from error
+        if request.policy is Policy.REQUIRED:
+            level = request.level
+        group = gpus // len(request.groups)
+    return Shape(
+        cpu_milli=1000 * sum(cell.dedicated_cpus for cell in flavor.cells),
+        memory_mib=sum(cell.memory_kib for cell in flavor.cells if cell.page_kib) // 1024,
+        gpus=gpus,
+        level=level,
+        group=group,
+    )

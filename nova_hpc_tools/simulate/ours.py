@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our own policy: what the scheduler does, by the functions that it calls.
+
+Every host that fits is asked by :func:`nova_hpc.placement.choose.choose`, with
+the workload's typical shapes as the profile, weighted as a scheduler weighs flavors.
+What that leaves equal, and requests without GPUs, are left to Nova's own weighers.
+Answers are kept by what can change them: the layout, which GPUs are free, what is
+asked, and for how many servers of each shape CPUs and memory suffice before and
+after. The amounts themselves, of which there are many more, cannot change an answer.
+
+CPUs and memory are counted for a node as a whole, as the traces have them. The
+engine counts them by NUMA node; so a host with several is described as having
+all on each, and a server (or a shape of the profile) as taking its part from
+each, which gives the same limits for servers.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+import numpy as np
+
+from nova_hpc.placement import between_hosts, model
+from nova_hpc.placement import shape_mix as mix
+from nova_hpc.placement.choose import choose
+from nova_hpc.placement.profile import DEFAULT, HostProfile, Profile
+from nova_hpc.placement.profile import Shape as Sold
+from nova_hpc.topology.level import Level, Location
+from nova_hpc_tools.simulate.cluster import Bools, Cluster, Floats, Ints
+from nova_hpc_tools.simulate.model import Layout, Shape, Typical
+from nova_hpc_tools.simulate.policy import Multipliers, Nova, Policy, Scores
+
+_ROLE: Final = "gpu"
+_WANT: Final = "gpu"
+#: Weights of the profile are frequencies in these parts.
+PARTS: Final = 10_000
+#: Memory is counted in pages of this size, so that none is rounded away.
+_PAGE_KIB: Final = 1024
+#: One more than the first parts of a rank can be, so that one number has them all.
+_MOST: Final = (16, 16, 4096, 16, 16, 256, 256)
+#: Servers are counted each time that so many more were placed: a scheduler does it every five
+#: minutes.
+_LEARN: Final = 100
+#: A host that the engine refuses.
+_NEVER: Final = -1e18
+
+
+class Weights(enum.Enum):
+    """What a scheduler knows of its users."""
+
+    #: As it is installed: flavors count by the servers of them that run.
+    LEARNED = "learned"
+    #: ``[hpc]flavor_weights`` says how often each flavor is asked for.
+    KNOWN = "known"
+    #: It says nothing and ``[hpc]learn_flavor_weights`` is off: every flavor counts once.
+    EQUAL = "equal"
+    #: The flavors cannot be read, and the engine's own shapes are taken.
+    UNKNOWN = "unknown"
+
+
+@attrs.frozen
+class Variant:
+    """How hosts are ranked; the defaults are what a scheduler does as it is installed."""
+
+    weights: Weights = Weights.LEARNED
+    #: The damage comes first among hosts that reach the level; otherwise the whole score
+    #: decides, in which the level, the distance and the spread come before it.
+    by_damage: bool = True
+    #: Damage is counted in grains; otherwise exactly.
+    coarse: bool = True
+    #: Of hosts that serve alike the one with the fewest free CPUs, and then the least free
+    #: memory, is taken.
+    tight: bool = True
+    #: What is left equal, and requests without GPUs, are Nova's to decide, with the weighers
+    #: that it has by default. Otherwise the first host of the list is taken, and requests
+    #: without GPUs go where they do the least damage.
+    nova: bool = True
+
+
+def profile_of(
+    workload: tuple[Typical, ...],
+    cells: int,
+    weights: Weights = Weights.KNOWN,
+    running: Mapping[Shape, int] | None = None,
+) -> Profile:
+    """The profile that a scheduler makes of flavors that are the workload's typical shapes.
+
+    By the functions of the scheduler, :mod:`nova_hpc.placement.shape_mix`.
+
+    :param cells: NUMA nodes of the hosts, on each of which a server takes its part.
+    :param running: servers by their shapes, where weights are learned.
+    """
+    if weights is Weights.UNKNOWN:
+        return DEFAULT
+    sold = [one for one in workload if one.shape.gpus]
+    counts = running or {}
+    learned = mix.learned({one.shape: counts.get(one.shape, 0) for one in sold})
+    weight = {
+        Weights.LEARNED: lambda one: learned[one.shape],
+        Weights.KNOWN: lambda one: max(1, round(one.frequency * PARTS)),
+        Weights.EQUAL: lambda one: 1,
+    }[weights]
+    made = mix.profile(
+        Sold(
+            counts={_ROLE: one.shape.group_size},
+            groups=one.shape.groups,
+            level=one.shape.level,
+            weight=weight(one),
+            cpus=one.shape.cpu_milli,
+            memory_kib=one.shape.memory_mib * _PAGE_KIB,
+            page_kib=_PAGE_KIB,
+        )
+        for one in sold
+    )
+    return Profile(
+        tuple(
+            attrs.evolve(each, cpus=each.cpus * cells, memory_kib=each.memory_kib * cells)
+            for each in made.shapes
+        )
+    )
+
+
+#: As it is installed.
+SHIPPED: Final = Variant()
+
+
+@attrs.frozen
+class _Verdict:
+    score: float  # the best is the highest
+    gpus: tuple[int, ...] = ()
+
+
+class Ours(Policy):
+    """HpcTopologyFilter and HpcPackingWeigher, and Nova's own weighers after them."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rng: random.Random,
+        workload: tuple[Typical, ...],
+        variant: Variant = SHIPPED,
+    ) -> None:
+        super().__init__(cluster, rng, workload)
+        self.variant = variant
+        self.nova = Nova(cluster, rng, workload, Multipliers())
+        self.cells = {
+            machine.layout: max(1, len({place.numa for place in machine.layout}))
+            for machine in cluster.machines
+        }
+        self.placed = 0
+        self.asked = 0
+        self.profiles: dict[int, Profile] = {}
+        self._sell({})
+
+    def _sell(self, running: Mapping[Shape, int]) -> None:
+        """Take the profile of what runs, and forget what was found with another one."""
+        if not any(one.shape.memory_mib for one in self.workload):
+            # Its shapes are not told apart by memory.
+            bare: Counter[Shape] = Counter()
+            for shape, count in running.items():
+                bare[attrs.evolve(shape, memory_mib=0)] += count
+            running = bare
+        profiles = {
+            count: profile_of(self.workload, count, self.variant.weights, running)
+            for count in {1, *self.cells.values()}
+        }
+        if profiles == self.profiles:
+            return
+        self.profiles = profiles
+        shapes = profiles[1].shapes
+        # A need of nothing is never what limits.
+        self.cpus: Ints = np.array([max(one.cpus, 1) for one in shapes], dtype=np.int64)
+        self.memory: Ints = np.array(
+            [max(one.memory_kib // _PAGE_KIB, 1) for one in shapes], dtype=np.int64
+        )
+        self.groups: Ints = np.array([one.groups for one in shapes], dtype=np.int64)
+        self.sizes: Ints = np.array([sum(one.counts.values()) for one in shapes], dtype=np.int64)
+        self.known: dict[object, _Verdict] = {}
+        self.scores = Scores(self.cluster, self._compute)
+
+    def node(self, shape: Shape, fits: Bools) -> int:
+        """Pick it."""
+        if self.variant.nova and not shape.gpus:
+            return self.nova.node(shape, fits)
+        if self.variant.weights is Weights.LEARNED and self.placed % _LEARN == 0:
+            self._sell(self.cluster.running)
+        self.placed += 1
+        scores = self.scores.of(shape, fits)
+        nodes = np.flatnonzero(fits)
+        alike = nodes[scores[nodes] == scores[nodes].max()]
+        if self.variant.tight:
+            for free in (self.cluster.cpu, self.cluster.memory):
+                alike = alike[free[alike] == free[alike].min()]
+        return self.nova.among(alike, fits) if self.variant.nova else int(alike[0])
+
+    def gpus(self, node: int, shape: Shape) -> tuple[int, ...]:
+        """Pick them."""
+        if not shape.gpus:
+            return ()
+        return self._verdicts(shape, np.array([node]))[0].gpus
+
+    def _compute(self, shape: Shape, nodes: Ints) -> Floats:
+        return np.array([one.score for one in self._verdicts(shape, nodes)])
+
+    def _verdicts(self, shape: Shape, nodes: Ints) -> list[_Verdict]:
+        before = self._limits(nodes, 0, 0, 0)
+        after = self._limits(nodes, shape.gpus, shape.cpu_milli, shape.memory_mib)
+        result = []
+        for index, node in enumerate(nodes.tolist()):
+            layout = self.cluster.machines[node].layout
+            free = self.cluster.free(node)
+            # Without a layout one GPU is like another.
+            where = (layout, free if layout else len(free))
+            asked = (shape.gpus, shape.level, shape.group_size)
+            key = (where, asked, before[index].tobytes(), after[index].tobytes())
+            verdict = self.known.get(key)
+            if verdict is None:
+                verdict = self.known[key] = self._ask(node, shape, layout, free)
+                self.asked += 1
+            if not layout:
+                verdict = attrs.evolve(verdict, gpus=free[: shape.gpus])
+            result.append(verdict)
+        return result
+
+    def _limits(self, nodes: Ints, gpus: int, cpu_milli: int, memory_mib: int) -> Ints:
+        """For how many servers, and groups, of each shape everything suffices.
+
+        What CPUs and memory would allow beyond the number of GPUs limits nothing.
+        """
+        whole = (self.cluster.whole[nodes] - gpus)[:, None]
+        servers: Ints = whole // (self.sizes * self.groups)
+        groups: Ints = whole // self.sizes
+        cells = np.array([self.cells[self.cluster.machines[n].layout] for n in nodes.tolist()])
+        for free, needs in (
+            (self.cluster.cpu[nodes] - cpu_milli, self.cpus),
+            (self.cluster.memory[nodes] - memory_mib, self.memory),
+        ):
+            each = -(-needs * cells[:, None] // self.groups)
+            servers = np.minimum(servers, free[:, None] // needs)
+            groups = np.minimum(groups, free[:, None] // each)
+        limits: Ints = np.concatenate([servers, groups], axis=1).astype(np.int8)
+        return limits
+
+    def _ask(self, node: int, shape: Shape, layout: Layout, free: tuple[int, ...]) -> _Verdict:
+        cells = self.cells[layout]
+        cpu, memory = int(self.cluster.cpu[node]), int(self.cluster.memory[node])
+        host = _host(layout, free, cells, cpu, memory)
+        profile = self.profiles[cells]
+        if not shape.gpus:
+            rest = _host(layout, free, cells, cpu - shape.cpu_milli, memory - shape.memory_mib)
+            damage = _usable(host, profile) - _usable(rest, profile)
+            return _Verdict(-float(-(-damage // self._grain(profile))))
+        answer = choose(_request(shape, cells), host, 1, profile)
+        if not answer.sets and shape.groups > 1:
+            # The engine spreads groups over the cells; the trace does not ask for it.
+            answer = choose(_request(shape, 0), host, 1, profile)
+        if not answer.sets:
+            return _Verdict(_NEVER)
+        chosen = answer.sets[0]
+        level, misses, distance, spread, damage, _, left, _, spare, _ = chosen.score
+        if self.variant.by_damage:
+            rank = between_hosts.rank(chosen.score, shape.level, self._grain(profile))
+            score = 0.0
+            for part, most in zip(rank, _MOST, strict=False):
+                score = score * most - part
+        else:
+            place = ((level * 8 + misses) * 8 + distance) * 64 + spread
+            score = -float(place * 2**40 + damage * 2**10 + left * 32 + spare)
+        return _Verdict(score, tuple(sorted(int(pick.pool) for pick in chosen.picks)))
+
+    def _grain(self, profile: Profile) -> int:
+        return between_hosts.grain(profile) if self.variant.coarse else 1
+
+
+def _host(layout: Layout, free: tuple[int, ...], cells: int, cpu: int, memory: int) -> model.Host:
+    nodes = sorted({place.numa or 0 for place in layout}) or [0]
+    return model.Host(
+        name="host",
+        pools=tuple(
+            model.Pool(
+                id=str(number),
+                name=f"{number:04}",
+                location=layout[number] if layout else Location(numa=0),
+                free=1,
+                serves=frozenset({_WANT}),
+                role=_ROLE,
+            )
+            for number in free
+        ),
+        nodes=tuple(
+            model.HostNode(number, number, cpu, {_PAGE_KIB: memory}) for number in nodes[:cells]
+        ),
+    )
+
+
+def _request(shape: Shape, cells: int) -> model.Request:
+    return model.Request(
+        wants=(model.Want(_WANT, _WANT, shape.gpus),),
+        groups=(model.Group({_WANT: shape.group_size}),) * shape.groups,
+        level=shape.level,
+        policy=model.Policy.REQUIRED,
+        cells=tuple(
+            model.Cell(number, shape.cpu_milli, shape.memory_mib * _PAGE_KIB, _PAGE_KIB)
+            for number in range(cells)
+        ),
+    )
+
+
+def _usable(host: model.Host, profile: Profile) -> int:
+    """How many of the free GPUs the shapes can use; weighted."""
+    host_profile = HostProfile.of(profile, frozenset({_ROLE}), frozenset({_ROLE}))
+    opened = host_profile.open([len(host.pools)], host_profile.limits_on_host(host.nodes, ()))
+    total = 0
+    for level in Level:
+        domains = Counter(pool.location.domain(level) for pool in host.pools)
+        total += sum(
+            host_profile.usable(level, [count], opened)
+            for domain, count in domains.items()
+            if domain is not None
+        )
+    return total

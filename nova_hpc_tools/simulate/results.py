@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files, the runs and the results of ``nova-hpc simulate``.
+
+Apart from the command, because all of it needs the extra ``simulate``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import multiprocessing
+import os
+import platform
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nova_hpc import conf
+from nova_hpc.topology import lstopo, roles
+from nova_hpc.topology.model import InventoryError
+from nova_hpc_tools.printing import InertConsole
+from nova_hpc_tools.simulate import inputs, model
+from nova_hpc_tools.simulate.model import Layout, Machine, Task
+from nova_hpc_tools.simulate.scenario import Outcome, Scenario, Spread, Summary, play
+from nova_hpc_tools.snapshot import SnapshotError
+from nova_hpc_tools.snapshot import document as snapshot_document
+
+BUILT_IN: Final = "dgx"
+#: Unpacked, a file is at most so long: a bomb is no trace.
+MOST_BYTES: Final = 512 * 1024 * 1024
+
+# --- files ---------------------------------------------------------------------
+
+
+def read(
+    node_file: Path | None, request_file: Path | None, snapshot_file: Path | None, role: str
+) -> tuple[list[Machine], list[Task], tuple[str, ...]]:
+    """Nodes and requests, and what of the snapshot's requests is not simulated.
+
+    :raises ValueError: a file cannot be used; the text names it, and the line.
+    """
+    machines: list[Machine] = []
+    tasks: list[Task] = []
+    left_out: tuple[str, ...] = ()
+    if snapshot_file is not None:
+        try:
+            cloud = snapshot_document.read(snapshot_file)
+        except SnapshotError as error:
+            raise ValueError(str(error)) from error
+        machines = inputs.machines_of(cloud, role)
+        tasks = inputs.tasks_of(cloud, role)
+        left_out = inputs.not_simulated(cloud, role) if request_file is None else ()
+        if not any(machine.gpus for machine in machines):
+            raise ValueError(f"{snapshot_file}: no node has a device of role {role!r}")
+        if request_file is None and not tasks:
+            raise ValueError(
+                f"{snapshot_file}: no flavor asks for a device of role {role!r}; "
+                + "".join(f"{each}; " for each in left_out)
+                + "give the requests with --requests"
+            )
+    if node_file is not None:
+        machines = inputs.read_machines(_lines(node_file), str(node_file))
+    if request_file is not None:
+        tasks = inputs.read_tasks(_lines(request_file), str(request_file))
+    return machines, tasks, left_out
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"{path} cannot be read: {why}") from error
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{path} is longer than {MOST_BYTES} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: not UTF-8") from error
+    return text.splitlines(keepends=True)
+
+
+def with_topology(machines: list[Machine], given: Sequence[str]) -> list[Machine]:
+    """The machines with the layouts that --topology names.
+
+    :raises ValueError: the text names the option and what is wrong.
+    """
+    kinds = {machine.kind for machine in machines}
+    for text in given:
+        kind, equals, source = text.rpartition("=")
+        if equals and kind not in kinds:
+            raise ValueError(
+                f"--topology {text}: no node of type {kind!r}; there are {', '.join(sorted(kinds))}"
+            )
+        if not equals and source != BUILT_IN:
+            raise ValueError(f"--topology {text}: write {BUILT_IN}, or TYPE=FILE, or TYPE=dgx")
+        mine = [machine for machine in machines if not equals or machine.kind == kind]
+        try:
+            if source == BUILT_IN:
+                changed = model.all_dgx(mine)
+            else:
+                changed = model.with_layout(mine, {kind: _layout(Path(source))})
+        except ValueError as error:
+            raise ValueError(f"--topology {text}: {error}") from error
+        by_name = {machine.name: machine for machine in changed}
+        machines = [by_name.get(machine.name, machine) for machine in machines]
+    return machines
+
+
+def _layout(path: Path) -> Layout:
+    try:
+        node = lstopo.read(path)
+    except InventoryError as error:
+        raise ValueError(str(error)) from error
+    table = roles.strict(conf.roles.DEFAULT_ROLES)
+    places = tuple(
+        function.location for function in node.functions if table.role_of(function, node) == "gpu"
+    )
+    if not places:
+        raise ValueError(f"{path} has no GPU")
+    return places
+
+
+# --- runs ----------------------------------------------------------------------
+
+_scenario: Scenario | None = None
+
+
+def play_all(
+    scenario: Scenario, names: Sequence[str], seeds: Sequence[int], jobs: int
+) -> list[Outcome]:
+    """Every policy with every seed, by policy and then by seed.
+
+    :param jobs: processes; 0: as many as CPUs may be used. The outcomes do not
+        depend on it.
+    """
+    wanted = [(name, seed) for name in names for seed in seeds]
+    jobs = min(jobs or len(os.sched_getaffinity(0)), len(wanted))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+    )
+    console = InertConsole(file=sys.stderr)
+    found: dict[tuple[str, int], Outcome] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("simulations", total=len(wanted))
+        for one in _outcomes(scenario, wanted, jobs):
+            found[one.policy, one.seed] = one
+            progress.update(bar, advance=1, description=f"{one.policy}, seed {one.seed}")
+    return [found[pair] for pair in wanted]
+
+
+def _outcomes(
+    scenario: Scenario, wanted: Sequence[tuple[str, int]], jobs: int
+) -> Iterator[Outcome]:
+    if jobs == 1:
+        for name, seed in wanted:
+            yield play(scenario, name, seed)
+        return
+    pool = ProcessPoolExecutor(
+        jobs,
+        # What threads hold at a fork stays held for ever.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(scenario,),
+    )
+    try:
+        # The slowest policy is the last of the list, and begins first.
+        for future in as_completed([pool.submit(_play, *one) for one in reversed(wanted)]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(scenario: Scenario) -> None:
+    global _scenario
+    _scenario = scenario
+
+
+def _play(name: str, seed: int) -> Outcome:
+    assert _scenario is not None
+    return play(_scenario, name, seed)
+
+
+# --- results -------------------------------------------------------------------
+
+#: Header of each figure of the table.
+_HEADERS: Final = {
+    "allocated": "allocated %",
+    "allocated_at_100": "at 100 %",
+    "fragmented": "fragmented %",
+    "refused": "refused",
+    "refused_several": "several GPUs",
+    "refused_local": "together",
+    "refused_gpus": "GPUs refused",
+}
+
+
+def table(
+    scenario: Scenario, summaries: Sequence[Summary], seeds: int, left_out: Sequence[str] = ()
+) -> None:
+    """Print the table; wide lines are not folded.
+
+    :param left_out: what is not simulated, one sentence each.
+    """
+    gpus = scenario.capacity // 1000
+    print(
+        f"{len(scenario.machines)} nodes, {gpus} free GPUs"
+        + (f" before {scenario.added} nodes are added" if scenario.added else "")
+        + (
+            "; requests arrive and leave at their times"
+            if scenario.demand is None
+            else f"; requests for {scenario.demand} % of them"
+        )
+        + f"; {seeds} seed{'s' if seeds > 1 else ''}"
+    )
+    for each in left_out:
+        print(f"not simulated: {each}")
+    columns, rows = cells(summaries)
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for number, header in enumerate(columns):
+        grid.add_column(header, justify="right" if number else "left")
+    for row in rows:
+        grid.add_row(*row)
+    console = InertConsole(file=sys.stdout)
+    if not console.is_terminal:
+        console = InertConsole(file=sys.stdout, width=200)
+    console.print(grid)
+
+
+def cells(summaries: Sequence[Summary]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows, without the figures that are 0 everywhere."""
+    shown = {
+        name: header
+        for name, header in _HEADERS.items()
+        if any(one.figures[name].most for one in summaries)
+    }
+    rows = [[one.policy, *(_cell(name, one.figures[name]) for name in shown)] for one in summaries]
+    return ["policy", *shown.values()], rows
+
+
+def _cell(name: str, spread: Spread) -> str:
+    digits = 0 if name.startswith("refused") else 2
+    text = f"{spread.mean:.{digits}f}"
+    return f"{text} ±{spread.deviation:.{digits}f}" if spread.deviation else text
+
+
+def provenance() -> Mapping[str, Any]:
+    """When and where the figures were made."""
+    import numpy
+
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} CPUs",
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.machine()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def draw(scenario: Scenario, summaries: Sequence[Summary], path: Path) -> None:
+    """Draw idle and fragmented GPUs against demand, as SVG.
+
+    :raises OSError: the file cannot be written
+    """
+    import matplotlib
+
+    # Text stays text, and the same figures give the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "nova-hpc"})
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    styles = ["-", "--", ":", "-."]
+    along = "time passed, %" if scenario.demand is None else "demand, % of the GPUs"
+    for number, one in enumerate(summaries):
+        style: dict[str, Any] = {
+            "label": one.policy,
+            "color": f"C{number % 10}",
+            "linestyle": styles[number // 3 % len(styles)],
+            "linewidth": 2.0 if one.policy == "nova-hpc" else 1.2,
+        }
+        at = list(one.curve)
+        axes[0].plot(at, [100 - allocated for allocated, _ in one.curve.values()], **style)
+        axes[1].plot(at, [fragmented for _, fragmented in one.curve.values()], **style)
+    axes[0].set(xlabel=along, ylabel="GPUs idle, %")
+    axes[1].set(xlabel=along, ylabel="GPUs fragmented, %")
+    if scenario.demand is not None and scenario.demand > 80:
+        axes[0].set(xlim=(75, scenario.demand), ylim=(0, 25))
+    for each in axes:
+        each.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": "nova-hpc simulate"})

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One policy and one order of arrivals, replayed; and what all of them add up to."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from nova_hpc_tools.simulate import model, policies
+from nova_hpc_tools.simulate.cluster import Cluster, Measure
+from nova_hpc_tools.simulate.model import WHOLE, Machine, Task, draw, rounded, typical, with_levels
+from nova_hpc_tools.simulate.policy import Policy
+
+PERCENT: Final = 100
+
+
+@attrs.frozen
+class Sample:
+    """The cluster at one moment, in per cent of its GPUs."""
+
+    #: demand that has arrived, or, with times, the time that has passed
+    at: int
+    allocated: float
+    fragmented: float
+
+
+@attrs.frozen
+class Outcome:
+    """What one policy did with one order of arrivals."""
+
+    policy: str
+    seed: int
+    arrived: int
+    refused: int
+    #: of these, requests for several GPUs, and those that need them together
+    refused_several: int
+    refused_local: int
+    #: GPUs that the refused requests asked for
+    refused_gpus: float
+    #: per cent of the GPUs at the end; with times, the mean over time
+    allocated: float
+    #: when demand reached 100 per cent; 0 where it did not, or with times
+    allocated_at_100: float
+    fragmented: float
+    samples: tuple[Sample, ...]
+
+
+class Run:
+    """A policy at work on a cluster."""
+
+    def __init__(self, cluster: Cluster, policy: Policy, measure: Measure) -> None:
+        self.cluster = cluster
+        self.policy = policy
+        self.measure = measure
+        self.refused: list[Task] = []
+
+    def place(self, task: Task) -> tuple[int, tuple[int, ...]] | None:
+        """Place one task: its node and GPUs; None when it was refused."""
+        fits = self.cluster.fits(task.shape)
+        if not fits.any():
+            self.refused.append(task)
+            return None
+        node = self.policy.node(task.shape, fits)
+        gpus = self.policy.gpus(node, task.shape)
+        self.cluster.take(node, task.shape, gpus)
+        return node, gpus
+
+    def sample(self, at: int) -> Sample:
+        """Where it stands."""
+        capacity = max(self.cluster.capacity, 1)
+        used = self.cluster.capacity - int(self.cluster.idle.sum())
+        return Sample(
+            at,
+            PERCENT * used / capacity,
+            PERCENT * self.measure.cluster(self.cluster) / capacity,
+        )
+
+    def by_demand(self, tasks: Sequence[Task], capacity: int) -> Iterator[Sample]:
+        """Place *tasks*, none of which leaves; a sample for each per cent of demand.
+
+        :param capacity: what 100 per cent of demand is, in thousandths of a GPU
+        """
+        demand = done = 0
+        for task in tasks:
+            self.place(task)
+            demand += task.shape.demand
+            reached = PERCENT * demand // max(capacity, 1)
+            if reached > done:
+                done = reached
+                yield self.sample(done)
+        yield self.sample(done)
+
+    def by_time(self, tasks: Sequence[Task]) -> Iterator[Sample]:
+        """Place *tasks* when they arrive and end them when they leave.
+
+        A sample for each per cent of the time between the first and the last
+        arrival.
+        """
+        order = sorted(tasks, key=lambda task: task.arrives)
+        first, last = order[0].arrives, order[-1].arrives
+        step = (last - first) / PERCENT
+        running: list[tuple[float, int, int, Task, tuple[int, ...]]] = []
+        done = 0
+
+        def leave(now: float) -> None:
+            while running and running[0][0] <= now:
+                _, _, node, task, gpus = heapq.heappop(running)
+                self.cluster.give(node, task.shape, gpus)
+
+        for number, task in enumerate(order):
+            while done < PERCENT and step and task.arrives > first + (done + 1) * step:
+                done += 1
+                leave(first + done * step)
+                yield self.sample(done)
+            leave(task.arrives)
+            placed = self.place(task)
+            if placed and task.leaves is not None:
+                heapq.heappush(running, (task.leaves, number, placed[0], task, placed[1]))
+        yield self.sample(PERCENT)
+
+
+def outcome(
+    name: str,
+    seed: int,
+    run: Run,
+    tasks: Sequence[Task],
+    *,
+    capacity: int,
+    timed: bool,
+    progress: Callable[[int], None] = lambda at: None,
+) -> Outcome:
+    """Replay *tasks* and sum up.
+
+    :param timed: by the tasks' times; otherwise in their order, and none leaves
+    :param progress: called with the per cent that is done
+    """
+    samples = []
+    for sample in run.by_time(tasks) if timed else run.by_demand(tasks, capacity):
+        samples.append(sample)
+        progress(sample.at)
+    last = samples[-1]
+    allocated, fragmented = last.allocated, last.fragmented
+    full = next((one.allocated for one in samples if one.at >= PERCENT), 0.0)
+    if timed:
+        allocated = sum(one.allocated for one in samples) / len(samples)
+        fragmented = sum(one.fragmented for one in samples) / len(samples)
+    return Outcome(
+        policy=name,
+        seed=seed,
+        arrived=len(tasks),
+        refused=len(run.refused),
+        refused_several=sum(1 for task in run.refused if task.shape.gpus > 1),
+        refused_local=sum(1 for task in run.refused if task.shape.local),
+        refused_gpus=sum(task.shape.demand for task in run.refused) / WHOLE,
+        allocated=allocated,
+        allocated_at_100=0.0 if timed else full,
+        fragmented=fragmented,
+        samples=tuple(samples),
+    )
+
+
+SCHEMA: Final = "nova-hpc/simulation"
+VERSION: Final = 1
+
+
+@attrs.frozen
+class Scenario:
+    """What every policy is put to."""
+
+    machines: tuple[Machine, ...]
+    tasks: tuple[Task, ...]
+    #: Arrivals, in per cent of the GPUs that are free at first (without
+    #: *added* nodes); None: the tasks come and leave at their own times.
+    demand: int | None = 130
+    #: Part of the requests for several GPUs that is given a level by the seed.
+    levels: float = 0.0
+    #: The last so many machines are extra: demand is counted without them.
+    added: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """What 100 per cent of demand is, in thousandths of a GPU."""
+        first = self.machines[: len(self.machines) - self.added]
+        return WHOLE * sum(machine.free for machine in first)
+
+
+def prepare(
+    machines: Sequence[Machine],
+    tasks: Sequence[Task],
+    *,
+    whole: bool,
+    demand: int | None,
+    levels: float,
+    added: int,
+) -> Scenario:
+    """Put a scenario together.
+
+    :param whole: round shares up to whole GPUs
+    :raises ValueError: it cannot be simulated; the text says why.
+    """
+    scenario = Scenario(
+        tuple(machines), tuple(rounded(tasks) if whole else tasks), demand, levels, added
+    )
+    if not scenario.capacity:
+        raise ValueError("no node has a free GPU")
+    if demand is not None and not any(task.shape.demand for task in scenario.tasks):
+        raise ValueError("no request asks for a GPU, so no demand for GPUs can be reached")
+    if demand is None and len({task.arrives for task in scenario.tasks}) < 2:
+        raise ValueError("the requests have no times at which they arrive; give a demand instead")
+    places = any(machine.layout for machine in scenario.machines)
+    if not places and (levels or any(task.shape.local for task in scenario.tasks)):
+        raise ValueError("some requests need their GPUs together, but no node has a topology")
+    return scenario
+
+
+def play(
+    scenario: Scenario, policy: str, seed: int, progress: Callable[[int], None] = lambda at: None
+) -> Outcome:
+    """What *policy* does; the same for the same arguments.
+
+    The seed decides the order of the arrivals, which of the requests need a
+    level, the order in which equal nodes are taken, and the policy's own dice.
+    """
+    tasks: Sequence[Task] = scenario.tasks
+    if scenario.levels:
+        sizes = model.domain_sizes([machine.layout for machine in scenario.machines])
+        tasks = with_levels(tasks, seed, scenario.levels, *sizes)
+    workload = typical(tasks)
+    own = typical(tasks, memory=True) if policies.counts_memory(policy) else workload
+    machines = list(scenario.machines)
+    random.Random(f"nodes {seed}").shuffle(machines)
+    cluster = Cluster(machines)
+    chosen = policies.build(policy, cluster, random.Random(f"{policy} {seed}"), own)
+    timed = scenario.demand is None
+    if scenario.demand is not None:
+        tasks = draw(tasks, scenario.capacity * scenario.demand // PERCENT, seed)
+    return outcome(
+        policy,
+        seed,
+        Run(cluster, chosen, Measure(workload)),
+        tasks,
+        capacity=scenario.capacity,
+        timed=timed,
+        progress=progress,
+    )
+
+
+@attrs.frozen
+class Spread:
+    """A figure over the seeds."""
+
+    mean: float
+    deviation: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Sum up; there is at least one value."""
+        return cls(
+            statistics.fmean(values),
+            statistics.stdev(values) if len(values) > 1 else 0.0,
+            min(values),
+            max(values),
+        )
+
+
+#: The figures that are summed up, in the order of the table.
+FIGURES: Final = (
+    "allocated",
+    "allocated_at_100",
+    "fragmented",
+    "arrived",
+    "refused",
+    "refused_several",
+    "refused_local",
+    "refused_gpus",
+)
+
+
+@attrs.frozen
+class Summary:
+    """One policy over all seeds."""
+
+    policy: str
+    figures: Mapping[str, Spread]
+    #: per cent of demand or time -> means of allocation and fragmentation
+    curve: Mapping[int, tuple[float, float]]
+
+
+def summarise(outcomes: Sequence[Outcome]) -> list[Summary]:
+    """The policies in the order in which they first occur."""
+    by_policy: dict[str, list[Outcome]] = {}
+    for one in sorted(outcomes, key=lambda one: one.seed):
+        by_policy.setdefault(one.policy, []).append(one)
+    order = dict.fromkeys(one.policy for one in outcomes)
+    return [_summary(policy, by_policy[policy]) for policy in order]
+
+
+def _summary(policy: str, outcomes: Sequence[Outcome]) -> Summary:
+    points: dict[int, list[tuple[float, float]]] = {}
+    for one in outcomes:
+        for sample in one.samples:
+            points.setdefault(sample.at, []).append((sample.allocated, sample.fragmented))
+    return Summary(
+        policy,
+        {name: Spread.of([float(getattr(one, name)) for one in outcomes]) for name in FIGURES},
+        {
+            at: (
+                statistics.fmean(pair[0] for pair in pairs),
+                statistics.fmean(pair[1] for pair in pairs),
+            )
+            for at, pairs in sorted(points.items())
+        },
+    )
+
+
+def document(
+    scenario: Scenario, outcomes: Sequence[Outcome], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The results as plain objects.
+
+    :param about: where they come from: inputs, date, machine
+    """
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "about": dict(about),
+        "nodes": len(scenario.machines),
+        "gpus": scenario.capacity // WHOLE,
+        "requests": len(scenario.tasks),
+        "demand": scenario.demand,
+        "levels": scenario.levels,
+        "added": scenario.added,
+        "policies": [
+            {
+                "policy": one.policy,
+                "figures": {
+                    name: {key: round(value, 4) for key, value in attrs.asdict(spread).items()}
+                    for name, spread in one.figures.items()
+                },
+                "curve": [
+                    [at, round(allocated, 3), round(fragmented, 3)]
+                    for at, (allocated, fragmented) in one.curve.items()
+                ],
+            }
+            for one in summarise(outcomes)
+        ],
+        "runs": [attrs.asdict(one, filter=attrs.filters.exclude("samples")) for one in outcomes],
+    }

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud at one moment, as far as placement is concerned. Data only.
+
+A snapshot is the only form in which this package knows a cloud: ``explain``
+and ``simulate`` take one, whether it was read a moment ago or comes from a
+file. What Nova derives from flavors and aliases is derived by Nova's own
+functions when the snapshot is taken, so nothing here knows Nova.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from nova_hpc.outside import text as text_of_others
+from nova_hpc.placement import profile as profiles
+from nova_hpc.placement import roles as hpc_roles
+from nova_hpc.placement.model import Cell, DeviceSet, Host, HostNode, Pool, Request, Want
+from nova_hpc.placement.server import ServerSpec
+from nova_hpc.topology.level import Location
+from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.decision import loads as read_decision
+from nova_hpc_tools.snapshot import direct_ports
+from nova_hpc_tools.snapshot.direct_ports import Adapter, DirectPorts
+
+
+class SnapshotError(Exception):
+    """A snapshot that cannot be read, made or used; the text is for operators."""
+
+
+def printable(text: str) -> str:
+    """A text of users or nodes as it may be shown in a terminal; never empty."""
+    return text_of_others.printable(text) or "?"
+
+
+def _counts(value: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(value.items()))
+
+
+def _sorted(values: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(values.items()))
+
+
+def _by_name(values: Mapping[str, Mapping[str, str]]) -> dict[str, Mapping[str, str]]:
+    return {name: values[name] for name in sorted(values)}
+
+
+@attrs.frozen
+class Alias:
+    """One PCI alias, as Nova understands it."""
+
+    name: str
+    #: What Placement counts its devices as; None where Nova refuses the alias.
+    resource_class: str | None = None
+    traits: frozenset[str] = frozenset()
+    #: Why Nova refuses it; None: it does not.
+    problem: str | None = None
+
+
+@attrs.frozen
+class FlavorWant:
+    """Devices of one alias that a flavor asks for."""
+
+    alias: str
+    count: int
+
+
+@attrs.frozen
+class Flavor:
+    """A flavor, alone or with an image, and what Nova derives from it."""
+
+    name: str
+    id: str
+    #: The image whose properties were taken into account; None: none.
+    image: str | None = None
+    vcpus: int = 0
+    memory_mb: int = 0
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    wants: tuple[FlavorWant, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    #: The PCI NUMA policy that Nova follows.
+    numa_policy: str | None = None
+    #: Why Nova refuses to create servers of it; None: it does not.
+    problem: str | None = None
+    #: What the server in question brings; in no file. See :func:`with_ports`.
+    ports: tuple[DirectPorts, ...] = ()
+    #: The entries of ``[hpc]port_roles``; likewise.
+    port_roles: tuple[str, ...] = ()
+
+    @property
+    def server(self) -> ServerSpec:
+        """What a server of it asks for."""
+        return ServerSpec(
+            extra_specs=self.extra_specs,
+            wants=tuple(
+                Want(key=str(number), name=want.alias, count=want.count)
+                for number, want in enumerate(self.wants)
+            ),
+            cells=self.cells,
+            numa_policy=self.numa_policy,
+            ports=direct_ports.engine(self.ports, self.port_roles),
+            port_roles=hpc_roles.of_networks(self.port_roles),
+        )
+
+
+@attrs.frozen
+class Use:
+    """One function that a server has."""
+
+    address: str
+    server: str  # UUID
+
+
+@attrs.frozen
+class Device:
+    """Devices that are one provider to Placement, and one pool to Nova.
+
+    A physical device, or all virtual functions of one physical function.
+    """
+
+    provider: str
+    #: PCI address; of virtual functions that of their physical function.
+    address: str
+    #: How many are free, by Nova and by Placement.
+    free: int
+    location: Location = attrs.field(factory=Location)
+    #: Aliases whose requests Nova and Placement would serve with it.
+    aliases: frozenset[str] = frozenset()
+    role: str | None = None
+    #: IOMMU unit that is given whole or not at all.
+    unit: str | None = None
+    resource_class: str | None = None
+    traits: frozenset[str] = frozenset()
+    used: tuple[Use, ...] = ()
+    #: For whose ports its functions are; None: they are for flavors.
+    ports: Adapter | None = None
+
+
+@attrs.frozen
+class Node:
+    """One compute node."""
+
+    host: str
+    node: str
+    zone: str | None = None
+    #: aggregate -> metadata
+    aggregates: Mapping[str, Mapping[str, str]] = attrs.field(
+        factory=dict, converter=_by_name, hash=False
+    )
+    #: Why the scheduler gives it no server with an ``hpc:`` flavor; None: it does.
+    out: str | None = None
+    numa: tuple[HostNode, ...] = ()
+    devices: tuple[Device, ...] = ()
+    #: All NVLink sets, free or not, by provider.
+    nvlink: tuple[frozenset[str], ...] = ()
+    #: Devices that are reported but cannot be used, each with the reason.
+    unusable: tuple[str, ...] = ()
+    #: PCI address -> why the node withholds it from every server.
+    withheld: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    #: Alias -> how many of *withheld* would serve it; one that is not in it has none, or the
+    #: node's release does not say which they are.
+    withheld_of: Mapping[str, int] = attrs.field(factory=dict, converter=_counts, hash=False)
+    #: PCI address -> what ails a device that a server has; it will be
+    #: withheld when that server leaves.
+    ailing: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+
+    @property
+    def name(self) -> str:
+        """What people call it: the host, and the node where that differs."""
+        return self.host if self.host == self.node else f"{self.host}, {self.node}"
+
+
+@attrs.frozen
+class ServerCell:
+    """What a server holds of one host NUMA node."""
+
+    numa: int
+    dedicated_cpus: int = 0
+    memory_kib: int = 0
+    page_kib: int | None = None
+
+
+@attrs.frozen
+class Server:
+    """A server that has PCI devices, or a decision of this project."""
+
+    uuid: str
+    name: str
+    host: str
+    node: str
+    flavor: str
+    extra_specs: Mapping[str, str] = attrs.field(factory=dict, converter=_sorted, hash=False)
+    #: The text of ``system_metadata['hpc_decision']``.
+    decision: str | None = None
+    cells: tuple[ServerCell, ...] = ()
+
+    @property
+    def decided(self) -> Decision | None:
+        """The decision, where this release understands it."""
+        return read_decision(self.decision)
+
+
+@attrs.frozen
+class Snapshot:
+    """A cloud at one moment."""
+
+    #: When it was taken: ISO 8601, UTC.
+    taken: str
+    #: Version of Nova that it was taken with.
+    nova: str
+    #: What could not be read or will not work, for operators.
+    problems: tuple[str, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+    flavors: tuple[Flavor, ...] = ()
+    #: By what the scheduler measures the damage of a placement.
+    profile: profiles.Profile = profiles.DEFAULT
+    hosts: tuple[Node, ...] = ()
+    servers: tuple[Server, ...] = ()
+    #: The entries of ``[hpc]port_roles``.
+    port_roles: tuple[str, ...] = ()
+
+
+def with_ports(cloud: Snapshot, flavor: Flavor, ports: Iterable[DirectPorts]) -> Flavor:
+    """*flavor* for a server that brings these direct ports."""
+    return attrs.evolve(flavor, ports=direct_ports.added(ports), port_roles=cloud.port_roles)
+
+
+def request(flavor: Flavor, hosts: Iterable[Node]) -> Request:
+    """The flavor as a request to the engine, as the scheduler builds it.
+
+    :param hosts: their devices tell which role an alias plays.
+    :raises nova_hpc.placement.grouping.FlavorError: the scheduler would refuse it.
+    """
+    server = flavor.server
+    return server.request(roles(hosts, server.wants))
+
+
+def roles(hosts: Iterable[Node], wants: Sequence[Want]) -> dict[str, str]:
+    """Want.key -> role, as the scheduler finds it on these hosts.
+
+    :raises nova_hpc.placement.roles.RoleConflictError: devices of several roles, none of
+        which the alias is called as.
+    """
+    everywhere = tuple(hosts)
+    played = hpc_roles.played_by(
+        hpc_roles.played_on((device.aliases, device.role) for device in host.devices if device.free)
+        for host in everywhere
+    )
+    # The scheduler remembers the roles of devices that servers have.
+    known = {each.role for host in everywhere for each in host.devices if each.role is not None}
+    return hpc_roles.bind(wants, played, known, by_name=True)
+
+
+def mixed_aliases(hosts: Iterable[Node]) -> tuple[str, ...]:
+    """Aliases that Nova serves with devices of several roles, each with them."""
+    found: dict[str, set[str]] = {}
+    for device in (each for host in hosts for each in host.devices):
+        for alias in device.aliases if device.role is not None else ():
+            found.setdefault(alias, set()).add(str(device.role))
+    return tuple(
+        f"Nova serves the alias {alias} with devices of the roles {' and '.join(sorted(roles))}; "
+        "flavors without hpc: keys get any of them: give each role an identity with nova-hpc "
+        "configure"
+        for alias, roles in sorted(found.items())
+        if len(roles) > 1
+    )
+
+
+def engine_host(
+    node: Node,
+    wants: Sequence[Want],
+    roles: Mapping[str, str] | None = None,
+    ports: Sequence[DirectPorts] = (),
+) -> Host:
+    """What is free on one node, in the engine's words.
+
+    :param roles: Want.key -> the role that its devices have to have.
+    :param ports: of the server.
+    """
+    free = {device.provider for device in node.devices if device.free}
+    pools = [
+        Pool(
+            id=device.provider,
+            name=device.address,
+            location=device.location,
+            free=device.free,
+            serves=frozenset(want.key for want in wants if want.name in device.aliases)
+            if device.ports is None
+            else direct_ports.served(ports, device.ports),
+            unit=device.unit,
+            # Later servers want devices by their role, and these only by ports.
+            role=device.role if device.ports is None else None,
+            aliases=len(device.aliases) if device.ports is None else 0,
+        )
+        for device in node.devices
+        if device.free
+    ]
+    host = Host(
+        name=node.host,
+        pools=tuple(sorted(pools, key=lambda pool: (pool.name, pool.id))),
+        nodes=node.numa,
+        nvlink=tuple(each for each in node.nvlink if each <= free),
+    )
+    return hpc_roles.bound(host, roles or {})[0]
+
+
+def take(node: Node, devices: DeviceSet, cells: Iterable[Cell], server: str) -> Node:
+    """The node after *server* got these devices, CPUs and pages."""
+    taken = collections.Counter(pick.pool for pick in devices.picks)
+    return attrs.evolve(
+        node,
+        devices=tuple(
+            attrs.evolve(
+                device,
+                free=device.free - taken[device.provider],
+                used=device.used + (Use(device.address, server),) * taken[device.provider],
+            )
+            for device in node.devices
+        ),
+        numa=_changed(
+            node.numa,
+            [
+                ServerCell(
+                    devices.cells[cell.id], cell.dedicated_cpus, cell.memory_kib, cell.page_kib
+                )
+                for cell in cells
+                if cell.id in devices.cells
+            ],
+            -1,
+        ),
+    )
+
+
+def release(node: Node, server: Server) -> Node:
+    """The node after *server* left; a device that ails does not become free."""
+    devices = []
+    # A server that is being moved holds CPUs there, and devices here, too.
+    home = (server.host, server.node) == (node.host, node.node)
+    for device in node.devices:
+        back = sum(
+            use.server == server.uuid and not _ails(node, device, use) for use in device.used
+        )
+        left = tuple(use for use in device.used if use.server != server.uuid)
+        devices.append(attrs.evolve(device, free=device.free + back, used=left))
+    return attrs.evolve(
+        node, devices=tuple(devices), numa=_changed(node.numa, server.cells if home else (), +1)
+    )
+
+
+def _ails(node: Node, device: Device, use: Use) -> bool:
+    return use.address in node.ailing or device.address in node.ailing
+
+
+def _changed(
+    numa: Iterable[HostNode], cells: Iterable[ServerCell], sign: int
+) -> tuple[HostNode, ...]:
+    """Give back (+1) or take away (-1) what the cells hold."""
+    nodes = {node.id: node for node in numa}
+    for cell in cells:
+        node = nodes.get(cell.numa)
+        if node is None:
+            continue
+        cpus = node.dedicated_cpus
+        if cpus is not None:
+            cpus = max(0, cpus + sign * cell.dedicated_cpus)
+        pages = node.pages
+        if pages is not None and cell.page_kib is not None and cell.page_kib in pages:
+            count = -(-cell.memory_kib // cell.page_kib)
+            pages = {**pages, cell.page_kib: max(0, pages[cell.page_kib] + sign * count)}
+        nodes[cell.numa] = attrs.evolve(node, dedicated_cpus=cpus, pages=pages)
+    return tuple(nodes.values())

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check before a guest starts.
+
+Two questions. May these devices be given (health, from a fresh reading)? And
+are they what the flavor asks for (the same pure function that the scheduler
+uses)? A server that exists already is never refused because tags or flavors
+have changed since: only what would fail or harm the host stops its restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import nova.conf
+from nova import context as nova_context
+from nova import objects
+from oslo_log import log as logging
+
+from nova_hpc.from_nova import claim as devices
+from nova_hpc.from_nova.claim import Claim
+from nova_hpc.placement import flavor, judge
+from nova_hpc.placement import roles as hpc_roles
+from nova_hpc.placement.grouping import FlavorError
+from nova_hpc.placement.model import Answer, Miss, Nvlink, Request
+from nova_hpc.tenancy import health
+from nova_hpc.tenancy.health import Offer
+from nova_hpc.tenancy.sign import Symptom
+from nova_hpc.topology import peer, roles
+from nova_hpc.topology.model import Node
+from nova_hpc.topology.peer_wish import Wish
+from nova_hpc.wire import tags
+from nova_hpc.wire.decision import Decision
+from nova_hpc.wire.tags import Tags
+from virt_driver_patches.driver import peer_reading
+from virt_driver_patches.driver.reading import Reading
+from virt_driver_patches.errors import ClaimRefused, DeviceFault
+
+CONF = nova.conf.CONF
+LOG = logging.getLogger(__name__)
+
+USE_HOST = (
+    "Hosts given with --availability-zone ZONE:HOST are not checked by the scheduler: "
+    "use --host HOST (compute API 2.74 or later) instead."
+)
+
+
+def check_health(
+    instance: objects.Instance, claim: Claim, reading: Reading, restart: bool = False
+) -> None:
+    """Refuse devices that must not be given.
+
+    :param restart: the server has had these devices before; see the module.
+    :raises DeviceFault: a device is ill.
+    :raises ClaimRefused: an IOMMU unit was claimed in part.
+    """
+    offers = dict(reading.offers())
+    for address in claim.addresses:
+        # The entry may have been removed from device_spec since; Nova keeps the device.
+        offers.setdefault(address, (Offer(address, address in claim.managed), {}))
+    findings = reading.judge(offers, health.DANGER if restart else health.ALL)
+    mine = {each: findings[each] for each in claim.addresses if each in findings}
+    for address, finding in mine.items():
+        LOG.error(
+            "PCI device %s must not be given to the server: %s",
+            address,
+            finding.reason,
+            instance=instance,
+        )
+    if mine:
+        raise DeviceFault(_ill(mine.values(), len(claim.addresses)))
+    if not restart:
+        _check_units(instance, claim, reading.node, offers)
+
+
+def _ill(findings: Iterable[Symptom], total: int) -> str:
+    counts: dict[str, int] = {}
+    for finding in findings:
+        counts[finding.user] = counts.get(finding.user, 0) + 1
+    parts = [f"{count} {why}" for why, count in sorted(counts.items())]
+    return f"Of the {total} PCI devices that were claimed for the server, {'; '.join(parts)}."
+
+
+def _check_units(
+    instance: objects.Instance,
+    claim: Claim,
+    node: Node,
+    offers: Mapping[str, object],
+) -> None:
+    mine = set(claim.addresses)
+    for address in claim.addresses:
+        function = node.function(address)
+        members = node.group_members(function) if function is not None else ()
+        missing = [each for each in members if each in offers and each not in mine]
+        if missing:
+            LOG.warning(
+                "PCI device %s shares its IOMMU group with %s, which the server does not get",
+                address,
+                ", ".join(missing),
+                instance=instance,
+            )
+            raise ClaimRefused(
+                "A PCI device that was claimed for the server can only be given together with "
+                f"{len(missing)} more of its IOMMU group, which the flavor does not ask for."
+            )
+
+
+def check_flavor(
+    context: nova_context.RequestContext,
+    instance: objects.Instance,
+    claim: Claim,
+    reading: Reading,
+) -> Decision | None:
+    """Do the claimed devices satisfy the flavor?
+
+    The devices' places are those that were just read, not those of the tags.
+
+    :returns: the decision to record; None for a flavor without ``hpc:`` keys.
+    :raises ClaimRefused: they do not, or the flavor contradicts itself.
+    """
+    if not flavor.has_hpc_keys(claim.server.extra_specs):
+        return None
+    try:
+        request, answer = _judged(claim, reading)
+    except FlavorError as error:
+        LOG.warning("The flavor is refused: %s", error, instance=instance)
+        raise ClaimRefused(f"The flavor cannot be used: {error}") from error
+    if answer.sets:
+        reached = answer.sets[0].level
+        node = peer_reading.node(CONF, reading, claim.addresses)
+        peers = peer.between(node, claim.addresses)
+        return Decision(
+            asked=request.level,
+            policy=request.policy,
+            reached=reached,
+            redirected=peer.redirected(node, claim.addresses),
+            peers=peers,
+            wish=peer_reading.wish(CONF) if peers else Wish.KEEP,
+        )
+    miss = answer.miss or Miss(operator="no reason given", user="no reason given")
+    asked = f"{flavor.AFFINITY}={request.level.word}"
+    if request.nvlink is Nvlink.REQUIRED:
+        asked += f" with {flavor.NVLINK}={request.nvlink.value}"
+    LOG.warning(
+        "The claimed devices (%s) do not satisfy %s: %s",
+        ", ".join(claim.addresses) or "none",
+        asked,
+        miss.operator,
+        instance=instance,
+    )
+    text = (
+        f"The devices that were claimed for the server do not satisfy {asked}: "
+        f"{miss.user.rstrip('.')}."
+    )
+    raise ClaimRefused(text if forced(context, instance) is False else f"{text} {USE_HOST}")
+
+
+def _judged(claim: Claim, reading: Reading) -> tuple[Request, Answer]:
+    host, faults = claim.host(places_here(claim, reading), reading.node)
+    for fault in faults:
+        LOG.warning("An NVLink set of this node is not used: %s", fault)
+    played = hpc_roles.played_on((pool.serves, pool.role) for pool in host.pools)
+    bound = hpc_roles.bind(claim.server.wants, played, _known_roles(reading))
+    request = claim.server.request(bound)
+    return request, judge.judge(request, host, {**claim.claimed, **claim.of_ports})
+
+
+def groups_of(claim: Claim, reading: Reading) -> dict[str, int]:
+    """Address of a claimed device -> number of its group; {} where they satisfy none.
+
+    The same at every start: of equal dealings of ports the first is taken.
+    """
+    if not flavor.has_hpc_keys(claim.server.extra_specs):
+        return {}
+    try:
+        _, answer = _judged(claim, reading)
+    except FlavorError:
+        return {}
+    return {pick.pool: pick.group for devices in answer.sets for pick in devices.picks}
+
+
+def forced(context: nova_context.RequestContext, instance: objects.Instance) -> bool | None:
+    """Was the server's host forced (``az:host``)? None: it cannot be told."""
+    try:
+        spec = objects.RequestSpec.get_by_instance_uuid(context, instance.uuid)
+    except Exception as error:
+        # It is in the API database, which the conductor of a cell need not
+        # reach, and then the error may be any. The answer only improves a text.
+        LOG.debug("No request specification: %s", error, instance=instance)
+        return None
+    known = spec.obj_attr_is_set("force_hosts") and spec.force_hosts
+    return bool(known or (spec.obj_attr_is_set("force_nodes") and spec.force_nodes))
+
+
+def places_here(claim: Claim, reading: Reading) -> dict[str, Tags]:
+    """Role and place of the claimed devices, from the node itself."""
+    offers = reading.offers()
+    places = {}
+    for address in claim.addresses:
+        function = reading.node.function(address)
+        entry = offers[address][1] if address in offers else None
+        if function is None:
+            # Not even the tags' place is believed of a device that is not there.
+            entry = {key: value for key, value in (entry or {}).items() if key in _NO_PLACE}
+        places[address] = devices.place_of(function, entry)
+    return places
+
+
+def _known_roles(reading: Reading) -> frozenset[str]:
+    """The roles of all devices of the node, and those of its configuration."""
+    entries = [entry for _, entry in reading.offers().values()]
+    mine = {str(entry[tags.ROLE]) for entry in entries if entry.get(tags.ROLE)}
+    return roles.configured(CONF.hpc.device_role) | mine
+
+
+_NO_PLACE = frozenset({tags.VERSION, tags.ROLE})

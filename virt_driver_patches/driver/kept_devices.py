@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each server has the devices that it was given, or operators hear of it.
+
+At every periodic update the guests are compared with Nova's PCI records
+(:mod:`nova_hpc.tenancy.kept_devices`). What differs is named in the log, in ``stats['hpc']``, in
+a notification and in the ledger, which ``nova-hpc device list`` shows: nova-compute alone
+has all that it takes to judge, so it alone writes it down. A device that a guest gave up
+after it had been asked for it (:mod:`virt_driver_patches.driver.suspend`) is put back where
+it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+from nova import context as nova_context
+from nova import exception, objects, utils
+from nova.compute import vm_states
+from nova.objects import fields
+from oslo_log import log as logging
+
+from nova_hpc.tenancy import kept_devices as promise
+from nova_hpc.tenancy.guest_domains import GuestDomains
+from nova_hpc.tenancy.kept_devices import Difference, Look, Promised
+from nova_hpc.tenancy.ledger import LedgerError, LedgerFile
+from nova_hpc.topology.model import AddressError, normalise_address
+from nova_hpc.wire import stats
+from nova_hpc.wire.ledger import Ledger
+from virt_driver_patches.domain import attach
+from virt_driver_patches.driver import suspend
+from virt_driver_patches.driver.notifications import GuestNotifier
+
+LOG = logging.getLogger(__name__)
+
+#: States in which a server's guest has its devices, and Nova changes nothing.
+_SETTLED = (vm_states.ACTIVE, vm_states.PAUSED)
+
+
+class Promises:
+    """The comparison of one node. It remembers the last look, and what it has said."""
+
+    def __init__(
+        self,
+        domains: Callable[[], GuestDomains],
+        guest: Callable[[objects.Instance], Any],
+        check: Callable[[objects.Instance], object],
+    ) -> None:
+        """Make one.
+
+        :param domains: reads the node's guest domains.
+        :param guest: finds Nova's ``Guest`` of a server.
+        :param check: raises when a server must not get its devices again.
+        """
+        self._domains, self._guest, self._check = domains, guest, check
+        self._lock = threading.Lock()
+        self._look = Look()
+        self._notifier = GuestNotifier()
+        #: What the ledger says; None: it was not written since the service started.
+        self._written: Mapping[str, str] | None = None
+
+    def report(
+        self, resources: dict[str, Any], host: str, nodename: str, ledger: LedgerFile
+    ) -> None:
+        """Compare, and name what differs. Never raises.
+
+        :param resources: the answer of ``get_available_resource``, with the document of
+            :mod:`nova_hpc.wire.stats`; changed in place.
+        """
+        try:
+            with self._lock:
+                texts = self._texts(host, nodename)
+                document = stats.read(resources["stats"].get(stats.KEY)) or stats.StatsDocument()
+                document = attrs.evolve(document, differs=texts)
+                resources["stats"][stats.KEY] = document.dumps()
+                self._write(ledger, texts)
+                self._notifier.tell(promise.words(self._look.known), host, nodename)
+        except Exception:
+            LOG.exception("Nobody knows whether the servers have their devices")
+
+    def removed(self, server: str) -> None:
+        """A running guest has lost a device. Never raises.
+
+        Whether somebody waits for that, as for a port, is not known here. So nothing is
+        concluded before the next update; but what a guest gives up that was asked for
+        it at a suspend is put back at once.
+        """
+        try:
+            context = nova_context.get_admin_context()
+            instance = objects.Instance.get_by_uuid(
+                context, server, expected_attrs=["system_metadata"]
+            )
+            if suspend.is_marked(instance) and _is_settled(instance):
+                self._put_back(server)
+        except Exception:
+            LOG.exception("A device that a guest gave up cannot be put back: server %s", server)
+
+    # -- looking ------------------------------------------------------------------
+
+    def _texts(self, host: str, nodename: str) -> dict[str, str]:
+        """Address -> what is wrong."""
+        guests = self._domains()
+        if guests.problem is not None:
+            LOG.warning("The guests' devices are not compared: %s", guests.problem)
+            return promise.reasons(self._look.known)
+        marked, promised = _promised(host, nodename)
+        found = promise.compare(promised, guests)
+        put_back = {each.server for each in found if each.gone and each.server in marked}
+        if put_back:
+            for server in sorted(put_back):
+                self._put_back(server)
+            found = promise.compare(promised, self._domains())
+        before = promise.reasons(self._look.known)
+        self._look = self._look.then(found)
+        self._log(before, self._look.known)
+        return promise.reasons(self._look.known)
+
+    @staticmethod
+    def _log(before: Mapping[str, str], known: Iterable[Difference]) -> None:
+        now = promise.reasons(known)
+        for address, text in sorted(now.items()):
+            if before.get(address) != text:
+                LOG.error("PCI device %s %s", address, text)
+        for address in sorted(before.keys() - now.keys()):
+            LOG.info("PCI device %s is where it should be again", address)
+
+    def _write(self, file: LedgerFile, texts: Mapping[str, str]) -> None:
+        """Tell ``nova-hpc device list``."""
+        if texts == self._written:
+            return
+
+        def edit(ledger: Ledger) -> Ledger:
+            return ledger.put(
+                {
+                    each: attrs.evolve(ledger.device(each), differs=texts.get(each, ""))
+                    for each in ledger.devices.keys() | texts.keys()
+                    if ledger.device(each).differs != texts.get(each, "")
+                }
+            )
+
+        try:
+            file.change(edit)
+        except LedgerError as error:
+            LOG.error("nova-hpc device list does not show what differs: %s", error)
+        else:
+            self._written = dict(texts)
+
+    # -- putting back ----------------------------------------------------------------
+
+    def _put_back(self, server: str) -> None:
+        """Attach what the server's guest has lost, where it was."""
+
+        # Nova holds it, too, while it stops, starts or deletes a server.
+        @utils.synchronized(server)
+        def locked() -> None:
+            instance = objects.Instance.get_by_uuid(
+                nova_context.get_admin_context(),
+                server,
+                expected_attrs=["flavor", "system_metadata", "pci_devices", "numa_topology"],
+            )
+            if not _is_settled(instance):
+                return
+            # Those of ports come and go by Nova's own hand.
+            wanted = {
+                normalise_address(each.address)
+                for each in instance.get_pci_devices(source=objects.InstancePCIRequest.FLAVOR_ALIAS)
+            }
+            guest = self._guest(instance)
+            gone = wanted - attach.present(guest)
+            if not gone:
+                return
+            self._check(instance)
+            back = attach.give_back(guest, gone)
+            LOG.warning(
+                "The guest gave up PCI devices that it was asked for at a suspend: %s are back "
+                "where they were, %s are not",
+                ", ".join(sorted(back)) or "none",
+                ", ".join(sorted(gone - back)) or "none",
+                instance=instance,
+            )
+
+        try:
+            locked()
+        except Exception as error:
+            LOG.error("The devices of server %s are not put back: %s", server, error)
+
+
+def _is_settled(instance: objects.Instance) -> bool:
+    return instance.vm_state in _SETTLED and instance.task_state is None
+
+
+def _promised(host: str, nodename: str) -> tuple[frozenset[str], list[Promised]]:
+    """Servers whose guests were asked for devices; and what each server of the node has."""
+    context = nova_context.get_admin_context()
+    try:
+        node = objects.ComputeNode.get_by_host_and_nodename(context, host, nodename)
+    except exception.ComputeHostNotFound:
+        return frozenset(), []  # it starts for the first time
+    devices: dict[str, set[str]] = {}
+    moving = set()
+    for each in objects.PciDeviceList.get_by_compute_node(context, node.id):
+        if each.instance_uuid is None:
+            continue
+        try:
+            devices.setdefault(each.instance_uuid, set()).add(normalise_address(each.address))
+        except AddressError:
+            moving.add(each.instance_uuid)  # Nova knows of one that nobody can compare
+        if each.status != fields.PciDeviceStatus.ALLOCATED:
+            moving.add(each.instance_uuid)
+    servers = objects.InstanceList.get_by_host(context, host, expected_attrs=["system_metadata"])
+    return (
+        frozenset(each.uuid for each in servers if suspend.is_marked(each)),
+        [
+            Promised(
+                server=each.uuid,
+                devices=frozenset(devices.get(each.uuid, ())),
+                settled=_is_settled(each) and each.uuid not in moving and each.node == nodename,
+            )
+            for each in servers
+        ],
+    )
